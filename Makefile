@@ -1,0 +1,42 @@
+# Every target builds .venv by itself; the second time it is there.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: reproduce test lint types layers pytest bench errata clean
+
+reproduce: .venv/experiments.stamp  ## the paper's experiments, with a report in results/
+	$(BIN)/ortholand reproduce --preset quick --out results
+
+test: lint types layers pytest  ## everything that must pass before a commit
+
+errata: .venv/experiments.stamp  ## the paper's corrected statements, measured
+	$(BIN)/ortholand errata
+
+lint: .venv/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/dev.stamp
+	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
+
+layers: .venv/dev.stamp
+	$(BIN)/lint-imports
+
+pytest: .venv/dev.stamp
+	$(BIN)/python -m pytest -n 2
+
+bench: .venv/benchmarks.stamp  ## timings against peers, in results/
+	$(BIN)/python benchmarks/step_time.py
+
+# One environment for all; what a target does not need is not installed for it.
+.venv/%.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	@echo "Installing ortholand[$*] in .venv (a minute or two the first time) ..."
+	$(PIP) --editable ".[$*]"
+	@touch $@
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+clean:
+	rm -rf .venv results .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,98 @@
+"""The fields that an infeasible method follows: landing, and the two it is compared with.
+
+Each takes X ``(..., n, p)`` and the Euclidean gradient G, and gives the direction L of the update
+``X <- X - eta L``. Wide matrices are handled by their transposes.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ortholand.geometry.derivatives import relative_gradient
+from ortholand.geometry.matrices import frobenius_norm, is_square, subtract_identity
+
+
+def landing_field(X: Tensor, G: Tensor, lam: float = 1.0) -> Tensor:
+    """The landing field ``Skew(G X^H) X + lam (X X^H - I) X`` (the paper's boxed equation).
+
+    Args:
+        X: matrices ``(..., n, p)``; tall, square or wide.
+        G: Euclidean gradient at X, of the same shape.
+        lam: strength of the attraction to the manifold.
+
+    The first term is tangent, the second normal, and they are orthogonal at every X. The field
+    vanishes exactly where X is on the manifold and critical (for X of full rank).
+
+    >>> import torch
+    >>> landing_field(torch.eye(2), torch.tensor([[0.0, 2.0], [0.0, 0.0]]))
+    tensor([[ 0.,  1.],
+            [-1.,  0.]])
+    """
+    if X.shape[-2] < X.shape[-1]:
+        return landing_field(X.mT, G.mT, lam).mT
+    if is_square(X):
+        return landing_from_relative(X, relative_gradient(X, G), lam).field
+    return landing_from_gradient(X, G, lam).field
+
+
+def plam_field(X: Tensor, G: Tensor, lam: float = 1.0) -> Tensor:
+    """PLAM (Gao et al., 2019): ``G - Sym(G X^H) X + lam (X X^H - I) X``.
+
+    Equal to the landing field on the manifold only; off it, it has spurious zeros and can explode.
+    """
+    if X.shape[-2] < X.shape[-1]:
+        return plam_field(X.mT, G.mT, lam).mT
+    S = X.mH @ X
+    symmetric_part = (G @ S + X @ (G.mH @ X)) / 2
+    return G - symmetric_part + lam * (X @ subtract_identity(S))
+
+
+def penalty_field(X: Tensor, G: Tensor, lam: float = 1.0) -> Tensor:
+    """Gradient ``G + lam (X X^H - I) X`` of ``f + lam N``. Its zeros are not on the manifold."""
+    if X.shape[-2] < X.shape[-1]:
+        return penalty_field(X.mT, G.mT, lam).mT
+    return G + lam * (X @ subtract_identity(X.mH @ X))
+
+
+Field = Callable[[Tensor, Tensor, float], Tensor]
+FIELDS: dict[str, Field] = {
+    "landing": landing_field,
+    "plam": plam_field,
+    "penalty": penalty_field,
+}
+
+
+class Landing(NamedTuple):
+    """A landing field, with what the products that made it tell the safe step for free."""
+
+    field: Tensor  # L, (..., n, p)
+    distance: Tensor  # d = ||X^H X - I||_F, (...)
+    tangency_error: Tensor  # bound of ||Sym(X^H R)||, zero but for rounding, (...)
+
+
+def landing_from_relative(X: Tensor, A: Tensor, lam: float) -> Landing:
+    """``(A + lam (X X^H - I)) X`` for square X and skew A: three products with A's own.
+
+    A is skew to the last bit, so ``A X`` is tangent up to rounding relative to itself.
+    """
+    D = subtract_identity(X @ X.mH)
+    d = frobenius_norm(D)
+    return Landing((A + lam * D) @ X, d, torch.zeros_like(d))
+
+
+def landing_from_gradient(X: Tensor, G: Tensor, lam: float) -> Landing:
+    """``Skew(G X^H) X + lam X (X^H X - I)`` for tall X: four n x p x p products, nothing n x n.
+
+    ``G X^H X`` and ``X G^H X`` nearly cancel where G is normal, and the rounding that remains is
+    relative to G and not tangent: it is reported, so that the safe step can allow for it.
+    """
+    S = X.mH @ X
+    D = subtract_identity(S)
+    L = G @ S / 2 + X @ (lam * D - (G.mH @ X) / 2)
+    d = frobenius_norm(D)
+    n_roundings = 8 + math.sqrt(X.shape[-2])
+    unit_roundoff = torch.finfo(X.dtype).eps / 2
+    return Landing(L, d, n_roundings * unit_roundoff * (1 + d) * frobenius_norm(G))

@@ -1,0 +1,34 @@
+"""Matrices with orthonormal columns: pure functions on ``(..., n, p)`` tensors."""
+
+from ortholand.geometry.derivatives import (
+    relative_gradient,
+    relative_gradient_times_x,
+    relative_hessian,
+    remove_normal,
+    riemannian_gradient,
+    riemannian_hessian,
+)
+from ortholand.geometry.manifold import (
+    distance,
+    gram_residual,
+    polar_projection,
+    potential,
+    random_orthogonal,
+)
+from ortholand.geometry.matrices import skew, sym
+
+__all__ = [
+    "distance",
+    "gram_residual",
+    "polar_projection",
+    "potential",
+    "random_orthogonal",
+    "relative_gradient",
+    "relative_gradient_times_x",
+    "relative_hessian",
+    "remove_normal",
+    "riemannian_gradient",
+    "riemannian_hessian",
+    "skew",
+    "sym",
+]

@@ -1,0 +1,134 @@
+"""Relative and Riemannian derivatives from Euclidean ones (the paper's section 2).
+
+``G`` is the Euclidean gradient of f at X, in torch's convention for complex X:
+``f(X + E) = f(X) + Re <G, E> + o(E)``.
+
+A wide X has orthonormal rows. The derivatives that are matrices like X accept it; the relative
+ones, which act from the left as ``X + A X``, are meant for square and tall X.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ortholand.geometry.matrices import skew, sym
+
+
+def relative_gradient(X: Tensor, G: Tensor) -> Tensor:
+    """``psi = Skew(G X^H)``: ``f(X + A X) = f(X) + <A, psi> + o(A)`` for skew A.
+
+    The result is n x n. For tall X prefer :func:`relative_gradient_times_x`, which never forms it.
+    """
+    return skew(G @ X.mH)
+
+
+def relative_gradient_times_x(X: Tensor, G: Tensor) -> Tensor:
+    """``R = psi X = (G X^H X - X G^H X) / 2`` for square and tall X, from n x p products only.
+
+    Orthogonal to the normal direction ``X (X^H X - I)`` at every X, on the manifold or off it.
+    """
+    return (G @ (X.mH @ X) - X @ (G.mH @ X)) / 2
+
+
+def riemannian_gradient(X: Tensor, G: Tensor, metric: str = "euclidean") -> Tensor:
+    """Riemannian gradient of f at a point X of the manifold.
+
+    Args:
+        X: point on the manifold, square, tall or wide.
+        G: Euclidean gradient.
+        metric: ``"euclidean"``, ``G - X Sym(X^H G)``; or ``"canonical"``, ``G - X G^H X``, which
+            is twice ``psi X``. For square X the Euclidean one is ``psi X``, as in the paper.
+    """
+    if X.shape[-2] < X.shape[-1]:
+        return riemannian_gradient(X.mT, G.mT, metric).mT
+    if metric == "euclidean":
+        return remove_normal(X, G)
+    if metric == "canonical":
+        return G - X @ (G.mH @ X)
+    raise ValueError(f"metric must be 'euclidean' or 'canonical', got {metric!r}.")
+
+
+def remove_normal(X: Tensor, G: Tensor) -> Tensor:
+    """``G - X Sym(X^H G)``: G without its normal part.
+
+    On the manifold, the orthogonal projection on the tangent space. At any X whatever it leaves
+    the relative gradient as it is, because ``X H X^H`` is Hermitian when H is.
+    """
+    return G - X @ sym(X.mH @ G)
+
+
+def relative_hessian(
+    X: Tensor,
+    A: Tensor,
+    *,
+    gradient: Tensor | None = None,
+    hessian_product: Tensor | None = None,
+    fun: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """``H_X(A) = Skew(Hess f(X)[A X] X^H - G X^H A)`` for skew A.
+
+    Give either ``gradient`` (G at X) and ``hessian_product`` (the Euclidean Hessian at X applied
+    to ``A X``), or ``fun``, from which autograd computes both.
+
+    >>> import torch
+    >>> X, A = torch.eye(2), torch.tensor([[0.0, -1.0], [1.0, 0.0]])
+    >>> relative_hessian(X, A, fun=lambda X: X[0, 0])  # f(exp(tA)) = cos(t)
+    tensor([[ 0.0000,  0.5000],
+            [-0.5000,  0.0000]])
+    """
+    G, HAX = _euclidean_derivatives(X, A @ X, gradient, hessian_product, fun)
+    return skew(HAX @ X.mH - (G @ X.mH) @ A)
+
+
+def riemannian_hessian(
+    X: Tensor,
+    xi: Tensor,
+    *,
+    gradient: Tensor | None = None,
+    hessian_product: Tensor | None = None,
+    fun: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Riemannian Hessian at X applied to the tangent vector xi, for the Euclidean metric.
+
+    ``Proj_X(Hess f(X)[xi] - xi Sym(X^H G))``. Give ``gradient`` and ``hessian_product`` (the
+    Euclidean Hessian applied to xi), or ``fun``. For square X and ``xi = A X`` this is the
+    paper's ``Skew(Hess f(X)[A X] X^H - Sym(G X^H) A) X``.
+    """
+    G, Hxi = _euclidean_derivatives(X, xi, gradient, hessian_product, fun)
+    if X.shape[-2] < X.shape[-1]:
+        return riemannian_hessian(X.mT, xi.mT, gradient=G.mT, hessian_product=Hxi.mT).mT
+    return remove_normal(X, Hxi - xi @ sym(X.mH @ G))
+
+
+def _euclidean_derivatives(
+    X: Tensor,
+    direction: Tensor,
+    gradient: Tensor | None,
+    hessian_product: Tensor | None,
+    fun: Callable[[Tensor], Tensor] | None,
+) -> tuple[Tensor, Tensor]:
+    if fun is None and gradient is not None and hessian_product is not None:
+        return gradient, hessian_product
+    if fun is not None and gradient is None and hessian_product is None:
+        return _derivatives_by_autograd(fun, X, direction)
+    raise ValueError(
+        "A Hessian needs either fun, or both gradient and hessian_product; got "
+        f"fun={'given' if fun else None}, gradient={'given' if gradient is not None else None}, "
+        f"hessian_product={'given' if hessian_product is not None else None}."
+    )
+
+
+def _derivatives_by_autograd(
+    fun: Callable[[Tensor], Tensor], X: Tensor, direction: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradient at X, and the Hessian applied to the direction, by differentiating twice."""
+    with torch.enable_grad():
+        Y = X.detach().requires_grad_()
+        # One scalar for a batch of costs: the matrices of a batch do not see each other.
+        (G,) = torch.autograd.grad(fun(Y).sum(), Y, create_graph=True)
+        if not G.requires_grad:  # f is linear
+            return G.detach(), torch.zeros_like(X)
+        slope = (G * direction.conj()).real.sum() if G.is_complex() else (G * direction).sum()
+        (H,) = torch.autograd.grad(slope, Y, allow_unused=True)
+    return G.detach(), torch.zeros_like(X) if H is None else H

@@ -1,0 +1,100 @@
+"""The manifold of matrices with orthonormal columns: how far, the nearest point, a random point.
+
+Orientation: a tall or square matrix has orthonormal *columns*, a wide one orthonormal *rows*.
+"""
+
+import torch
+from torch import Tensor
+
+from ortholand.geometry.matrices import (
+    frobenius_norm,
+    subtract_identity,
+    tall,
+    to_working_dtype,
+    working_dtype,
+)
+
+
+def gram_residual(X: Tensor) -> Tensor:
+    """``D = X^H X - I`` (``X X^H - I`` up to conjugation for wide X), zero on the manifold.
+
+    Half-precision input gives a float32 residual: D is a difference of nearly equal numbers.
+    """
+    Y = tall(to_working_dtype(X))
+    return subtract_identity(Y.mH @ Y)
+
+
+def distance(X: Tensor) -> Tensor:
+    """``d = ||X^H X - I||_F`` of each matrix: the paper's distance to the manifold.
+
+    Below 1, X has full rank. An iteration that keeps ``d <= eps < 1``, as every safe step here
+    does, never crosses a singular matrix, so the sign of a square X's determinant never changes:
+    started in SO(n), it stays in the determinant +1 component.
+
+    >>> import torch
+    >>> distance(torch.diag(torch.tensor([1.0, 2.0]))).item()
+    3.0
+    """
+    return frobenius_norm(gram_residual(X))
+
+
+def potential(X: Tensor) -> Tensor:
+    """``N(X) = d^2 / 4`` of each matrix; its gradient is ``X (X^H X - I)``."""
+    return distance(X).square() / 4
+
+
+def polar_projection(X: Tensor) -> Tensor:
+    """Nearest matrix with orthonormal columns (rows if wide): the factor ``U V^H`` of the SVD.
+
+    Unique where X has full rank.
+    """
+    U, _, Vh = torch.linalg.svd(to_working_dtype(X), full_matrices=False)
+    return (U @ Vh).to(X.dtype)
+
+
+def random_orthogonal(
+    *shape: int,
+    seed: int | torch.Generator,
+    special: bool = False,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Haar-distributed matrices with orthonormal columns (rows if wide).
+
+    Args:
+        *shape: ``(..., n, p)``, as for :func:`torch.randn`.
+        seed: an integer, or a generator on ``device``.
+        special: square matrices only: determinant +1, that is Haar on SO(n) (SU(n) if complex).
+        dtype: real or complex; torch's default type if not given.
+        device: where the result lives.
+
+    >>> X = random_orthogonal(5, 3, seed=0)
+    >>> bool(distance(X) < 1e-5)
+    True
+    """
+    if len(shape) < 2 or min(shape) < 1:
+        raise ValueError(
+            f"random_orthogonal needs a shape (..., n, p) of positive sizes, got {shape}. "
+            "Example: random_orthogonal(40, 40, seed=0)."
+        )
+    if special and shape[-2] != shape[-1]:
+        raise ValueError(
+            f"special=True needs square matrices, got shape {shape}: the determinant of a "
+            "rectangular matrix is not defined. Leave special out."
+        )
+    *batch, n, p = shape
+    dtype = dtype or torch.get_default_dtype()
+    generator = seed if isinstance(seed, torch.Generator) else _generator(seed, device)
+    gaussian = torch.randn(
+        *batch, max(n, p), min(n, p), generator=generator, dtype=working_dtype(dtype), device=device
+    )
+    Q, R = torch.linalg.qr(gaussian)
+    # QR is unique only up to the phases of R's diagonal; fixing them makes the law exactly Haar.
+    Q = Q * torch.sgn(R.diagonal(dim1=-2, dim2=-1)).unsqueeze(-2)
+    if special:
+        Q[..., 0] *= torch.linalg.det(Q).conj().unsqueeze(-1)
+    return (Q.mT if n < p else Q).to(dtype)
+
+
+def _generator(seed: int, device: torch.device | str | None) -> torch.Generator:
+    return torch.Generator(device=device or torch.get_default_device()).manual_seed(seed)

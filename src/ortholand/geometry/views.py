@@ -1,0 +1,64 @@
+"""How a weight of any rank is seen as matrices with orthonormal columns.
+
+``"matrix"`` sees a weight ``(out, ...)`` as one matrix ``out x prod(...)``: a linear layer as it
+is, a convolution as ``(out, in * kh * kw)``. ``"kernel"`` sees the last two dimensions as the
+matrix and all others as a batch: each kh x kw slice of a convolution, as the paper does.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ortholand.geometry.matrices import tall
+
+View = Literal["matrix", "kernel"]
+VIEWS: tuple[View, ...] = ("matrix", "kernel")
+
+_FLOAT_TYPES = (
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+)
+
+
+def check_view(view: str) -> None:
+    """Raise unless the view is one of those that exist."""
+    if view not in VIEWS:
+        raise ValueError(f"view must be one of {VIEWS}, got {view!r}.")
+
+
+def check_weight(weight: Tensor, name: str = "weight") -> None:
+    """Raise unless the weight can be seen as matrices with orthonormal columns."""
+    shape = tuple(weight.shape)
+    if weight.ndim < 2:
+        raise ValueError(
+            f"An orthogonal parameter needs at least 2 dimensions, but {name} has shape {shape}. "
+            "Put biases and other vectors in a group with orthogonal=False; "
+            "ortholand.param_groups(model, orthogonal=...) does that."
+        )
+    if weight.numel() == 0:
+        raise ValueError(
+            f"An orthogonal parameter needs at least one entry, but {name} has shape {shape}. "
+            "Remove it from the orthogonal group."
+        )
+    if weight.dtype not in _FLOAT_TYPES:
+        raise TypeError(
+            f"An orthogonal parameter must be of a floating or complex type of at least 16 bits, "
+            f"but {name} is {weight.dtype}. Convert it, for example with .float()."
+        )
+
+
+def as_matrices(weight: Tensor, view: View) -> Tensor:
+    """The weight as matrices ``(..., n, p)`` with n >= p: a view of its memory where possible."""
+    return tall(weight.reshape(weight.shape[0], -1) if view == "matrix" else weight)
+
+
+def as_weight(matrices: Tensor, weight: Tensor, view: View) -> Tensor:
+    """Undo :func:`as_matrices`: matrices in the shape of the weight."""
+    rows, columns = (weight.shape[0], weight[0].numel()) if view == "matrix" else weight.shape[-2:]
+    oriented = matrices.mT if rows < columns else matrices
+    return oriented.reshape(weight.shape)

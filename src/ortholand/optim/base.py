@@ -1,0 +1,219 @@
+"""What every optimizer with orthogonal weights shares: groups, views, batches, state, errors.
+
+A method is a subclass that says how matrices ``(..., n, p)``, n >= p, step (``matrix_step``) and
+how the unconstrained parameters do (``plain_step``).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from ortholand.geometry.manifold import distance
+from ortholand.geometry.matrices import to_working_dtype, working_dtype
+from ortholand.geometry.views import as_matrices, as_weight, check_weight
+from ortholand.optim.checks import check_common_options, check_dense_gradients
+from ortholand.optim.plain import SKIPPED, State, count_skipped
+
+Group = Mapping[str, Any]
+
+# Below this many entries a matrix is all overhead: a batch of such matrices steps faster as one
+# (benchmarks/foreach.py).
+BATCH_BELOW = 64 * 64
+
+
+class MatrixStep(NamedTuple):
+    """The step of a batch of matrices."""
+
+    update: Tensor  # what X loses, (..., n, p); zero where the step was not taken
+    taken: Tensor  # which matrices took their step, (...)
+    state: dict[str, Tensor]  # the state after a step that is taken, each (..., n, p)
+
+
+class OrthogonalOptimizer(Optimizer):
+    """Base of the optimizers. Group options ``orthogonal`` and ``view`` say what is constrained."""
+
+    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        self._check_all_options(defaults)
+        super().__init__(params, defaults)
+
+    # What a method provides.
+
+    def check_options(self, options: Group) -> None:
+        """Raise on options of this method that make no sense."""
+        raise NotImplementedError
+
+    def start_radius(self, group: Group) -> float:
+        """How far from the manifold an orthogonal parameter may start."""
+        raise NotImplementedError
+
+    def group_state_names(self, group: Group) -> tuple[str, ...]:
+        """Names of the per-weight state, each of the weight's shape and starting at zero."""
+        raise NotImplementedError
+
+    def matrix_step(
+        self, X: Tensor, G: Tensor, state: dict[str, Tensor], group: Group
+    ) -> MatrixStep:
+        """Step of the matrices X with gradients G. Changes none of its arguments."""
+        raise NotImplementedError
+
+    def plain_step(self, params: list[Tensor], group: Group) -> None:
+        """Step of the parameters of a group with ``orthogonal=False``."""
+        raise NotImplementedError
+
+    # What all methods share.
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of every parameter that has a gradient; the closure's value, if given."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with_gradient = [
+            [p for p in group["params"] if p.grad is not None] for group in self.param_groups
+        ]
+        for params in with_gradient:  # all checks first: an error leaves everything as it was
+            check_dense_gradients(params)
+        for group, params in zip(self.param_groups, with_gradient, strict=True):
+            if not group["orthogonal"]:
+                self.plain_step(params, group)
+                continue
+            for bundle in bundles(params, group):
+                self._step_bundle(bundle, group)
+        return loss
+
+    def skipped_steps(self) -> int:
+        """How many steps were not taken so far because they would not have been finite.
+
+        Counts matrices (each kernel of a convolution in the view "kernel"), and parameters in
+        groups with ``orthogonal=False``. Reads the device: for logging, not for every step.
+        """
+        counts = [state[SKIPPED] for state in self.state.values() if SKIPPED in state]
+        return sum(int(count) for count in counts)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, checked as a whole before any of it counts."""
+        super().add_param_group(param_group)
+        try:
+            self._check_group(self.param_groups[-1])
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, bit for bit and without sharing memory with ``state_dict``.
+
+        torch casts state to the type of its parameter; ours is float32 beside half-precision
+        weights and integer counts, which must come back as they were saved.
+        """
+        super().load_state_dict(state_dict)
+        saved = [i for group in state_dict["param_groups"] for i in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
+        for i, p in zip(saved, params, strict=True):
+            for name, value in state_dict["state"].get(i, {}).items():
+                if isinstance(value, Tensor) and name in self.state[p]:
+                    self.state[p][name] = value.detach().to(p.device, copy=True)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+
+    def _step_bundle(self, params: list[Tensor], group: Group) -> None:
+        view = group["view"]
+        X = _together([to_working_dtype(as_matrices(p, view)) for p in params])
+        G = _together([_gradient_matrices(p, group) for p in params])
+        state = {
+            name: _together([as_matrices(self._state_of(p, name), view) for p in params])
+            for name in self.group_state_names(group)
+        }
+        result = self.matrix_step(X, G, state, group)
+        updates, taken = _apart(result.update, params, view), _apart(result.taken, params, view)
+        for p, update, ok in zip(params, updates, taken, strict=True):
+            p.sub_(as_weight(update, p, view))
+            count_skipped(self.state[p], ok)
+        for name, new in result.state.items():
+            kept = torch.where(result.taken[..., None, None], new, state[name])
+            for p, part in zip(params, _apart(kept, params, view), strict=True):
+                self.state[p][name].copy_(as_weight(part, p, view))
+
+    def _state_of(self, p: Tensor, name: str) -> Tensor:
+        state: State = self.state[p]
+        if name not in state:
+            state[name] = torch.zeros_like(p, dtype=working_dtype(p.dtype))
+        return state[name]
+
+    def _check_all_options(self, options: Group) -> None:
+        check_common_options(options)
+        self.check_options(options)
+
+    def _check_group(self, group: Group) -> None:
+        self._check_all_options(group)
+        if not group["orthogonal"]:
+            return
+        for i, p in enumerate(group["params"]):
+            name = _name_of(group, i)
+            check_weight(p, name)
+            _check_start(p, name, group["view"], self.start_radius(group))
+
+
+def bundles(params: list[Tensor], group: Group) -> Iterator[list[Tensor]]:
+    """Lists of parameters to step as one: of one matrix shape, type and device."""
+    if group["foreach"] is False:
+        yield from ([p] for p in params)
+        return
+    alike: dict[tuple[Any, ...], list[Tensor]] = {}
+    for p in params:
+        shape = as_matrices(p, group["view"]).shape[-2:]
+        alike.setdefault((shape, p.dtype, p.device), []).append(p)
+    for (shape, _, _), members in alike.items():
+        if group["foreach"] or shape.numel() <= BATCH_BELOW:
+            yield members
+        else:
+            yield from ([p] for p in members)
+
+
+def _together(matrices: list[Tensor]) -> Tensor:
+    """One batch of all the matrices; a single member stays as it is."""
+    if len(matrices) == 1:
+        return matrices[0]
+    return torch.cat([M.reshape(-1, *M.shape[-2:]) for M in matrices])
+
+
+def _apart(batch: Tensor, params: list[Tensor], view: Any) -> list[Tensor]:
+    """The parts of a batch made by :func:`_together` that belong to each parameter."""
+    if len(params) == 1:
+        return [batch]
+    return list(batch.split([as_matrices(p, view)[..., 0, 0].numel() for p in params]))
+
+
+def _gradient_matrices(p: Tensor, group: Group) -> Tensor:
+    assert p.grad is not None
+    G = to_working_dtype(as_matrices(p.grad, group["view"]))
+    return -G if group["maximize"] else G
+
+
+def _name_of(group: Group, i: int) -> str:
+    names = group.get("param_names")
+    return repr(names[i]) if names else f"parameter {i} of the group"
+
+
+def _check_start(p: Tensor, name: str, view: Any, radius: float) -> None:
+    """Raise if a matrix of the weight is outside the ball, or not finite."""
+    if p.device.type == "meta":
+        return
+    with torch.no_grad():
+        d = float(distance(as_matrices(p, view)).max())
+    if d <= radius:
+        return
+    raise ValueError(
+        f"An orthogonal parameter must start within {radius} of the manifold "
+        f"(||X^T X - I||_F, the option eps), but {name} of shape {tuple(p.shape)}, "
+        f"view {view!r}, is at distance {d:.4g}. Project it first with "
+        "ortholand.orthogonalize_(...), which takes a tensor, groups or a model."
+    )

@@ -1,0 +1,78 @@
+"""What an optimizer's options must satisfy. Errors state the rule, the value and the fix."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ortholand.geometry.views import check_view
+
+
+def check_common_options(options: Mapping[str, Any]) -> None:
+    """Options that every optimizer here has."""
+    check_lr(options["lr"])
+    check_view(options["view"])
+    check_bool("orthogonal", options["orthogonal"])
+    check_bool("maximize", options["maximize"])
+    if options["foreach"] is not None:
+        check_bool("foreach", options["foreach"])
+
+
+def check_sgd_options(options: Mapping[str, Any]) -> None:
+    """Options of SGD with momentum, with torch's own conditions on them."""
+    for name in ("momentum", "weight_decay"):
+        check_at_least_zero(name, options[name])
+    check_finite("dampening", options["dampening"])
+    check_bool("nesterov", options["nesterov"])
+    if options["nesterov"] and (options["momentum"] <= 0 or options["dampening"] != 0):
+        raise ValueError(
+            "nesterov=True needs momentum > 0 and dampening = 0, got "
+            f"momentum={options['momentum']} and dampening={options['dampening']}."
+        )
+
+
+def check_lr(lr: float | Tensor) -> None:
+    """A step size: a number at least 0, or a one-element tensor."""
+    if isinstance(lr, Tensor):
+        if lr.numel() != 1:
+            raise ValueError(f"A tensor lr must have one element, got shape {tuple(lr.shape)}.")
+        if lr.device.type == "meta":
+            return
+    check_at_least_zero("lr", lr)
+
+
+def check_at_least_zero(name: str, value: float | Tensor) -> None:
+    """A finite number, zero or more."""
+    check_finite(name, value)
+    if value < 0:
+        raise ValueError(
+            f"{name} must be at least 0, got {float(value)}."
+            + (" To ascend, use maximize=True." if name == "lr" else "")
+        )
+
+
+def check_finite(name: str, value: float | Tensor) -> None:
+    """A finite real number."""
+    if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
+        raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}.")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {float(value)}.")
+
+
+def check_bool(name: str, value: object) -> None:
+    """True or False, and nothing that merely looks like it."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}.")
+
+
+def check_dense_gradients(params: list[Tensor]) -> None:
+    """No sparse gradient among the parameters."""
+    for p in params:
+        if p.grad is not None and p.grad.layout != torch.strided:
+            raise TypeError(
+                f"Gradients must be dense, got layout {p.grad.layout} for a parameter of shape "
+                f"{tuple(p.shape)}. Use sparse=False in the embedding that made it, or another "
+                "optimizer for that parameter."
+            )

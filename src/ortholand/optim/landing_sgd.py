@@ -1,0 +1,144 @@
+"""LandingSGD: stochastic gradient descent that lands on the manifold."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from ortholand.optim.base import MatrixStep, OrthogonalOptimizer
+from ortholand.optim.checks import check_sgd_options
+from ortholand.optim.landing import accumulate, generator, landing_update
+from ortholand.optim.plain import plain_sgd_step
+from ortholand.safe_step import check_ball, check_rule
+
+
+class LandingSGD(OrthogonalOptimizer):
+    r"""SGD with orthogonal weights, by the landing algorithm: products only, no retraction.
+
+    .. code-block:: text
+
+        psi  = Skew(G X^H)                          relative gradient
+        A    = momentum A + (1 - dampening) psi     (A = psi without momentum)
+        L    = A X + lam (X X^H - I) X              landing field
+        eta  = min(lr, safe step)                   keeps ||X^H X - I||_F <= eps
+        X    = X - eta L
+
+    Drop-in for :class:`torch.optim.SGD`: ``lr``, ``momentum``, ``dampening``, ``nesterov`` and
+    ``maximize`` mean what they mean there. Parameters stay plain ``nn.Parameter``s, are never
+    moved at construction, and ``p.grad`` is never modified.
+
+    Args:
+        params: parameters, named parameters or groups. The orthogonal ones must start within
+            ``eps`` of the manifold; :func:`ortholand.orthogonalize_` takes them there.
+        lr: target step; a float or a one-element tensor.
+        momentum: momentum factor, on the relative gradients. For tall and wide matrices the
+            buffer has the weight's shape (nothing n x n); see ``docs/optimizers.md``.
+        dampening: dampening of the momentum, not of its first gradient.
+        nesterov: Nesterov momentum.
+        weight_decay: for groups with ``orthogonal=False`` only. On the manifold ``||X||`` is
+            constant, so decay would do nothing but fight the constraint.
+        lam: attraction to the manifold.
+        eps: radius of the ball ``||X^H X - I||_F <= eps`` that the safe step keeps, in (0, 1).
+        safe_step: ``"frobenius"``, ``"tight"`` (see :func:`ortholand.safe_step_size`), or
+            ``None`` for no safeguard at all.
+        maximize: ascend instead of descend.
+        foreach: step parameters of the same matrix shape as one batch (True), one by one
+            (False), or whichever is quicker for their size (None).
+        orthogonal: default of the group option. Groups with ``orthogonal=False`` take the step
+            of ``torch.optim.SGD``.
+        view: default of the group option: ``"matrix"`` sees a convolution weight as
+            ``(out, in * kh * kw)``, ``"kernel"`` each of its kh x kw slices as a matrix.
+
+    Within the ball every matrix has full rank, so a square weight's determinant keeps its sign:
+    started in SO(n), it stays there.
+
+    A matrix whose step would not be finite (a NaN or infinite gradient) is left as it is for that
+    step, with its momentum; ``optimizer.skipped_steps()`` tells how often that happened.
+
+    >>> import torch, ortholand
+    >>> X = torch.nn.Parameter(ortholand.random_orthogonal(8, 3, seed=0))
+    >>> optimizer = LandingSGD([X], lr=0.1, momentum=0.9)
+    >>> X[0].sum().backward()
+    >>> optimizer.step()
+    >>> ortholand.orthogonality_error(optimizer) < 0.5
+    True
+    """
+
+    state_names = ("momentum_buffer",)
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        *,
+        lam: float = 1.0,
+        eps: float = 0.5,
+        safe_step: str | None = "frobenius",
+        maximize: bool = False,
+        foreach: bool | None = None,
+        orthogonal: bool = True,
+        view: str = "matrix",
+    ) -> None:
+        options = dict(
+            lr=lr,
+            momentum=momentum,
+            dampening=dampening,
+            nesterov=nesterov,
+            weight_decay=weight_decay,
+            lam=lam,
+            eps=eps,
+            safe_step=safe_step,
+            maximize=maximize,
+            foreach=foreach,
+            orthogonal=orthogonal,
+            view=view,
+        )
+        super().__init__(params, options)
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """SGD's conditions, and those of the ball."""
+        check_sgd_options(options)
+        check_ball(options["lam"], options["eps"])
+        if options["safe_step"] is not None:
+            check_rule(options["safe_step"])
+
+    def start_radius(self, group: Mapping[str, Any]) -> float:
+        """The safe step holds inside the ball only; without it, anywhere will do."""
+        return group["eps"] if group["safe_step"] is not None else float("inf")
+
+    def group_state_names(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        """The momentum buffer, if there is momentum."""
+        return self.state_names if group["momentum"] else ()
+
+    def matrix_step(
+        self, X: Tensor, G: Tensor, state: dict[str, Tensor], group: Mapping[str, Any]
+    ) -> MatrixStep:
+        """Momentum, field, safe step, update."""
+        B, new_state = generator(X, G), {}
+        if group["momentum"]:
+            B, new_state["momentum_buffer"] = accumulate(
+                X,
+                B,
+                state["momentum_buffer"],
+                momentum=group["momentum"],
+                dampening=group["dampening"],
+                nesterov=group["nesterov"],
+            )
+        update, taken = landing_update(
+            X,
+            B,
+            group["lr"],
+            lam=group["lam"],
+            eps=group["eps"],
+            safe_step=group["safe_step"],
+        )
+        return MatrixStep(update, taken, new_state)
+
+    def plain_step(self, params: list[Tensor], group: Mapping[str, Any]) -> None:
+        """The step of ``torch.optim.SGD``."""
+        plain_sgd_step(params, self.state, group)

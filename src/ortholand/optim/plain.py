@@ -1,0 +1,63 @@
+"""Steps for parameters without constraint: torch's own, guarded against non-finite gradients."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.sgd import sgd
+
+State = dict[str, Any]
+SKIPPED = "skipped"
+
+
+def count_skipped(state: State, taken: Tensor) -> None:
+    """Add the steps not taken to the count kept on the parameter's device."""
+    if SKIPPED not in state:
+        state[SKIPPED] = torch.zeros((), dtype=torch.int64, device=taken.device)
+    state[SKIPPED] += taken.logical_not().sum()
+
+
+def plain_sgd_step(
+    params: list[Tensor], states: Mapping[Tensor, State], group: Mapping[str, Any]
+) -> None:
+    """The step of ``torch.optim.SGD`` on each parameter that stays finite by it."""
+
+    def step() -> None:
+        buffers = [states[p].get("momentum_buffer") for p in params]
+        sgd(
+            params,
+            [p.grad for p in params if p.grad is not None],
+            buffers,
+            foreach=group["foreach"],
+            weight_decay=group["weight_decay"],
+            momentum=group["momentum"],
+            lr=group["lr"],
+            dampening=group["dampening"],
+            nesterov=group["nesterov"],
+            maximize=group["maximize"],
+        )
+        if group["momentum"]:
+            for p, buffer in zip(params, buffers, strict=True):
+                states[p]["momentum_buffer"] = buffer
+
+    guarded_step(params, states, step)
+
+
+def guarded_step(
+    params: list[Tensor], states: Mapping[Tensor, State], step: Callable[[], None]
+) -> None:
+    """Run an in-place step; put back, with its state, each parameter that it left non-finite.
+
+    The copies are memory traffic on vectors and heads, and save a host sync to ask first.
+    """
+    weights_before = [p.clone() for p in params]
+    states_before = [{k: v.clone() for k, v in states[p].items()} for p in params]
+    step()
+    for p, weight, before in zip(params, weights_before, states_before, strict=True):
+        taken = torch.isfinite(p).all()
+        p.copy_(torch.where(taken, p, weight))
+        for name, value in states[p].items():
+            old = before.get(name, torch.zeros_like(value))
+            value.copy_(torch.where(taken, value, old))
+        count_skipped(states[p], taken)

@@ -1,0 +1,255 @@
+"""Helpers for the parameters of a model: choose the orthogonal ones, project them, watch them."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, Literal, NamedTuple, TypeVar, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ortholand.geometry.manifold import distance, polar_projection
+from ortholand.geometry.matrices import to_working_dtype
+from ortholand.geometry.views import View, as_matrices, as_weight, check_view, check_weight
+
+Predicate = Callable[[str, nn.Parameter], bool]
+Selector = str | type[nn.Module] | nn.Module | Predicate
+Selectors = Selector | Iterable[Selector]
+T = TypeVar("T")
+
+
+def param_groups(
+    model: nn.Module,
+    orthogonal: Selectors,
+    *,
+    view: View = "matrix",
+    options: Mapping[str, Any] | None = None,
+    other_options: Mapping[str, Any] | None = None,
+) -> list[dict[str, Any]]:
+    """Split a model's parameters into an orthogonal group and the rest, for any optimizer here.
+
+    Args:
+        model: the model.
+        orthogonal: which parameters are orthogonal: a name pattern (``"layers.*.weight"``), a
+            module type (``nn.Conv2d``), a module, a predicate ``(name, parameter) -> bool``, or
+            several of these. A pattern, a type or a module takes the parameters of rank 2 and
+            more that it covers, and leaves biases to the rest.
+        view: how the orthogonal weights are seen as matrices.
+        options: further options of the orthogonal group, such as ``lr``.
+        other_options: further options of the rest, such as ``weight_decay``.
+
+    Returns:
+        One or two groups with named parameters. Frozen parameters are left out.
+
+    >>> import ortholand
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> for group in param_groups(model, orthogonal="0.*"):
+    ...     print(group["orthogonal"], [name for name, _ in group["params"]])
+    True ['0.weight']
+    False ['0.bias', '2.weight', '2.bias']
+    """
+    check_view(view)
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    chosen = _select(model, named, orthogonal)
+    groups = [
+        {
+            "params": [(name, p) for name, p in named.items() if name in chosen],
+            "orthogonal": True,
+            "view": view,
+            **(options or {}),
+        },
+        {
+            "params": [(name, p) for name, p in named.items() if name not in chosen],
+            "orthogonal": False,
+            **(other_options or {}),
+        },
+    ]
+    return [group for group in groups if group["params"]]
+
+
+@torch.no_grad()
+def orthogonalize_(
+    target: T, *, orthogonal: Selectors | None = None, view: View | None = None
+) -> T:
+    """Replace orthogonal weights, in place, by the nearest matrices with orthonormal columns.
+
+    Args:
+        target: a tensor, tensors, groups as :func:`param_groups` makes them, an optimizer, or a
+            model (then ``orthogonal`` says which of its parameters).
+        orthogonal: for a model, as in :func:`param_groups`.
+        view: how tensors or a model's weights are seen as matrices, ``"matrix"`` if not given.
+            Groups and optimizers say it themselves.
+
+    Returns:
+        The target, so that a call can stand inside another.
+
+    Nothing is changed if any weight is refused. Frozen parameters are projected too when they
+    are handed over themselves.
+
+    >>> import torch, ortholand
+    >>> W = orthogonalize_(torch.tensor([[2.0, 0.0], [0.0, 0.5]]))
+    >>> W
+    tensor([[1., 0.],
+            [0., 1.]])
+    """
+    weights = list(_orthogonal_weights(target, orthogonal, view))
+    for weight in weights:
+        check_weight(weight.tensor, weight.name)
+        if not torch.isfinite(weight.tensor).all():
+            raise ValueError(
+                f"Only finite weights can be projected, but {weight.name} has NaN or infinite "
+                "entries. Initialise it anew."
+            )
+    for weight in weights:
+        matrices = to_working_dtype(as_matrices(weight.tensor, weight.view))
+        nearest = polar_projection(matrices)
+        weight.tensor.copy_(as_weight(nearest, weight.tensor, weight.view))
+    return target
+
+
+@overload
+def orthogonality_error(
+    target: Any,
+    *,
+    orthogonal: Selectors | None = None,
+    view: View | None = None,
+    reduce: Literal["max", "mean"] = "max",
+) -> float: ...
+
+
+@overload
+def orthogonality_error(
+    target: Any,
+    *,
+    orthogonal: Selectors | None = None,
+    view: View | None = None,
+    reduce: None,
+) -> dict[str, float]: ...
+
+
+@torch.no_grad()
+def orthogonality_error(
+    target: Any,
+    *,
+    orthogonal: Selectors | None = None,
+    view: View | None = None,
+    reduce: Literal["max", "mean"] | None = "max",
+) -> float | dict[str, float]:
+    """How far orthogonal weights are from the manifold: ``||X^H X - I||_F``, ready to be logged.
+
+    Args:
+        target: as for :func:`orthogonalize_`; an optimizer reports its orthogonal groups.
+        orthogonal: for a model, as in :func:`param_groups`.
+        view: as for :func:`orthogonalize_`.
+        reduce: ``"max"`` or ``"mean"`` over all matrices, or ``None`` for a dictionary that gives
+            for each parameter's name the largest error of its matrices.
+
+    >>> import torch
+    >>> orthogonality_error(torch.diag(torch.tensor([1.0, 2.0])))
+    3.0
+    """
+    if reduce not in ("max", "mean", None):
+        raise ValueError(f"reduce must be 'max', 'mean' or None, got {reduce!r}.")
+    weights = list(_orthogonal_weights(target, orthogonal, view))
+    for weight in weights:
+        check_weight(weight.tensor, weight.name)
+    distances = [distance(as_matrices(w.tensor, w.view)).flatten().double() for w in weights]
+    if not distances:
+        return {} if reduce is None else 0.0
+    if reduce is None:
+        worst = torch.stack([d.max().cpu() for d in distances]).tolist()
+        return dict(zip((w.name for w in weights), worst, strict=True))
+    together = torch.cat([d.cpu() for d in distances])
+    return float(together.max() if reduce == "max" else together.mean())
+
+
+class _Weight(NamedTuple):
+    name: str
+    tensor: Tensor
+    view: View
+
+
+def _orthogonal_weights(
+    target: Any, orthogonal: Selectors | None, view: View | None
+) -> Iterator[_Weight]:
+    """The orthogonal weights of whatever the user handed over."""
+    if view is not None:
+        check_view(view)
+    if isinstance(target, nn.Module):
+        if orthogonal is None:
+            raise ValueError(
+                "For a model, say which parameters are orthogonal: orthogonal=nn.Linear, "
+                'orthogonal="layers.*.weight", or a predicate.'
+            )
+        yield from _weights_of_groups(param_groups(target, orthogonal, view=view or "matrix"))
+        return
+    if orthogonal is not None:
+        raise ValueError(f"orthogonal=... selects from a model, but got {type(target).__name__}.")
+    groups = target.param_groups if isinstance(target, Optimizer) else _as_list(target)
+    if groups and all(isinstance(group, Mapping) for group in groups):
+        if view is not None:
+            raise ValueError("Groups state their own view: leave view out, or set it there.")
+        yield from _weights_of_groups(groups)
+        return
+    for i, tensor in enumerate(groups):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                "Expected a tensor, tensors, parameter groups, an optimizer or a model, got "
+                f"{type(tensor).__name__}."
+            )
+        yield _Weight(str(i), tensor, view or "matrix")
+
+
+def _as_list(target: Any) -> list[Any]:
+    return [target] if isinstance(target, Tensor | Mapping) else list(target)
+
+
+def _weights_of_groups(groups: Iterable[Mapping[str, Any]]) -> Iterator[_Weight]:
+    for g, group in enumerate(groups):
+        if not group.get("orthogonal", True):
+            continue
+        names = group.get("param_names")
+        members = _as_list(group["params"])
+        for i, member in enumerate(members):
+            name, tensor = member if isinstance(member, tuple) else (f"{g}.{i}", member)
+            yield _Weight(names[i] if names else name, tensor, group.get("view", "matrix"))
+
+
+def _select(model: nn.Module, named: Mapping[str, nn.Parameter], orthogonal: Selectors) -> set[str]:
+    """Names of the parameters that any of the selectors takes; each must take at least one."""
+    single = isinstance(orthogonal, str | type | nn.Module) or callable(orthogonal)
+    chosen: set[str] = set()
+    for selector in [orthogonal] if single else orthogonal:  # type: ignore[list-item]
+        names = _names_of(model, named, selector)
+        if not names:
+            raise ValueError(
+                f"orthogonal={selector!r} selects no trainable parameter of rank 2 or more. "
+                f"The model has: {', '.join(n for n, p in named.items() if p.ndim > 1) or 'none'}."
+            )
+        chosen |= names
+    return chosen
+
+
+def _names_of(model: nn.Module, named: Mapping[str, nn.Parameter], selector: Selector) -> set[str]:
+    matrices = {name for name, p in named.items() if p.ndim > 1}
+    if isinstance(selector, str):
+        if selector in named:
+            check_weight(named[selector], repr(selector))
+        return {n for n in matrices if fnmatchcase(n, selector) or n.startswith(selector + ".")}
+    if isinstance(selector, nn.Module):
+        covered = {id(p) for p in selector.parameters()}
+        return {name for name in matrices if id(named[name]) in covered}
+    if isinstance(selector, type):
+        modules = [m for m in model.modules() if isinstance(m, selector)]
+        covered = {id(p) for m in modules for p in m.parameters(recurse=False)}
+        return {name for name in matrices if id(named[name]) in covered}
+    if callable(selector):
+        taken = {name for name, p in named.items() if selector(name, p)}
+        for name in taken:
+            check_weight(named[name], repr(name))
+        return taken
+    raise TypeError(
+        "orthogonal must be a name pattern, a module type, a module, a predicate "
+        f"(name, parameter) -> bool, or several of these; got {selector!r}."
+    )

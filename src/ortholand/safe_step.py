@@ -1,0 +1,124 @@
+"""How far a landing step may go without leaving the ball ``||X^H X - I||_F <= eps``.
+
+One step ``X' = X - eta L`` gives exactly ``D' = D - 2 eta lam (D + D^2) + eta^2 L^H L``. Hence,
+for ``0 <= eta <= 1 / (2 lam)`` and ``d <= eps < 1``,
+
+    d' <= d - 2 eta b + eta^2 q,    b = lam d (1 - d),    q >= ||L^H L||_F,
+
+and the largest eta for which the right side is at most eps is the safe step. The rules differ in q.
+(The paper's own rule lacks the condition on eta and breaks its promise: see the errata page.)
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ortholand.geometry.matrices import frobenius_norm, max_abs, tall
+
+
+def safe_step_size(
+    field: Tensor,
+    distance: Tensor,
+    *,
+    lam: float = 1.0,
+    eps: float = 0.5,
+    rule: str = "frobenius",
+    tangency_error: Tensor | float = 0.0,
+) -> Tensor:
+    """Largest step, per matrix, that keeps ``||X^H X - I||_F <= eps``.
+
+    Args:
+        field: landing field L ``(..., n, p)``, with or without momentum.
+        distance: ``||X^H X - I||_F`` of each matrix, as :func:`ortholand.distance` gives it. A
+            matrix already further away than eps gets the largest step that does not take it
+            further, and a step of zero from distance 1 on, where no rule holds.
+        lam: the attraction that L was made with.
+        eps: radius of the ball, in (0, 1). X stays of full rank in it, so the sign of a
+            determinant never changes.
+        rule: ``"frobenius"``, ``q = ||L||_F^2``, which is free; or ``"tight"``,
+            ``q = ||L^H L||_F``, one more product and steps larger by about ``(p / 2)^(1/4)``.
+        tangency_error: bound of ``||Sym(X^H R)||_F`` for the tangent part R of L, where rounding
+            leaves one (see :func:`ortholand.fields.landing_from_gradient`).
+
+    Returns:
+        A finite step for every finite L, zero included, of shape ``(...)``. No host sync.
+
+    >>> import torch
+    >>> safe_step_size(torch.eye(2), torch.tensor(0.0), lam=0.1, eps=0.5).item()  # (eps / q)^(1/2)
+    0.5
+    """
+    check_rule(rule)
+    check_ball(lam, eps)
+    return _largest_step(RULES[rule](tall(field)), distance, lam, eps, tangency_error)
+
+
+def frobenius_bound(L: Tensor) -> Tensor:
+    """``sqrt(q)`` of the rule "frobenius": the norm of L itself."""
+    return frobenius_norm(L)
+
+
+def tight_bound(L: Tensor) -> Tensor:
+    """``sqrt(q)`` of the rule "tight": ``||L^H L||_F^(1/2)``, scaled against overflow."""
+    scale = max_abs(L).clamp(min=torch.finfo(L.dtype).tiny)
+    M = L / scale[..., None, None]
+    return scale * frobenius_norm(M.mH @ M).sqrt()
+
+
+# A rule maps L to sqrt(q), per matrix: the root, because q itself overflows.
+RULES: dict[str, Callable[[Tensor], Tensor]] = {
+    "frobenius": frobenius_bound,
+    "tight": tight_bound,
+}
+
+
+def _largest_step(
+    root_q: Tensor, d: Tensor, lam: float, eps: float, tangency_error: Tensor | float
+) -> Tensor:
+    """Largest eta with ``d - 2 eta b + eta^2 q <= max(eps, d)``, at most ``1 / (2 lam)``.
+
+    With ``b = lam d (1 - d) - tangency_error`` the root is ``(b + sqrt(b^2 + q room)) / q``. It is
+    written in ``b / sqrt(q)`` against overflow, and so that nothing cancels for negative b.
+    """
+    root_q = root_q.clamp(min=torch.finfo(d.dtype).tiny)
+    room = (eps - d).clamp(min=0)
+    slope = (lam * d * (1 - d) - tangency_error) / root_q
+    reach = (slope.square() + room).sqrt()
+    forward = (slope + reach) / root_q
+    backward = room / (reach - slope) / root_q
+    step = torch.where(slope >= 0, forward, backward)
+    # Tiny fields allow more than a float can hold; lr or the cap bound the step anyway.
+    largest = 1 / (2 * lam) if lam > 0 else torch.finfo(d.dtype).max
+    return step.clamp(max=largest)
+
+
+def paper_step_size(
+    relative_gradient_norm: Tensor, d: Tensor, *, lam: float = 1.0, eps: float = 0.5
+) -> Tensor:
+    """The safe step as printed in the paper, kept for comparison only: it is not safe.
+
+    It lacks the hypothesis ``eta <= 1 / (2 lam)`` and lets d' exceed eps in a large part of random
+    cases, read with ``d = N`` as in its statement or with ``d = ||D||`` as in its proof.
+    """
+    a = relative_gradient_norm
+    alpha = 2 * lam * d - 2 * a * d - 2 * lam * d**2
+    beta = a**2 + lam**2 * d**3 + 2 * lam * a * d**2 + a**2 * d
+    return (alpha + (alpha**2 + 4 * beta * (eps - d)).sqrt()) / (2 * beta)
+
+
+def check_rule(rule: str | None) -> None:
+    """Raise unless the rule exists."""
+    if rule not in RULES:
+        raise ValueError(f"The safe step rule must be one of {tuple(RULES)}, got {rule!r}.")
+
+
+def check_ball(lam: float, eps: float) -> None:
+    """Raise unless the attraction and the radius make sense."""
+    if not (math.isfinite(lam) and lam >= 0):
+        raise ValueError(f"lam must be finite and at least 0, got {lam}. The paper uses lam=1.")
+    if not 0 < eps < 1:
+        raise ValueError(
+            f"eps must be in (0, 1), got {eps}: from distance 1 on a matrix may be singular. "
+            "The paper uses eps=0.5."
+        )
