@@ -70,7 +70,7 @@ class Landing(NamedTuple):
 
     field: Tensor  # L, (..., n, p)
     distance: Tensor  # d = ||X^H X - I||_F, (...)
-    tangency_error: Tensor  # bound of ||Sym(X^H R)||, zero but for rounding, (...)
+    tangency_error: Tensor | float  # bound of ||Sym(X^H R)||, zero but for rounding, (...)
 
 
 def landing_from_relative(X: Tensor, A: Tensor, lam: float) -> Landing:
@@ -79,8 +79,7 @@ def landing_from_relative(X: Tensor, A: Tensor, lam: float) -> Landing:
     A is skew to the last bit, so ``A X`` is tangent up to rounding relative to itself.
     """
     D = subtract_identity(X @ X.mH)
-    d = frobenius_norm(D)
-    return Landing((A + lam * D) @ X, d, torch.zeros_like(d))
+    return Landing((A + lam * D) @ X, torch.linalg.vector_norm(D, dim=(-2, -1)), 0.0)
 
 
 def landing_from_gradient(X: Tensor, G: Tensor, lam: float) -> Landing:
@@ -92,7 +91,7 @@ def landing_from_gradient(X: Tensor, G: Tensor, lam: float) -> Landing:
     S = X.mH @ X
     D = subtract_identity(S)
     L = G @ S / 2 + X @ (lam * D - (G.mH @ X) / 2)
-    d = frobenius_norm(D)
+    d = torch.linalg.vector_norm(D, dim=(-2, -1))
     n_roundings = 8 + math.sqrt(X.shape[-2])
     unit_roundoff = torch.finfo(X.dtype).eps / 2
     return Landing(L, d, n_roundings * unit_roundoff * (1 + d) * frobenius_norm(G))

@@ -218,9 +218,9 @@ def _weights_of_groups(groups: Iterable[Mapping[str, Any]]) -> Iterator[_Weight]
 
 def _select(model: nn.Module, named: Mapping[str, nn.Parameter], orthogonal: Selectors) -> set[str]:
     """Names of the parameters that any of the selectors takes; each must take at least one."""
-    single = isinstance(orthogonal, str | type | nn.Module) or callable(orthogonal)
+    single = isinstance(orthogonal, str | nn.Module) or not isinstance(orthogonal, Iterable)
     chosen: set[str] = set()
-    for selector in [orthogonal] if single else orthogonal:  # type: ignore[list-item]
+    for selector in [orthogonal] if single else orthogonal:
         names = _names_of(model, named, selector)
         if not names:
             raise ValueError(

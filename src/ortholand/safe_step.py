@@ -32,8 +32,8 @@ def safe_step_size(
     Args:
         field: landing field L ``(..., n, p)``, with or without momentum.
         distance: ``||X^H X - I||_F`` of each matrix, as :func:`ortholand.distance` gives it. A
-            matrix already further away than eps gets the largest step that does not take it
-            further, and a step of zero from distance 1 on, where no rule holds.
+            matrix already further away than eps gets a step that brings it nearer, and a step
+            of zero from distance 1 on, where no rule holds.
         lam: the attraction that L was made with.
         eps: radius of the ball, in (0, 1). X stays of full rank in it, so the sign of a
             determinant never changes.
@@ -51,7 +51,7 @@ def safe_step_size(
     """
     check_rule(rule)
     check_ball(lam, eps)
-    return _largest_step(RULES[rule](tall(field)), distance, lam, eps, tangency_error)
+    return largest_step(RULES[rule](tall(field)), distance, lam, eps, tangency_error)
 
 
 def frobenius_bound(L: Tensor) -> Tensor:
@@ -73,20 +73,21 @@ RULES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _largest_step(
+def largest_step(
     root_q: Tensor, d: Tensor, lam: float, eps: float, tangency_error: Tensor | float
 ) -> Tensor:
-    """Largest eta with ``d - 2 eta b + eta^2 q <= max(eps, d)``, at most ``1 / (2 lam)``.
+    """Largest eta with ``d - 2 eta b + eta^2 q <= eps``, at most ``1 / (2 lam)``.
 
-    With ``b = lam d (1 - d) - tangency_error`` the root is ``(b + sqrt(b^2 + q room)) / q``. It is
-    written in ``b / sqrt(q)`` against overflow, and so that nothing cancels for negative b.
+    With ``b = lam d (1 - d) - tangency_error`` the root is ``(b + sqrt(b^2 + q (eps - d))) / q``.
+    It is written in ``b / sqrt(q)`` against overflow, and so that nothing cancels for negative b.
+    Where rounding has left d above eps by more than one step can mend, ``b / q`` mends most.
     """
     root_q = root_q.clamp(min=torch.finfo(d.dtype).tiny)
-    room = (eps - d).clamp(min=0)
+    room = eps - d
     slope = (lam * d * (1 - d) - tangency_error) / root_q
-    reach = (slope.square() + room).sqrt()
+    reach = (slope.square() + room).clamp(min=0).sqrt()
     forward = (slope + reach) / root_q
-    backward = room / (reach - slope) / root_q
+    backward = room.clamp(min=0) / (reach - slope) / root_q
     step = torch.where(slope >= 0, forward, backward)
     # Tiny fields allow more than a float can hold; lr or the cap bound the step anyway.
     largest = 1 / (2 * lam) if lam > 0 else torch.finfo(d.dtype).max

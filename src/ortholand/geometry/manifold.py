@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from ortholand.geometry.matrices import (
-    frobenius_norm,
     subtract_identity,
     tall,
     to_working_dtype,
@@ -35,7 +34,7 @@ def distance(X: Tensor) -> Tensor:
     >>> distance(torch.diag(torch.tensor([1.0, 2.0]))).item()
     3.0
     """
-    return frobenius_norm(gram_residual(X))
+    return torch.linalg.vector_norm(gram_residual(X), dim=(-2, -1))
 
 
 def potential(X: Tensor) -> Tensor:
@@ -93,7 +92,7 @@ def random_orthogonal(
     Q = Q * torch.sgn(R.diagonal(dim1=-2, dim2=-1)).unsqueeze(-2)
     if special:
         Q[..., 0] *= torch.linalg.det(Q).conj().unsqueeze(-1)
-    return (Q.mT if n < p else Q).to(dtype)
+    return (Q.mT if n < p else Q).to(dtype).contiguous()
 
 
 def _generator(seed: int, device: torch.device | str | None) -> torch.Generator:

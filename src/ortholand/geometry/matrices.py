@@ -39,16 +39,12 @@ def max_abs(M: Tensor) -> Tensor:
 
 
 def frobenius_norm(M: Tensor) -> Tensor:
-    """Frobenius norm of each matrix, finite for every finite matrix of reasonable size.
+    """Frobenius norm of each matrix, finite for every finite matrix and never too small.
 
     Squares overflow in float32 for entries of 1e20. The bound ``max|M_ij| sqrt(n p)`` takes over
-    where that happens, and where squares would underflow: it is never too small, which is what
-    a safe step needs of it.
+    where that happens, and where squares would underflow: a safe step needs a bound from above.
     """
-    return _norm_within_range(M, max_abs(M))
-
-
-def _norm_within_range(M: Tensor, largest: Tensor) -> Tensor:
+    largest = max_abs(M)
     size = math.sqrt(M.shape[-2] * M.shape[-1])
     underflow = size * torch.finfo(largest.dtype).tiny ** 0.4
     norm = torch.linalg.vector_norm(M, dim=(-2, -1)).clamp(min=underflow)

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from ortholand.fields import Landing, landing_from_gradient, landing_from_relative
 from ortholand.geometry.derivatives import relative_gradient, remove_normal
-from ortholand.geometry.matrices import is_square, max_abs
-from ortholand.safe_step import safe_step_size
+from ortholand.geometry.matrices import is_square
+from ortholand.safe_step import RULES, largest_step
 
 
 def generator(X: Tensor, G: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def accumulate(
     if dampening:
         # The first gradient enters whole, as in torch; a buffer of zeros is one not yet started.
         started = buffer.ne(0).any(dim=(-2, -1), keepdim=True)
-        weighted = B * torch.where(started, 1 - dampening, 1.0).to(buffer.real.dtype)
+        weighted = B * (1 - dampening * started.to(buffer.dtype))
     else:
         weighted = B
     total = torch.add(weighted, buffer, alpha=momentum)
@@ -59,10 +59,10 @@ def landing_update(
     its neighbours in the batch are not touched. No value leaves the device.
     """
     L, d, tangency_error = landing(X, B, lam)
-    eta = torch.ones_like(d) * lr
+    root_q = RULES[safe_step or "frobenius"](L)
+    eta = torch.full_like(d, lr) if isinstance(lr, float) else torch.ones_like(d) * lr
     if safe_step is not None:
-        safe = safe_step_size(L, d, lam=lam, eps=eps, rule=safe_step, tangency_error=tangency_error)
-        eta = torch.minimum(eta, safe)
-    taken = torch.isfinite(eta * max_abs(L))
+        eta = torch.minimum(eta, largest_step(root_q, d, lam, eps, tangency_error))
+    taken = torch.isfinite(eta * root_q)
     update = eta[..., None, None] * L
     return torch.where(taken[..., None, None], update, 0), taken

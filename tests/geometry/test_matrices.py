@@ -1,0 +1,37 @@
+import math
+
+import pytest
+import torch
+
+from ortholand.geometry.matrices import frobenius_norm, skew, subtract_identity, sym
+
+
+def test_skew_and_sym_split_a_complex_matrix():
+    M = torch.randn(3, 4, 4, dtype=torch.complex128, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(skew(M), -skew(M).mH)
+    assert torch.equal(sym(M), sym(M).mH)
+    torch.testing.assert_close(skew(M) + sym(M), M)
+
+
+def test_subtract_identity_leaves_its_argument():
+    S = torch.ones(2, 3, 3)
+    assert torch.equal(subtract_identity(S), S - torch.eye(3))
+    assert torch.equal(S, torch.ones(2, 3, 3))
+
+
+@pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e-20, 1e-3, 1.0, 1e10, 1e18, 1e25, 1e36])
+def test_norm_is_never_too_small_and_exact_at_ordinary_scales(scale):
+    M = torch.randn(7, 5, generator=torch.Generator().manual_seed(0)) * scale
+    exact = torch.linalg.matrix_norm(M.double()).item()
+    norm = frobenius_norm(M).item()
+    assert math.isfinite(norm)
+    assert norm >= exact * (1 - 1e-6)
+    assert norm <= exact * (1 + 1e-6) * (1 if 1e-3 <= scale <= 1e18 else math.sqrt(35))
+
+
+def test_norm_tells_non_finite_entries_and_zero():
+    assert frobenius_norm(torch.zeros(3, 3)) == 0
+    for bad in (math.nan, math.inf):
+        M = torch.zeros(2, 3, 3)
+        M[1, 2, 0] = bad
+        assert torch.isfinite(frobenius_norm(M)).tolist() == [True, False]

@@ -1,0 +1,33 @@
+import torch
+
+import ortholand as ol
+from ortholand.problems import Procrustes
+
+
+def test_gradient_and_hessian_are_those_of_the_cost():
+    problem = Procrustes.gaussian(5, seed=0)
+    X = torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    V = torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(problem.grad(X), torch.func.grad(problem.fun)(X))
+    _, product = torch.autograd.functional.hvp(problem.fun, X, V)
+    torch.testing.assert_close(problem.hessp(X, V), product)
+
+
+def test_no_random_rotation_is_better_than_the_solution():
+    problem = Procrustes.gaussian(4, seed=0)
+    for sign in (1, -1):
+        best = problem.solution(determinant=sign)
+        assert torch.linalg.det(best).sign() == sign
+        assert ol.distance(best) < 1e-13
+        others = ol.random_orthogonal(2000, 4, 4, seed=0, dtype=torch.float64)
+        others = others[torch.linalg.det(others).sign() == sign]
+        near = best @ torch.linalg.matrix_exp(0.01 * ol.skew(others))
+        assert (problem.fun(others) > problem.fun(best)).all()
+        assert (problem.fun(near) >= problem.fun(best)).all()
+    assert problem.fun(problem.solution()) <= problem.fun(problem.solution(determinant=1))
+    assert problem.fun(problem.solution()) <= problem.fun(problem.solution(determinant=-1))
+
+
+def test_planted_solution_is_found():
+    problem = Procrustes.planted(6, seed=0)
+    assert problem.fun(problem.solution()) < 1e-24
