@@ -86,12 +86,12 @@ def largest_step(
     room = eps - d
     slope = (lam * d * (1 - d) - tangency_error) / root_q
     reach = (slope.square() + room).clamp(min=0).sqrt()
-    forward = (slope + reach) / root_q
-    backward = room.clamp(min=0) / (reach - slope) / root_q
-    step = torch.where(slope >= 0, forward, backward)
+    step = (slope + reach) / root_q
+    if isinstance(tangency_error, Tensor):  # only then can b be negative inside the ball
+        step = torch.where(slope >= 0, step, room / (reach - slope) / root_q)
     # Tiny fields allow more than a float can hold; lr or the cap bound the step anyway.
     largest = 1 / (2 * lam) if lam > 0 else torch.finfo(d.dtype).max
-    return step.clamp(max=largest)
+    return step.clamp(min=0, max=largest)
 
 
 def paper_step_size(

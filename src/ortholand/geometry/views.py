@@ -54,11 +54,13 @@ def check_weight(weight: Tensor, name: str = "weight") -> None:
 
 def as_matrices(weight: Tensor, view: View) -> Tensor:
     """The weight as matrices ``(..., n, p)`` with n >= p: a view of its memory where possible."""
-    return tall(weight.reshape(weight.shape[0], -1) if view == "matrix" else weight)
+    return tall(weight.flatten(1) if view == "matrix" else weight)
 
 
 def as_weight(matrices: Tensor, weight: Tensor, view: View) -> Tensor:
     """Undo :func:`as_matrices`: matrices in the shape of the weight."""
-    rows, columns = (weight.shape[0], weight[0].numel()) if view == "matrix" else weight.shape[-2:]
+    rows, columns = (
+        (weight.shape[0], weight.shape[1:].numel()) if view == "matrix" else weight.shape[-2:]
+    )
     oriented = matrices.mT if rows < columns else matrices
     return oriented.reshape(weight.shape)

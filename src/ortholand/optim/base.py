@@ -21,7 +21,7 @@ from ortholand.optim.plain import SKIPPED, State, count_skipped
 Group = Mapping[str, Any]
 
 # Below this many entries a matrix is all overhead: a batch of such matrices steps faster as one
-# (benchmarks/foreach.py).
+# (make bench).
 BATCH_BELOW = 64 * 64
 
 

@@ -1,5 +1,7 @@
 """The numerical kernel that every landing optimizer shares: momentum, field, safe step, update."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -63,6 +65,6 @@ def landing_update(
     eta = torch.full_like(d, lr) if isinstance(lr, float) else torch.ones_like(d) * lr
     if safe_step is not None:
         eta = torch.minimum(eta, largest_step(root_q, d, lam, eps, tangency_error))
-    taken = torch.isfinite(eta * root_q)
+    taken = eta * root_q < math.inf  # false for NaN too
     update = eta[..., None, None] * L
     return torch.where(taken[..., None, None], update, 0), taken

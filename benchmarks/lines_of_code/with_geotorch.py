@@ -1,0 +1,16 @@
+"""The plain script with an orthogonal first layer, by geotorch."""
+
+import geotorch
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+geotorch.orthogonal(model[0], "weight")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+inputs, labels = torch.randn(128, 64), torch.randint(10, (128,))
+for _ in range(20):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(inputs), labels)
+    loss.backward()
+    optimizer.step()

@@ -1,0 +1,74 @@
+"""The code in README and docs runs, and what they say of themselves is true."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def python_blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_blocks_run_in_order(page, capsys):
+    namespace: dict = {}
+    for block in python_blocks(page):
+        exec(compile(block, str(page), "exec"), namespace)
+
+
+def test_the_landing_step_of_the_readme_is_short_and_lands(capsys):
+    (block,) = [b for b in python_blocks(ROOT / "README.md") if "landing_field" in b]
+    assert len([line for line in block.splitlines() if line.strip()]) < 12
+    namespace: dict = {}
+    exec(block, namespace)
+    assert namespace["ol"].distance(namespace["X"]) < 1e-5
+
+
+def test_the_training_script_of_the_readme_ends_as_it_says(capsys):
+    block = python_blocks(ROOT / "README.md")[0]
+    namespace: dict = {}
+    exec("import torch; torch.manual_seed(0)\n" + block, namespace)
+    error = float(capsys.readouterr().out)
+    assert 1e-5 < error < 1e-3
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+def test_two_lines_make_layers_orthogonal():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        from lines_of_code import FOLDER, lines_written
+    finally:
+        sys.path.pop(0)
+    assert len(lines_written("with_ortholand")) == 2
+    landing = [line for line in lines_written("with_ortholand_everywhere") if "ol" in line.split()]
+    assert landing == ["import ortholand as ol"]
+    page = (ROOT / "docs" / "lines_of_code.md").read_text()
+    for library in ("torch", "geotorch", "ortholand", "pogo", "geoopt"):
+        assert f"| {library} | {len(lines_written(f'with_{library}'))} |" in page
+    for name in ("with_ortholand", "with_ortholand_everywhere"):
+        namespace: dict = {}
+        exec((FOLDER / f"{name}.py").read_text(), namespace)
+        assert namespace["ol"].orthogonality_error(namespace["optimizer"]) < 0.01
+
+
+def test_import_stays_cheap():
+    """Importing ortholand loads torch and numpy, but neither SciPy nor anything that draws."""
+    code = (
+        "import sys, ortholand; "
+        "heavy = {'scipy', 'matplotlib', 'rich', 'typer'} & set(sys.modules); "
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
