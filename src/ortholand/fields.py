@@ -65,6 +65,15 @@ FIELDS: dict[str, Field] = {
 }
 
 
+class Tangent(NamedTuple):
+    """The tangent part of a landing field, with what the products that made it tell for free."""
+
+    tangent: Tensor  # R, (..., n, p)
+    residual: Tensor  # D = X^H X - I, (..., p, p)
+    distance: Tensor  # d = ||D||_F, (...)
+    tangency_error: Tensor | float  # bound of ||Sym(X^H R)||, zero but for rounding, (...)
+
+
 class Landing(NamedTuple):
     """A landing field, with what the products that made it tell the safe step for free."""
 
@@ -92,6 +101,26 @@ def landing_from_gradient(X: Tensor, G: Tensor, lam: float) -> Landing:
     D = subtract_identity(S)
     L = G @ S / 2 + X @ (lam * D - (G.mH @ X) / 2)
     d = torch.linalg.vector_norm(D, dim=(-2, -1))
+    return Landing(L, d, _tangency_error(X, G, d))
+
+
+def tangent_from_relative(X: Tensor, A: Tensor) -> Tangent:
+    """``A X`` for square X and skew A."""
+    D = subtract_identity(X.mH @ X)
+    return Tangent(A @ X, D, torch.linalg.vector_norm(D, dim=(-2, -1)), 0.0)
+
+
+def tangent_from_gradient(X: Tensor, G: Tensor) -> Tangent:
+    """``Skew(G X^H) X`` for tall X."""
+    S = X.mH @ X
+    D = subtract_identity(S)
+    R = (G @ S - X @ (G.mH @ X)) / 2
+    d = torch.linalg.vector_norm(D, dim=(-2, -1))
+    return Tangent(R, D, d, _tangency_error(X, G, d))
+
+
+def _tangency_error(X: Tensor, G: Tensor, d: Tensor) -> Tensor:
+    """Bound of what rounding leaves of ``Sym(X^H R)`` in the right form."""
     n_roundings = 8 + math.sqrt(X.shape[-2])
     unit_roundoff = torch.finfo(X.dtype).eps / 2
-    return Landing(L, d, n_roundings * unit_roundoff * (1 + d) * frobenius_norm(G))
+    return n_roundings * unit_roundoff * (1 + d) * frobenius_norm(G)

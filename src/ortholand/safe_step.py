@@ -76,22 +76,63 @@ RULES: dict[str, Callable[[Tensor], Tensor]] = {
 def largest_step(
     root_q: Tensor, d: Tensor, lam: float, eps: float, tangency_error: Tensor | float
 ) -> Tensor:
-    """Largest eta with ``d - 2 eta b + eta^2 q <= eps``, at most ``1 / (2 lam)``.
+    """Largest eta with ``d - 2 eta b + eta^2 q <= eps``, at most ``1 / (2 lam)``."""
+    b = lam * d * (1 - d) - tangency_error
+    step = largest_root(root_q, b, eps - d)
+    return step.clamp(max=1 / (2 * lam)) if lam > 0 else step
 
-    With ``b = lam d (1 - d) - tangency_error`` the root is ``(b + sqrt(b^2 + q (eps - d))) / q``.
-    It is written in ``b / sqrt(q)`` against overflow, and so that nothing cancels for negative b.
-    Where rounding has left d above eps by more than one step can mend, ``b / q`` mends most.
+
+def largest_step_decoupled(
+    root_q: Tensor,
+    d: Tensor,
+    normal: Tensor,
+    omega: Tensor,
+    eps: float,
+    tangency_error: Tensor | float,
+) -> Tensor:
+    """Largest eta for ``X - eta R - omega X D``, with ``normal = ||X D||_F`` and omega <= 1/2.
+
+    ``||eta R + omega X D||_S4 <= eta ||R||_S4 + omega ||X D||_F`` in the Schatten 4 norm, whose
+    square is ``||L^H L||_F``; so ``d' <= d - 2 omega d (1 - d) + (eta sqrt(q) + omega normal)^2``.
     """
-    root_q = root_q.clamp(min=torch.finfo(d.dtype).tiny)
-    room = eps - d
-    slope = (lam * d * (1 - d) - tangency_error) / root_q
+    pull = omega * normal
+    room = eps - d + 2 * omega * d * (1 - d) - pull.square()
+    return largest_root(root_q, -pull * root_q - tangency_error, room)
+
+
+def largest_step_before_landing(
+    root_q: Tensor, d: Tensor, eps: float, tangency_error: Tensor | float
+) -> Tensor:
+    """Largest eta for a move ``Y = X - eta R`` that a Newton-Schulz step takes back within eps.
+
+    ``Y^H Y - I = D + eta^2 R^H R`` may have norm e_max with ``3/4 e^2 + 1/4 e^3 = eps``.
+    """
+    b = -tangency_error if isinstance(tangency_error, Tensor) else torch.zeros_like(d)
+    return largest_root(root_q, b, farthest_before_landing(eps) - d)
+
+
+def farthest_before_landing(eps: float) -> float:
+    """The distance that one Newton-Schulz step maps to eps at worst (1 for eps = 1)."""
+    e = 1.0
+    for _ in range(50):  # Newton from the right on a convex increasing function
+        e -= (0.75 * e**2 + 0.25 * e**3 - eps) / (1.5 * e + 0.75 * e**2)
+    return e
+
+
+def largest_root(root_q: Tensor, b: Tensor, room: Tensor) -> Tensor:
+    """Largest ``eta >= 0`` with ``eta^2 q - 2 eta b <= room``: ``(b + sqrt(b^2 + q room)) / q``.
+
+    Written in ``b / sqrt(q)`` against overflow, and so that nothing cancels for negative b. Where
+    no eta will do (rounding has left d above eps by more than one step can mend), ``b / q``, if
+    positive, mends most.
+    """
+    root_q = root_q.clamp(min=torch.finfo(room.dtype).tiny)
+    slope = b / root_q
     reach = (slope.square() + room).clamp(min=0).sqrt()
-    step = (slope + reach) / root_q
-    if isinstance(tangency_error, Tensor):  # only then can b be negative inside the ball
-        step = torch.where(slope >= 0, step, room / (reach - slope) / root_q)
-    # Tiny fields allow more than a float can hold; lr or the cap bound the step anyway.
-    largest = 1 / (2 * lam) if lam > 0 else torch.finfo(d.dtype).max
-    return step.clamp(min=0, max=largest)
+    away = room.clamp(min=0) / (reach - slope) / root_q
+    step = torch.where(slope >= 0, (slope + reach) / root_q, away)
+    # Tiny fields allow more than a float can hold; lr bounds the step anyway.
+    return step.clamp(min=0, max=torch.finfo(room.dtype).max)
 
 
 def paper_step_size(

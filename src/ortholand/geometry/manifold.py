@@ -51,6 +51,15 @@ def polar_projection(X: Tensor) -> Tensor:
     return (U @ Vh).to(X.dtype)
 
 
+def orthonormal_factor(X: Tensor) -> Tensor:
+    """Q of ``X = Q R`` with a positive diagonal of R, for tall or square X of full rank.
+
+    QR is unique only up to the phases of that diagonal.
+    """
+    Q, R = torch.linalg.qr(X)
+    return Q * torch.sgn(R.diagonal(dim1=-2, dim2=-1)).unsqueeze(-2)
+
+
 def random_orthogonal(
     *shape: int,
     seed: int | torch.Generator,
@@ -87,9 +96,7 @@ def random_orthogonal(
     gaussian = torch.randn(
         *batch, max(n, p), min(n, p), generator=generator, dtype=working_dtype(dtype), device=device
     )
-    Q, R = torch.linalg.qr(gaussian)
-    # QR is unique only up to the phases of R's diagonal; fixing them makes the law exactly Haar.
-    Q = Q * torch.sgn(R.diagonal(dim1=-2, dim2=-1)).unsqueeze(-2)
+    Q = orthonormal_factor(gaussian)  # with the phases fixed the law is exactly Haar
     if special:
         Q[..., 0] *= torch.linalg.det(Q).conj().unsqueeze(-1)
     return (Q.mT if n < p else Q).to(dtype).contiguous()

@@ -20,9 +20,9 @@ from ortholand.optim.plain import SKIPPED, State, count_skipped
 
 Group = Mapping[str, Any]
 
-# Below this many entries a matrix is all overhead: a batch of such matrices steps faster as one
-# (make bench).
-BATCH_BELOW = 64 * 64
+# Up to this many entries a matrix is mostly overhead, and a batch of such matrices steps faster as
+# one: 2 to 5 times up to 64 x 64, even at 100 x 100, slower at 256 x 256 (make bench).
+BATCH_UP_TO = 100 * 100
 
 
 class MatrixStep(NamedTuple):
@@ -172,7 +172,7 @@ def bundles(params: list[Tensor], group: Group) -> Iterator[list[Tensor]]:
         shape = as_matrices(p, group["view"]).shape[-2:]
         alike.setdefault((shape, p.dtype, p.device), []).append(p)
     for (shape, _, _), members in alike.items():
-        if group["foreach"] or shape.numel() <= BATCH_BELOW:
+        if group["foreach"] or shape.numel() <= BATCH_UP_TO:
             yield members
         else:
             yield from ([p] for p in members)

@@ -1,44 +1,115 @@
-"""The numerical kernel that every landing optimizer shares: momentum, field, safe step, update."""
+"""The numerical kernel that every landing optimizer shares: tangent, attraction, safe step.
+
+Three ways to be attracted to the manifold, each with a safe step of its own:
+
+- ``"coupled"``: the paper's ``X - eta (R + lam X D)``. The attraction shrinks with eta.
+- ``"decoupled"``: ``X - eta R - omega X D``; omega = 1/2 is one Newton-Schulz step at X.
+- ``"after"``: move, then land. ``Y = X - eta R``, then the Newton-Schulz step at Y, which sees
+  where the move has led and leaves an error of order eta^4.
+"""
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ortholand.fields import Landing, landing_from_gradient, landing_from_relative
-from ortholand.geometry.derivatives import relative_gradient, remove_normal
+from ortholand.fields import (
+    Landing,
+    Tangent,
+    landing_from_gradient,
+    landing_from_relative,
+    tangent_from_gradient,
+    tangent_from_relative,
+)
+from ortholand.geometry.manifold import gram_residual
 from ortholand.geometry.matrices import is_square
-from ortholand.safe_step import RULES, largest_step
+from ortholand.safe_step import (
+    RULES,
+    largest_step,
+    largest_step_before_landing,
+    largest_step_decoupled,
+)
 
 
-def generator(X: Tensor, G: Tensor) -> Tensor:
-    """What stands for the relative gradient: psi itself for square X, G for tall X.
+class Move(NamedTuple):
+    """A step before it is known to be finite."""
 
-    The relative gradient of a tall X is n x n. Any n x p matrix B gives the skew ``Skew(B X^H)``,
-    so B represents it without forming it; G represents psi.
+    update: Tensor  # what X loses, (..., n, p)
+    size: Tensor  # infinite or NaN where the update is, (...)
+
+
+def landing_update(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """What X loses in a step with ``eta = min(lr, safe step)``, and which matrices take it.
+
+    B is the generator of the direction (:mod:`.momentum`). A matrix whose step would not be finite
+    gets the update zero and is reported as not taken; its neighbours in the batch are not touched.
+    No value leaves the device.
     """
-    return relative_gradient(X, G) if is_square(X) else G
+    update, size = ATTRACTIONS[group["attraction"]](X, B, group)
+    taken = size < math.inf  # false for NaN too
+    return torch.where(taken[..., None, None], update, 0), taken
 
 
-def accumulate(
-    X: Tensor, B: Tensor, buffer: Tensor, *, momentum: float, dampening: float, nesterov: bool
-) -> tuple[Tensor, Tensor]:
-    """Momentum on generators as ``torch.optim.SGD`` has it on gradients: (direction, new buffer).
+def coupled(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> Move:
+    """The paper's step, ``eta L``."""
+    L, d, tangency_error = landing(X, B, group["lam"])
+    root_q = RULES[group["safe_step"] or "frobenius"](L)
+    eta = _target(group["lr"], d)
+    if group["safe_step"] is not None:
+        safe = largest_step(root_q, d, group["lam"], group["eps"], tangency_error)
+        eta = torch.minimum(eta, safe)
+    return Move(eta[..., None, None] * L, eta * root_q)
 
-    Square: the relative gradients are accumulated, as in the paper; the buffer is skew, so
-    ``A X`` is tangent wherever X has gone meanwhile. Tall: the buffer is n x p and loses its
-    normal part at every step, which changes neither the direction now nor the tangency later
-    (any B gives a tangent step) and keeps the past multipliers out of the present direction.
-    """
-    if dampening:
-        # The first gradient enters whole, as in torch; a buffer of zeros is one not yet started.
-        started = buffer.ne(0).any(dim=(-2, -1), keepdim=True)
-        weighted = B * (1 - dampening * started.to(buffer.dtype))
-    else:
-        weighted = B
-    total = torch.add(weighted, buffer, alpha=momentum)
-    direction = torch.add(B, total, alpha=momentum) if nesterov else total
-    return direction, total if is_square(X) else remove_normal(X, total)
+
+def decoupled(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> Move:
+    """``eta R + omega X D``."""
+    R, D, d, tangency_error = tangent(X, B)
+    XD = X @ D
+    root_q = RULES[group["safe_step"] or "frobenius"](R)
+    eta, omega = _target(group["lr"], d), _if_moving(group["lr"], group["omega"], d)
+    if group["safe_step"] is not None:
+        normal = torch.linalg.vector_norm(XD, dim=(-2, -1))
+        # Near the edge of a ball of radius almost 1 a full pull would overshoot; this one cannot.
+        gentle = d * (1 - d) / normal.square().clamp(min=torch.finfo(d.dtype).tiny)
+        omega = torch.minimum(omega, gentle.clamp(min=0))
+        safe = largest_step_decoupled(root_q, d, normal, omega, group["eps"], tangency_error)
+        eta = torch.minimum(eta, safe)
+    return Move(eta[..., None, None] * R + omega[..., None, None] * XD, eta * root_q + omega * d)
+
+
+def after(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> Move:
+    """``X - (Y - Y E / 2)`` with ``Y = X - eta R`` and ``E = Y^H Y - I``."""
+    R, _, d, tangency_error = tangent(X, B)
+    root_q = RULES[group["safe_step"] or "frobenius"](R)
+    eta = _target(group["lr"], d)
+    if group["safe_step"] is not None:
+        safe = largest_step_before_landing(root_q, d, group["eps"], tangency_error)
+        eta = torch.minimum(eta, safe)
+    move = eta[..., None, None] * R
+    Y = X - move
+    # E is D + eta^2 R^H R in exact arithmetic. Measured, it also sees what rounding did to R.
+    landed = Y @ gram_residual(Y) * _if_moving(group["lr"], 0.5, d)[..., None, None]
+    return Move(move + landed, eta * root_q + d)
+
+
+ATTRACTIONS: dict[str, Callable[[Tensor, Tensor, Mapping[str, Any]], Move]] = {
+    "coupled": coupled,
+    "decoupled": decoupled,
+    "after": after,
+}
+
+
+def check_attraction(attraction: str, omega: float) -> None:
+    """Raise unless the attraction exists and omega makes sense."""
+    if attraction not in ATTRACTIONS:
+        raise ValueError(f"attraction must be one of {tuple(ATTRACTIONS)}, got {attraction!r}.")
+    if not 0 <= omega <= 0.5:
+        raise ValueError(
+            f"omega must be in [0, 1/2], got {omega}: 1/2 is a full Newton-Schulz step, and more "
+            "overshoots the manifold."
+        )
 
 
 def landing(X: Tensor, B: Tensor, lam: float) -> Landing:
@@ -46,25 +117,15 @@ def landing(X: Tensor, B: Tensor, lam: float) -> Landing:
     return landing_from_relative(X, B, lam) if is_square(X) else landing_from_gradient(X, B, lam)
 
 
-def landing_update(
-    X: Tensor,
-    B: Tensor,
-    lr: float | Tensor,
-    *,
-    lam: float,
-    eps: float,
-    safe_step: str | None,
-) -> tuple[Tensor, Tensor]:
-    """``eta L`` with ``eta = min(lr, safe step)``, and which matrices take it.
+def tangent(X: Tensor, B: Tensor) -> Tangent:
+    """The tangent part that the generator B stands for."""
+    return tangent_from_relative(X, B) if is_square(X) else tangent_from_gradient(X, B)
 
-    A matrix whose step would not be finite gets the update zero and is reported as not taken;
-    its neighbours in the batch are not touched. No value leaves the device.
-    """
-    L, d, tangency_error = landing(X, B, lam)
-    root_q = RULES[safe_step or "frobenius"](L)
-    eta = torch.full_like(d, lr) if isinstance(lr, float) else torch.ones_like(d) * lr
-    if safe_step is not None:
-        eta = torch.minimum(eta, largest_step(root_q, d, lam, eps, tangency_error))
-    taken = eta * root_q < math.inf  # false for NaN too
-    update = eta[..., None, None] * L
-    return torch.where(taken[..., None, None], update, 0), taken
+
+def _target(lr: float | Tensor, d: Tensor) -> Tensor:
+    return torch.ones_like(d) * lr if isinstance(lr, Tensor) else torch.full_like(d, lr)
+
+
+def _if_moving(lr: float | Tensor, value: float, d: Tensor) -> Tensor:
+    """The value, or zero where lr is zero: such a step changes nothing, attraction included."""
+    return torch.full_like(d, value) * (lr > 0)

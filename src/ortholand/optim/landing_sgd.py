@@ -8,7 +8,8 @@ from torch.optim.optimizer import ParamsT
 
 from ortholand.optim.base import MatrixStep, OrthogonalOptimizer
 from ortholand.optim.checks import check_sgd_options
-from ortholand.optim.landing import accumulate, generator, landing_update
+from ortholand.optim.landing import check_attraction, landing_update
+from ortholand.optim.momentum import accumulate, generator
 from ortholand.optim.plain import plain_sgd_step
 from ortholand.safe_step import check_ball, check_rule
 
@@ -79,6 +80,8 @@ class LandingSGD(OrthogonalOptimizer):
         lam: float = 1.0,
         eps: float = 0.5,
         safe_step: str | None = "frobenius",
+        attraction: str = "coupled",
+        omega: float = 0.5,
         maximize: bool = False,
         foreach: bool | None = None,
         orthogonal: bool = True,
@@ -93,6 +96,8 @@ class LandingSGD(OrthogonalOptimizer):
             lam=lam,
             eps=eps,
             safe_step=safe_step,
+            attraction=attraction,
+            omega=omega,
             maximize=maximize,
             foreach=foreach,
             orthogonal=orthogonal,
@@ -106,6 +111,7 @@ class LandingSGD(OrthogonalOptimizer):
         check_ball(options["lam"], options["eps"])
         if options["safe_step"] is not None:
             check_rule(options["safe_step"])
+        check_attraction(options["attraction"], options["omega"])
 
     def start_radius(self, group: Mapping[str, Any]) -> float:
         """The safe step holds inside the ball only; without it, anywhere will do."""
@@ -129,14 +135,7 @@ class LandingSGD(OrthogonalOptimizer):
                 dampening=group["dampening"],
                 nesterov=group["nesterov"],
             )
-        update, taken = landing_update(
-            X,
-            B,
-            group["lr"],
-            lam=group["lam"],
-            eps=group["eps"],
-            safe_step=group["safe_step"],
-        )
+        update, taken = landing_update(X, B, group)
         return MatrixStep(update, taken, new_state)
 
     def plain_step(self, params: list[Tensor], group: Mapping[str, Any]) -> None:

@@ -1,0 +1,97 @@
+"""One style for all figures, and one colour for each method, everywhere."""
+
+import io
+import re
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ortholand.experiments.records import write_atomically
+
+
+class MethodStyle(NamedTuple):
+    """How a method looks. The dashes tell the methods apart in a grey print too."""
+
+    label: str
+    colour: str
+    dashes: str | tuple[int, tuple[int, ...]] = "-"
+
+
+# Okabe and Ito's colours, which readers with any colour vision can tell apart. A new method
+# takes one that is still free: #009E73, #CC79A7, #E69F00, #56B4E9.
+METHODS: dict[str, MethodStyle] = {
+    "landing": MethodStyle("landing", "#0072B2"),
+    "landing-momentum": MethodStyle("landing with momentum", "#D55E00", (0, (5, 2))),
+    "landing-unscaled": MethodStyle("landing, f without 1/p", "#000000", (0, (1, 1))),
+}
+
+STYLE = {
+    "figure.dpi": 100,
+    "figure.constrained_layout.use": True,
+    "savefig.dpi": 200,
+    "font.size": 10,
+    "axes.grid": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": "#e4e4e4",
+    "lines.linewidth": 1.8,
+    "legend.frameon": False,
+    # The same records give the same file.
+    "svg.hashsalt": "ortholand",
+}
+
+FORMATS = ("svg", "png", "pdf")
+
+
+@contextmanager
+def house_style() -> Generator[None, None, None]:
+    """Draw in the style of the project, and leave the user's settings alone."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        yield
+
+
+def plot_method(axes: Axes, method: str, x: Sequence[float], y: Sequence[float]) -> None:
+    """A curve in the method's own style."""
+    style = METHODS[method]
+    axes.plot(x, y, label=style.label, color=style.colour, linestyle=style.dashes)
+
+
+def save_figure(figure: Figure, folder: Path, name: str) -> str:
+    """Save a figure in all formats; its SVG text is returned for the report."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {}
+    for kind in FORMATS:
+        buffer = io.BytesIO()
+        # No dates: they would make equal figures differ.
+        undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}[kind]
+        figure.savefig(buffer, format=kind, metadata=undated)
+        figure.set_layout_engine("none")  # keeps the layout just found: finding it is slow
+        texts[kind] = buffer.getvalue()
+        write_atomically(folder / f"{name}.{kind}", texts[kind])
+    return texts["svg"].decode()
+
+
+def inline_svg(svg: str, name: str, description: str) -> str:
+    """An SVG element for an HTML page: ids of its own, and as wide as the page allows.
+
+    Args:
+        svg: text of an SVG file by matplotlib.
+        name: prefix of the ids, which must differ between the figures of a page.
+        description: for those who cannot see it, already escaped.
+    """
+    element = svg[svg.index("<svg") :]
+    element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
+    element = re.sub(r'\bid="', f'id="{name}-', element)
+    element = re.sub(r'href="#', f'href="#{name}-', element)
+    element = element.replace("url(#", f"url(#{name}-")
+    # Only the first tag: what is inside has sizes of its own.
+    head, rest = element.split(">", 1)
+    head = re.sub(r'\s(?:width|height)="[^"]*"', "", head)
+    return f'{head} role="img" aria-label="{description}">{rest}'
