@@ -31,7 +31,6 @@ def names(groups) -> dict[bool, list[str]]:
         ([nn.Conv2d, "5.*"], ["0.weight", "5.weight"]),
         ((name for name in ("3.*", "5.*")), ["3.weight", "5.weight"]),
     ],
-    ids=str,
 )
 def test_selection(selector, expected):
     groups = ol.param_groups(lenet_like(), orthogonal=selector)
@@ -86,7 +85,6 @@ def test_recurrent_and_attention_modules(module):
         (3, TypeError, "name pattern.*got 3"),
         ([3], TypeError, "name pattern, a module type, a module, a predicate"),
     ],
-    ids=str,
 )
 def test_selections_that_make_no_sense(selector, error, message):
     with pytest.raises(error, match=message):

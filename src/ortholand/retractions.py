@@ -33,8 +33,8 @@ def retract(X: Tensor, A: Tensor, method: str | Retraction = "cayley") -> Tensor
     >>> import torch
     >>> A = torch.tensor([[0.0, -torch.pi / 2], [torch.pi / 2, 0.0]])
     >>> retract(torch.eye(2), A, "exponential").round()
-    tensor([[-0., -1.],
-            [ 1., -0.]])
+    tensor([[ 0., -1.],
+            [ 1.,  0.]])
     """
     function = find_retraction(method)
     wide = X.shape[-2] < X.shape[-1]

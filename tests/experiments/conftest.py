@@ -29,7 +29,7 @@ class Watcher:
     done: int = 0
     outcomes: dict[str, str] = field(default_factory=dict)
 
-    def start(self, experiment: str, units: int, steps: int) -> None:  # noqa: ARG002
+    def start(self, experiment: str, units: int, steps: int) -> None:
         self.total += steps
 
     def advance(self, steps: int) -> None:
