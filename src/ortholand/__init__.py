@@ -18,8 +18,9 @@ from ortholand.geometry import (
     skew,
     sym,
 )
-from ortholand.optim import LandingSGD, PowerLawLR
+from ortholand.optim import PLAM, LandingSGD, PenaltySGD, PowerLawLR, RiemannianSGD
 from ortholand.parameters import orthogonality_error, orthogonalize_, param_groups
+from ortholand.retractions import RETRACTIONS, retract
 from ortholand.safe_step import paper_step_size, safe_step_size
 
 try:
@@ -29,8 +30,12 @@ except PackageNotFoundError:  # running from a source tree that was never instal
 
 __all__ = [
     "FIELDS",
+    "PLAM",
+    "RETRACTIONS",
     "LandingSGD",
+    "PenaltySGD",
     "PowerLawLR",
+    "RiemannianSGD",
     "distance",
     "gram_residual",
     "landing_field",
@@ -47,6 +52,7 @@ __all__ = [
     "relative_gradient_times_x",
     "relative_hessian",
     "remove_normal",
+    "retract",
     "riemannian_gradient",
     "riemannian_hessian",
     "safe_step_size",

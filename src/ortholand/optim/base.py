@@ -5,7 +5,7 @@ how the unconstrained parameters do (``plain_step``).
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,11 +14,13 @@ from torch.optim.optimizer import ParamsT
 
 from ortholand.geometry.manifold import distance
 from ortholand.geometry.matrices import to_working_dtype, working_dtype
-from ortholand.geometry.views import as_matrices, as_weight, check_weight
+from ortholand.geometry.views import View, as_matrices, as_weight, check_weight
 from ortholand.optim.checks import check_common_options, check_dense_gradients
 from ortholand.optim.plain import SKIPPED, State, count_skipped
 
 Group = Mapping[str, Any]
+# Per weight: a tensor of its shape, or a real number for each of its matrices. Both start at zero.
+StateKind = Literal["matrix", "number"]
 
 # Up to this many entries a matrix is mostly overhead, and a batch of such matrices steps faster as
 # one: 2 to 5 times up to 64 x 64, even at 100 x 100, slower at 256 x 256 (make bench).
@@ -30,7 +32,7 @@ class MatrixStep(NamedTuple):
 
     update: Tensor  # what X loses, (..., n, p); zero where the step was not taken
     taken: Tensor  # which matrices took their step, (...)
-    state: dict[str, Tensor]  # the state after a step that is taken, each (..., n, p)
+    state: dict[str, Tensor]  # the state after a step that is taken, (..., n, p) or (...)
 
 
 class OrthogonalOptimizer(Optimizer):
@@ -50,8 +52,8 @@ class OrthogonalOptimizer(Optimizer):
         """How far from the manifold an orthogonal parameter may start."""
         raise NotImplementedError
 
-    def group_state_names(self, group: Group) -> tuple[str, ...]:
-        """Names of the per-weight state, each of the weight's shape and starting at zero."""
+    def state_kinds(self, group: Group) -> Mapping[str, StateKind]:
+        """Names and kinds of the state that a weight has."""
         raise NotImplementedError
 
     def matrix_step(
@@ -128,9 +130,10 @@ class OrthogonalOptimizer(Optimizer):
         view = group["view"]
         X = _together([to_working_dtype(as_matrices(p, view)) for p in params])
         G = _together([_gradient_matrices(p, group) for p in params])
+        kinds = self.state_kinds(group)
         state = {
-            name: _together([as_matrices(self._state_of(p, name), view) for p in params])
-            for name in self.group_state_names(group)
+            name: _together([self._load(p, name, kind, view) for p in params], kind)
+            for name, kind in kinds.items()
         }
         result = self.matrix_step(X, G, state, group)
         updates, taken = _apart(result.update, params, view), _apart(result.taken, params, view)
@@ -138,15 +141,17 @@ class OrthogonalOptimizer(Optimizer):
             p.sub_(as_weight(update, p, view))
             count_skipped(self.state[p], ok)
         for name, new in result.state.items():
-            kept = torch.where(result.taken[..., None, None], new, state[name])
+            is_matrix = kinds[name] == "matrix"
+            taken_or_not = result.taken[..., None, None] if is_matrix else result.taken
+            kept = torch.where(taken_or_not, new, state[name])
             for p, part in zip(params, _apart(kept, params, view), strict=True):
-                self.state[p][name].copy_(as_weight(part, p, view))
+                self.state[p][name].copy_(as_weight(part, p, view) if is_matrix else part)
 
-    def _state_of(self, p: Tensor, name: str) -> Tensor:
+    def _load(self, p: Tensor, name: str, kind: StateKind, view: View) -> Tensor:
         state: State = self.state[p]
         if name not in state:
-            state[name] = torch.zeros_like(p, dtype=working_dtype(p.dtype))
-        return state[name]
+            state[name] = _zero_state(p, kind, view)
+        return as_matrices(state[name], view) if kind == "matrix" else state[name]
 
     def _check_all_options(self, options: Group) -> None:
         check_common_options(options)
@@ -178,18 +183,29 @@ def bundles(params: list[Tensor], group: Group) -> Iterator[list[Tensor]]:
             yield from ([p] for p in members)
 
 
-def _together(matrices: list[Tensor]) -> Tensor:
-    """One batch of all the matrices; a single member stays as it is."""
-    if len(matrices) == 1:
-        return matrices[0]
-    return torch.cat([M.reshape(-1, *M.shape[-2:]) for M in matrices])
+def _zero_state(p: Tensor, kind: StateKind, view: View) -> Tensor:
+    dtype = working_dtype(p.dtype)
+    if kind == "matrix":
+        return torch.zeros_like(p, dtype=dtype)
+    shape = as_matrices(p, view).shape[:-2]
+    return torch.zeros(shape, dtype=dtype.to_real(), device=p.device)
 
 
-def _apart(batch: Tensor, params: list[Tensor], view: Any) -> list[Tensor]:
+def _together(parts: list[Tensor], kind: StateKind = "matrix") -> Tensor:
+    """One batch of all the matrices, or their numbers; a single member stays as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    inner = parts[0].shape[-2:] if kind == "matrix" else ()
+    return torch.cat([part.reshape(-1, *inner) for part in parts])
+
+
+def _apart(batch: Tensor, params: list[Tensor], view: View) -> list[Tensor]:
     """The parts of a batch made by :func:`_together` that belong to each parameter."""
     if len(params) == 1:
         return [batch]
-    return list(batch.split([as_matrices(p, view)[..., 0, 0].numel() for p in params]))
+    shapes = [as_matrices(p, view).shape[:-2] for p in params]
+    parts = batch.split([shape.numel() for shape in shapes])
+    return [part.reshape(s + batch.shape[1:]) for part, s in zip(parts, shapes, strict=True)]
 
 
 def _gradient_matrices(p: Tensor, group: Group) -> Tensor:
@@ -203,7 +219,7 @@ def _name_of(group: Group, i: int) -> str:
     return repr(names[i]) if names else f"parameter {i} of the group"
 
 
-def _check_start(p: Tensor, name: str, view: Any, radius: float) -> None:
+def _check_start(p: Tensor, name: str, view: View, radius: float) -> None:
     """Raise if a matrix of the weight is outside the ball, or not finite."""
     if p.device.type == "meta":
         return

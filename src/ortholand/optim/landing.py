@@ -27,6 +27,8 @@ from ortholand.geometry.manifold import gram_residual
 from ortholand.geometry.matrices import is_square
 from ortholand.safe_step import (
     RULES,
+    check_ball,
+    check_rule,
     largest_step,
     largest_step_before_landing,
     largest_step_decoupled,
@@ -101,15 +103,25 @@ ATTRACTIONS: dict[str, Callable[[Tensor, Tensor, Mapping[str, Any]], Move]] = {
 }
 
 
-def check_attraction(attraction: str, omega: float) -> None:
-    """Raise unless the attraction exists and omega makes sense."""
-    if attraction not in ATTRACTIONS:
-        raise ValueError(f"attraction must be one of {tuple(ATTRACTIONS)}, got {attraction!r}.")
-    if not 0 <= omega <= 0.5:
+def check_landing_options(options: Mapping[str, Any]) -> None:
+    """Raise unless ball, rule and attraction make sense."""
+    check_ball(options["lam"], options["eps"])
+    if options["safe_step"] is not None:
+        check_rule(options["safe_step"])
+    if options["attraction"] not in ATTRACTIONS:
         raise ValueError(
-            f"omega must be in [0, 1/2], got {omega}: 1/2 is a full Newton-Schulz step, and more "
-            "overshoots the manifold."
+            f"attraction must be one of {tuple(ATTRACTIONS)}, got {options['attraction']!r}."
         )
+    if not 0 <= options["omega"] <= 0.5:
+        raise ValueError(
+            f"omega must be in [0, 1/2], got {options['omega']}: 1/2 is a full Newton-Schulz step, "
+            "and more overshoots the manifold."
+        )
+
+
+def landing_start_radius(group: Mapping[str, Any]) -> float:
+    """How far from the manifold a matrix may start: the safe step holds inside the ball only."""
+    return group["eps"] if group["safe_step"] is not None else math.inf
 
 
 def landing(X: Tensor, B: Tensor, lam: float) -> Landing:

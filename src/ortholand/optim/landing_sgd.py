@@ -6,15 +6,15 @@ from typing import Any
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from ortholand.optim.base import MatrixStep, OrthogonalOptimizer
-from ortholand.optim.checks import check_sgd_options
-from ortholand.optim.landing import check_attraction, landing_update
-from ortholand.optim.momentum import accumulate, generator
-from ortholand.optim.plain import plain_sgd_step
-from ortholand.safe_step import check_ball, check_rule
+from ortholand.optim.landing import (
+    check_landing_options,
+    landing_start_radius,
+    landing_update,
+)
+from ortholand.optim.sgd import OrthogonalSGD
 
 
-class LandingSGD(OrthogonalOptimizer):
+class LandingSGD(OrthogonalSGD):
     r"""SGD with orthogonal weights, by the landing algorithm: products only, no retraction.
 
     .. code-block:: text
@@ -39,10 +39,14 @@ class LandingSGD(OrthogonalOptimizer):
         nesterov: Nesterov momentum.
         weight_decay: for groups with ``orthogonal=False`` only. On the manifold ``||X||`` is
             constant, so decay would do nothing but fight the constraint.
-        lam: attraction to the manifold.
+        lam: strength of the coupled attraction.
         eps: radius of the ball ``||X^H X - I||_F <= eps`` that the safe step keeps, in (0, 1).
         safe_step: ``"frobenius"``, ``"tight"`` (see :func:`ortholand.safe_step_size`), or
             ``None`` for no safeguard at all.
+        attraction: ``"coupled"``, the paper's; ``"decoupled"``, ``X - eta R - omega X D``, whose
+            pull does not shrink with lr; or ``"after"``: move, then land with a Newton-Schulz
+            step, the smallest orthogonality error (see ``docs/optimizers.md``).
+        omega: pull of the decoupled attraction, in [0, 1/2].
         maximize: ascend instead of descend.
         foreach: step parameters of the same matrix shape as one batch (True), one by one
             (False), or whichever is quicker for their size (None).
@@ -65,8 +69,6 @@ class LandingSGD(OrthogonalOptimizer):
     >>> ortholand.orthogonality_error(optimizer) < 0.5
     True
     """
-
-    state_names = ("momentum_buffer",)
 
     def __init__(
         self,
@@ -106,38 +108,14 @@ class LandingSGD(OrthogonalOptimizer):
         super().__init__(params, options)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """SGD's conditions, and those of the ball."""
-        check_sgd_options(options)
-        check_ball(options["lam"], options["eps"])
-        if options["safe_step"] is not None:
-            check_rule(options["safe_step"])
-        check_attraction(options["attraction"], options["omega"])
+        """SGD's conditions, and landing's."""
+        super().check_options(options)
+        check_landing_options(options)
 
     def start_radius(self, group: Mapping[str, Any]) -> float:
         """The safe step holds inside the ball only; without it, anywhere will do."""
-        return group["eps"] if group["safe_step"] is not None else float("inf")
+        return landing_start_radius(group)
 
-    def group_state_names(self, group: Mapping[str, Any]) -> tuple[str, ...]:
-        """The momentum buffer, if there is momentum."""
-        return self.state_names if group["momentum"] else ()
-
-    def matrix_step(
-        self, X: Tensor, G: Tensor, state: dict[str, Tensor], group: Mapping[str, Any]
-    ) -> MatrixStep:
-        """Momentum, field, safe step, update."""
-        B, new_state = generator(X, G), {}
-        if group["momentum"]:
-            B, new_state["momentum_buffer"] = accumulate(
-                X,
-                B,
-                state["momentum_buffer"],
-                momentum=group["momentum"],
-                dampening=group["dampening"],
-                nesterov=group["nesterov"],
-            )
-        update, taken = landing_update(X, B, group)
-        return MatrixStep(update, taken, new_state)
-
-    def plain_step(self, params: list[Tensor], group: Mapping[str, Any]) -> None:
-        """The step of ``torch.optim.SGD``."""
-        plain_sgd_step(params, self.state, group)
+    def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """The landing step."""
+        return landing_update(X, B, group)

@@ -17,15 +17,9 @@ def generator(X: Tensor, G: Tensor) -> Tensor:
 
 
 def accumulate(
-    X: Tensor, B: Tensor, buffer: Tensor, *, momentum: float, dampening: float, nesterov: bool
+    B: Tensor, buffer: Tensor, *, momentum: float, dampening: float, nesterov: bool
 ) -> tuple[Tensor, Tensor]:
-    """Momentum on generators as ``torch.optim.SGD`` has it on gradients: (direction, new buffer).
-
-    Square: the relative gradients are accumulated, as in the paper; the buffer is skew, so
-    ``A X`` is tangent wherever X has gone meanwhile. Tall: the buffer is n x p and loses its
-    normal part at every step, which changes neither the direction now nor the tangency later
-    (any B gives a tangent step) and keeps the past multipliers out of the present direction.
-    """
+    """Momentum as ``torch.optim.SGD`` has it, per matrix: (direction, new buffer)."""
     if dampening:
         # The first gradient enters whole, as in torch; a buffer of zeros is one not yet started.
         started = buffer.ne(0).any(dim=(-2, -1), keepdim=True)
@@ -33,5 +27,15 @@ def accumulate(
     else:
         weighted = B
     total = torch.add(weighted, buffer, alpha=momentum)
-    direction = torch.add(B, total, alpha=momentum) if nesterov else total
-    return direction, total if is_square(X) else remove_normal(X, total)
+    return torch.add(B, total, alpha=momentum) if nesterov else total, total
+
+
+def transport(X: Tensor, buffer: Tensor) -> Tensor:
+    """The buffer as it is kept for the next step.
+
+    Square: the relative gradients are accumulated, as in the paper, and stay as they are; the
+    buffer is skew, so ``A X`` is tangent wherever X will have gone. Tall: the buffer loses its
+    normal part, which changes neither the direction now nor the tangency later (any B gives a
+    tangent step) and keeps past multipliers out of later directions.
+    """
+    return buffer if is_square(X) else remove_normal(X, buffer)

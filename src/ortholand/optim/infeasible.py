@@ -1,0 +1,104 @@
+"""PLAM and the penalty method: the infeasible methods that landing is compared with."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from ortholand.fields import Field, penalty_field, plam_field
+from ortholand.optim.finite import finite_matrices
+from ortholand.optim.sgd import OrthogonalSGD
+from ortholand.safe_step import check_ball
+
+
+class FieldSGD(OrthogonalSGD):
+    """SGD along a field of X and the (accumulated) Euclidean gradient, with no safeguard.
+
+    Args:
+        params: parameters, named parameters or groups; the orthogonal ones may start anywhere.
+        lr: step; a float or a one-element tensor.
+        momentum: momentum factor, on the Euclidean gradients.
+        dampening: dampening of the momentum, not of its first gradient.
+        nesterov: Nesterov momentum.
+        weight_decay: for groups with ``orthogonal=False`` only.
+        lam: attraction to the manifold.
+        maximize: ascend instead of descend.
+        foreach: as in :class:`ortholand.LandingSGD`.
+        orthogonal: default of the group option.
+        view: default of the group option.
+    """
+
+    field: Field
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        *,
+        lam: float = 1.0,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        orthogonal: bool = True,
+        view: str = "matrix",
+    ) -> None:
+        options = dict(
+            lr=lr,
+            momentum=momentum,
+            dampening=dampening,
+            nesterov=nesterov,
+            weight_decay=weight_decay,
+            lam=lam,
+            maximize=maximize,
+            foreach=foreach,
+            orthogonal=orthogonal,
+            view=view,
+        )
+        super().__init__(params, options)
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """SGD's conditions, and a sensible attraction."""
+        super().check_options(options)
+        check_ball(options["lam"], eps=0.5)
+
+    def start_radius(self, group: Mapping[str, Any]) -> float:  # noqa: ARG002
+        """Anywhere: nothing is promised."""
+        return float("inf")
+
+    def generator(self, X: Tensor, G: Tensor) -> Tensor:  # noqa: ARG002
+        """These fields see the whole gradient, its normal part included."""
+        return G
+
+    def transport(self, X: Tensor, buffer: Tensor) -> Tensor:  # noqa: ARG002
+        """Euclidean gradients are accumulated as they are."""
+        return buffer
+
+    def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """A step along the field."""
+        update = group["lr"] * type(self).field(X, B, group["lam"])
+        taken = finite_matrices(update)
+        return torch.where(taken[..., None, None], update, 0), taken
+
+
+class PLAM(FieldSGD):
+    """PLAM (Gao et al., 2019), the proximal linearised augmented Lagrangian method.
+
+    Arguments as for :class:`FieldSGD`. Without a safeguard, as published: it can explode, and on
+    random problems mostly does (``ortholand errata plam-problems``).
+    """
+
+    field = staticmethod(plam_field)
+
+
+class PenaltySGD(FieldSGD):
+    """The penalty method: SGD on ``f + lam N``. Its solutions are not orthogonal.
+
+    Arguments as for :class:`FieldSGD`.
+    """
+
+    field = staticmethod(penalty_field)

@@ -1,0 +1,116 @@
+"""RiemannianSGD: the retraction methods that landing is compared with."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from ortholand.optim.finite import finite_matrices
+from ortholand.optim.sgd import OrthogonalSGD
+from ortholand.retractions import RETRACTIONS, Retraction, find_retraction
+
+
+class RiemannianSGD(OrthogonalSGD):
+    """SGD with orthogonal weights, by a retraction: ``X = R(X, -lr A)``.
+
+    All that is not the algorithm itself is as in :class:`ortholand.LandingSGD`: arguments, groups,
+    views, types, momentum on the relative gradients (transported by projection for tall and wide
+    matrices), what happens to non-finite gradients. There is no safe step: a retraction stays on
+    the manifold by construction, up to rounding, which ``"exponential"`` and ``"cayley"``
+    accumulate.
+
+    Args:
+        params: parameters, named parameters or groups.
+        lr: step; a float or a one-element tensor.
+        momentum: momentum factor, on the relative gradients.
+        dampening: dampening of the momentum, not of its first gradient.
+        nesterov: Nesterov momentum.
+        weight_decay: for groups with ``orthogonal=False`` only.
+        retraction: ``"exponential"``, ``"polar"``, ``"cayley"``, ``"qr"``, or a function (X, A) as
+            in :mod:`ortholand.retractions`, which is entered there under its name, so that a
+            state_dict holds nothing but that name.
+        maximize: ascend instead of descend.
+        foreach: as in :class:`ortholand.LandingSGD`.
+        orthogonal: default of the group option.
+        view: default of the group option.
+
+    >>> import torch, ortholand
+    >>> X = torch.nn.Parameter(ortholand.random_orthogonal(8, 3, seed=0))
+    >>> optimizer = RiemannianSGD([X], lr=0.1, retraction="qr")
+    >>> X[0].sum().backward()
+    >>> optimizer.step()
+    >>> ortholand.orthogonality_error(optimizer) < 1e-5
+    True
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        *,
+        retraction: str | Retraction = "cayley",
+        maximize: bool = False,
+        foreach: bool | None = None,
+        orthogonal: bool = True,
+        view: str = "matrix",
+    ) -> None:
+        options = dict(
+            lr=lr,
+            momentum=momentum,
+            dampening=dampening,
+            nesterov=nesterov,
+            weight_decay=weight_decay,
+            retraction=_registered(retraction),
+            maximize=maximize,
+            foreach=foreach,
+            orthogonal=orthogonal,
+            view=view,
+        )
+        super().__init__(params, options)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; a retraction that is a function is entered in the registry."""
+        if "retraction" in param_group:
+            param_group["retraction"] = _registered(param_group["retraction"])
+        super().add_param_group(param_group)
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """SGD's conditions, and a retraction that exists."""
+        super().check_options(options)
+        find_retraction(options["retraction"])
+
+    def start_radius(self, group: Mapping[str, Any]) -> float:  # noqa: ARG002
+        """On the manifold, with room for a start in bfloat16: no retraction mends a bad one."""
+        return 0.1
+
+    def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """The way to the retracted point."""
+        A = -group["lr"] * B
+        # Decompositions raise on what is not finite, so it must not get there.
+        sound = finite_matrices(A)
+        A = torch.where(sound[..., None, None], A, 0)
+        moved = RETRACTIONS[group["retraction"]](X, A)
+        taken = sound & finite_matrices(moved)
+        # lr = 0 must change nothing, not even by the rounding of a retraction.
+        moving = taken & A.ne(0).any(dim=(-2, -1))
+        return torch.where(moving[..., None, None], X - moved, 0), taken
+
+
+def _registered(retraction: str | Retraction) -> str:
+    """The name of a retraction, entered in the registry if it is a function."""
+    if isinstance(retraction, str):
+        return retraction
+    if not callable(retraction):
+        find_retraction(retraction)
+    name = getattr(retraction, "__name__", type(retraction).__name__)
+    if RETRACTIONS.setdefault(name, retraction) is not retraction:
+        raise ValueError(
+            f"A retraction named {name!r} exists already. Give the function another __name__."
+        )
+    return name

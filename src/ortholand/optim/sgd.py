@@ -1,0 +1,56 @@
+"""What the optimizers share that are SGD but for the move: momentum, plain groups, checks."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ortholand.optim.base import MatrixStep, OrthogonalOptimizer, StateKind
+from ortholand.optim.checks import check_sgd_options
+from ortholand.optim.momentum import accumulate, generator, transport
+from ortholand.optim.plain import plain_sgd_step
+
+
+class OrthogonalSGD(OrthogonalOptimizer):
+    """SGD on orthogonal weights. A subclass says how a matrix moves in a direction."""
+
+    def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """What X loses along the direction that B stands for, and which matrices take it."""
+        raise NotImplementedError
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """SGD's own conditions."""
+        check_sgd_options(options)
+
+    def state_kinds(self, group: Mapping[str, Any]) -> Mapping[str, StateKind]:
+        """The momentum buffer, if there is momentum."""
+        return {"momentum_buffer": "matrix"} if group["momentum"] else {}
+
+    def generator(self, X: Tensor, G: Tensor) -> Tensor:
+        """What is accumulated: by default, what stands for the relative gradient."""
+        return generator(X, G)
+
+    def transport(self, X: Tensor, buffer: Tensor) -> Tensor:
+        """What is kept of the accumulated."""
+        return transport(X, buffer)
+
+    def matrix_step(
+        self, X: Tensor, G: Tensor, state: dict[str, Tensor], group: Mapping[str, Any]
+    ) -> MatrixStep:
+        """Momentum, then the move."""
+        B, new_state = self.generator(X, G), {}
+        if group["momentum"]:
+            B, total = accumulate(
+                B,
+                state["momentum_buffer"],
+                momentum=group["momentum"],
+                dampening=group["dampening"],
+                nesterov=group["nesterov"],
+            )
+            new_state["momentum_buffer"] = self.transport(X, total)
+        update, taken = self.move(X, B, group)
+        return MatrixStep(update, taken, new_state)
+
+    def plain_step(self, params: list[Tensor], group: Mapping[str, Any]) -> None:
+        """The step of ``torch.optim.SGD``."""
+        plain_sgd_step(params, self.state, group)
