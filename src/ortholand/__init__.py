@@ -18,7 +18,7 @@ from ortholand.geometry import (
     skew,
     sym,
 )
-from ortholand.optim import PLAM, LandingSGD, PenaltySGD, PowerLawLR, RiemannianSGD
+from ortholand.optim import PLAM, LandingAdam, LandingSGD, PenaltySGD, PowerLawLR, RiemannianSGD
 from ortholand.parameters import orthogonality_error, orthogonalize_, param_groups
 from ortholand.retractions import RETRACTIONS, retract
 from ortholand.safe_step import paper_step_size, safe_step_size
@@ -32,6 +32,7 @@ __all__ = [
     "FIELDS",
     "PLAM",
     "RETRACTIONS",
+    "LandingAdam",
     "LandingSGD",
     "PenaltySGD",
     "PowerLawLR",

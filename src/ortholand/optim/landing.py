@@ -4,7 +4,7 @@ Three ways to be attracted to the manifold, each with a safe step of its own:
 
 - ``"coupled"``: the paper's ``X - eta (R + lam X D)``. The attraction shrinks with eta.
 - ``"decoupled"``: ``X - eta R - omega X D``; omega = 1/2 is one Newton-Schulz step at X.
-- ``"after"``: move, then land. ``Y = X - eta R``, then the Newton-Schulz step at Y, which sees
+- ``"after"``: move, then land. ``Y = X - eta R``, then a Newton-Schulz step at Y, which sees
   where the move has led and leaves an error of order eta^4.
 """
 
@@ -82,7 +82,7 @@ def decoupled(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> Move:
 
 
 def after(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> Move:
-    """``X - (Y - Y E / 2)`` with ``Y = X - eta R`` and ``E = Y^H Y - I``."""
+    """The move to ``Y = X - eta R`` and the landing from there."""
     R, _, d, tangency_error = tangent(X, B)
     root_q = RULES[group["safe_step"] or "frobenius"](R)
     eta = _target(group["lr"], d)
@@ -90,10 +90,24 @@ def after(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> Move:
         safe = largest_step_before_landing(root_q, d, group["eps"], tangency_error)
         eta = torch.minimum(eta, safe)
     move = eta[..., None, None] * R
-    Y = X - move
-    # E is D + eta^2 R^H R in exact arithmetic. Measured, it also sees what rounding did to R.
-    landed = Y @ gram_residual(Y) * _if_moving(group["lr"], 0.5, d)[..., None, None]
+    landed = loss_by_landing(X - move) * _if_moving(group["lr"], 1.0, d)[..., None, None]
     return Move(move + landed, eta * root_q + d)
+
+
+def loss_by_landing(Y: Tensor) -> Tensor:
+    """What Y loses in one Newton-Schulz step after scaling to the norm of a point on the manifold.
+
+    A tangent move only ever adds to the singular values of X, so Y is too large by about the mean
+    m of ``E = Y^H Y - I``. With ``c = (1 + m)^(-1/2)`` the step on ``c Y`` leaves ``3/4 (e - m)^2``
+    of an eigenvalue e of E in place of ``3/4 e^2``, for nothing. (E is ``D + eta^2 R^H R`` in exact
+    arithmetic; measured, it also sees what rounding did to R.)
+    """
+    E = gram_residual(Y)
+    mean = E.diagonal(dim1=-2, dim2=-1).real.mean(-1)
+    c = (1 + mean.clamp(min=0)).rsqrt()[..., None]
+    K = c[..., None] ** 3 / 2 * E
+    K.diagonal(dim1=-2, dim2=-1).add_((c - 1) ** 2 * (c + 2) / 2)  # 1 - c (3 - c^2) / 2
+    return Y @ K
 
 
 ATTRACTIONS: dict[str, Callable[[Tensor, Tensor, Mapping[str, Any]], Move]] = {

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 State = dict[str, Any]
@@ -44,6 +45,39 @@ def plain_sgd_step(
     guarded_step(params, states, step)
 
 
+def plain_adam_step(
+    params: list[Tensor], states: Mapping[Tensor, State], group: Mapping[str, Any]
+) -> None:
+    """The step of ``torch.optim.AdamW`` or Adam on each parameter that stays finite by it."""
+    for p in params:
+        if "exp_avg" not in states[p]:
+            states[p]["exp_avg"] = torch.zeros_like(p)
+            states[p]["exp_avg_sq"] = torch.zeros_like(p)
+            states[p]["step"] = torch.zeros((), dtype=torch.float32)
+
+    def step() -> None:
+        adam(
+            params,
+            [p.grad for p in params if p.grad is not None],
+            [states[p]["exp_avg"] for p in params],
+            [states[p]["exp_avg_sq"] for p in params],
+            [],
+            [states[p]["step"] for p in params],
+            foreach=group["foreach"] and not isinstance(group["lr"], Tensor),
+            has_complex=any(p.is_complex() for p in params),
+            decoupled_weight_decay=group["decoupled_weight_decay"],
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["adam_eps"],
+            maximize=group["maximize"],
+        )
+
+    guarded_step(params, states, step)
+
+
 def guarded_step(
     params: list[Tensor], states: Mapping[Tensor, State], step: Callable[[], None]
 ) -> None:
@@ -51,6 +85,8 @@ def guarded_step(
 
     The copies are memory traffic on vectors and heads, and save a host sync to ask first.
     """
+    if not params:
+        return
     weights_before = [p.clone() for p in params]
     states_before = [{k: v.clone() for k, v in states[p].items()} for p in params]
     step()

@@ -1,0 +1,145 @@
+"""LandingAdam: Adam that lands on the manifold."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from ortholand.geometry.derivatives import relative_gradient, remove_normal
+from ortholand.geometry.matrices import frobenius_norm, is_square
+from ortholand.optim.base import MatrixStep, OrthogonalOptimizer, StateKind
+from ortholand.optim.checks import check_adam_options
+from ortholand.optim.landing import (
+    check_landing_options,
+    landing_start_radius,
+    landing_update,
+)
+from ortholand.optim.plain import plain_adam_step
+
+
+class LandingAdam(OrthogonalOptimizer):
+    r"""Adam with orthogonal weights, by the landing algorithm.
+
+    .. code-block:: text
+
+        psi = Skew(G X^H)                                   relative gradient
+        m   = beta1 m + (1 - beta1) psi
+        v   = beta2 v + (1 - beta2) ||psi||_F^2 / p         one number per matrix
+        A   = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + adam_eps)
+        X   = the landing step of :class:`ortholand.LandingSGD` in the direction A
+
+    One second moment per matrix, not per entry: the direction then turns with X and with the
+    coordinates, as a direction on the manifold should. (For tall and wide matrices the gradient
+    without its normal part stands for psi.) Groups with ``orthogonal=False`` take the step of
+    ``torch.optim.AdamW``.
+
+    Args:
+        params: parameters, named parameters or groups, as for :class:`ortholand.LandingSGD`.
+        lr: target step. The columns of the direction are of norm about one, so lr is about the
+            angle, in radians, by which a column turns in a step, whatever the size of the matrix.
+        betas: decay of the two moments.
+        weight_decay: for groups with ``orthogonal=False`` only.
+        adam_eps: Adam's own eps, added to the root of the second moment.
+        decoupled_weight_decay: AdamW's decay in plain groups (True) or Adam's (False).
+        lam: strength of the coupled attraction.
+        eps: radius of the ball that the safe step keeps, in (0, 1). *Not* Adam's eps.
+        safe_step: as in :class:`ortholand.LandingSGD`.
+        attraction: as in :class:`ortholand.LandingSGD`.
+        omega: as in :class:`ortholand.LandingSGD`.
+        maximize: ascend instead of descend.
+        foreach: as in :class:`ortholand.LandingSGD`.
+        orthogonal: default of the group option.
+        view: default of the group option.
+
+    >>> import torch, ortholand
+    >>> X = torch.nn.Parameter(ortholand.random_orthogonal(8, 3, seed=0))
+    >>> optimizer = LandingAdam([X], lr=0.01, attraction="after")
+    >>> X[0].sum().backward()
+    >>> optimizer.step()
+    >>> ortholand.orthogonality_error(optimizer) < 1e-4
+    True
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+        *,
+        adam_eps: float = 1e-8,
+        decoupled_weight_decay: bool = True,
+        lam: float = 1.0,
+        eps: float = 0.5,
+        safe_step: str | None = "frobenius",
+        attraction: str = "coupled",
+        omega: float = 0.5,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        orthogonal: bool = True,
+        view: str = "matrix",
+    ) -> None:
+        options = dict(
+            lr=lr,
+            betas=betas,
+            weight_decay=weight_decay,
+            adam_eps=adam_eps,
+            decoupled_weight_decay=decoupled_weight_decay,
+            lam=lam,
+            eps=eps,
+            safe_step=safe_step,
+            attraction=attraction,
+            omega=omega,
+            maximize=maximize,
+            foreach=foreach,
+            orthogonal=orthogonal,
+            view=view,
+        )
+        super().__init__(params, options)
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Adam's conditions, and landing's."""
+        check_adam_options(options)
+        check_landing_options(options)
+
+    def start_radius(self, group: Mapping[str, Any]) -> float:
+        """The safe step holds inside the ball only; without it, anywhere will do."""
+        return landing_start_radius(group)
+
+    def state_kinds(self, group: Mapping[str, Any]) -> Mapping[str, StateKind]:  # noqa: ARG002
+        """Adam's two moments, and the number of steps that each matrix has taken."""
+        return {"exp_avg": "matrix", "exp_avg_sq": "number", "step": "number"}
+
+    def matrix_step(
+        self, X: Tensor, G: Tensor, state: dict[str, Tensor], group: Mapping[str, Any]
+    ) -> MatrixStep:
+        """Moments, direction, landing step."""
+        beta1, beta2 = group["betas"]
+        B = relative_gradient(X, G) if is_square(X) else remove_normal(X, G)
+        step = state["step"] + 1
+        mean = beta1 * state["exp_avg"] + (1 - beta1) * B
+        square = beta2 * state["exp_avg_sq"] + (1 - beta2) * _mean_square(B)
+        root = (square / _one_minus_power(beta2, step)).sqrt() + group["adam_eps"]
+        direction = mean / (_one_minus_power(beta1, step) * root)[..., None, None]
+        update, taken = landing_update(X, direction, group)
+        return MatrixStep(update, taken, {"exp_avg": mean, "exp_avg_sq": square, "step": step})
+
+    def plain_step(self, params: list[Tensor], group: Mapping[str, Any]) -> None:
+        """The step of ``torch.optim.AdamW`` (or Adam)."""
+        plain_adam_step(params, self.state, group)
+
+
+def _one_minus_power(beta: float, step: Tensor) -> Tensor:
+    """``1 - beta^step``, to full precision also where the power is almost 1."""
+    return -torch.expm1(step * math.log(beta)) if beta > 0 else torch.ones_like(step)
+
+
+def _mean_square(B: Tensor) -> Tensor:
+    """Mean of the squared norms of the columns of each matrix, bounded against overflow.
+
+    A bound that is too small only makes the direction longer, and the safe step takes care of it.
+    """
+    return (frobenius_norm(B) / math.sqrt(B.shape[-1])).clamp(max=1e18).square()

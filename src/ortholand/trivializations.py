@@ -1,0 +1,355 @@
+"""Trivializations: weights that are orthogonal by construction, for any Euclidean optimizer.
+
+A weight is computed from unconstrained numbers through the exponential or the Cayley map,
+``W = B exp(A)`` with A skew (the paper's competitor, its appendix on trivializations). Torch's
+``parametrize`` keeps the books. ``torch.nn.utils.parametrizations.orthogonal`` has the same
+coordinates, but works with n x n matrices where the weight is n x p, draws random numbers to start,
+and replaces weights that are not orthogonal without a word.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple, TypeVar, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from ortholand.geometry.manifold import distance, gram_residual, polar_projection
+from ortholand.geometry.matrices import is_square, to_working_dtype
+from ortholand.geometry.views import View, as_matrices, as_weight, check_view, check_weight
+from ortholand.parameters import Selectors, param_groups
+
+Map = Literal["exp", "cayley"]
+Base = Literal["weight", "identity"]
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def trivialize_(
+    model: Model,
+    orthogonal: Selectors,
+    *,
+    view: View = "matrix",
+    map: Map = "exp",
+    base: Base = "weight",
+) -> Model:
+    """Make weights orthogonal by construction, in place, without changing their values.
+
+    Afterwards any optimizer of ``torch.optim`` on ``model.parameters()`` keeps them orthogonal to
+    rounding. Make the optimizer after this call.
+
+    Args:
+        model: the model. The chosen weights must be orthogonal to rounding already.
+        orthogonal: which parameters, as in :func:`param_groups`.
+        view: how the weights are seen as matrices.
+        map: ``"exp"``, or ``"cayley"``, which is cheaper.
+        base: ``"weight"``: ``W = B exp(A)`` from ``B = W`` and ``A = 0``. ``"identity"``:
+            ``W = exp(A)``, as in the paper, for square matrices without the eigenvalue -1 (so
+            with determinant +1 if real).
+
+    Returns:
+        The model.
+
+    Nothing is changed if any weight is refused.
+
+    >>> import ortholand, torch
+    >>> from torch import nn
+    >>> model = ortholand.orthogonalize_(nn.Linear(3, 3), orthogonal="weight")
+    >>> optimizer = torch.optim.Adam(trivialize_(model, "weight").parameters())
+    >>> [name for name, _ in model.named_parameters()]
+    ['bias', 'parametrizations.weight.original']
+    """
+    _check_choice("map", map, Map)
+    _check_choice("base", base, Base)
+    slots = _choose(model, orthogonal, view)
+    for slot in slots:
+        _check_weight(slot, view)
+    logarithms = [_logarithm(slot, view, map) if base == "identity" else None for slot in slots]
+    for slot, logarithm in zip(slots, logarithms, strict=True):
+        _register(slot, Trivialization(slot.parameter, view=view, map=map), logarithm)
+    return model
+
+
+@torch.no_grad()
+def rebase_(model: Model) -> Model:
+    """Move the base point of every trivialized weight to its current value: ``B = W, A = 0``.
+
+    Call it between ``optimizer.step()`` and the next backward pass, every so many steps: it keeps
+    A small, where the map distorts little. The weights stay the same to rounding, and so do the
+    parameter objects, so that the optimizer goes on. Its buffers stay as they are: relative to
+    the weight they mean the same direction as before up to terms of the order of A. Gradients of
+    the old coordinates are dropped.
+
+    >>> import ortholand, torch
+    >>> from torch import nn
+    >>> model = ortholand.orthogonalize_(nn.Linear(2, 2), orthogonal="weight")
+    >>> A = trivialize_(model, "weight").parametrizations.weight.original
+    >>> A.data.fill_(0.1)  # as an optimizer would
+    tensor([[0.1000, 0.1000],
+            [0.1000, 0.1000]])
+    >>> W = model.weight
+    >>> A.any(), torch.allclose(rebase_(model).weight, W), A.any()
+    (tensor(True), True, tensor(False))
+    """
+    for found in _trivialized(model):
+        X = found.trivialization.matrices(found.parameter)
+        # One Newton-Schulz step: rounding errors do not add up over many moves.
+        found.trivialization.base.copy_(X - X @ gram_residual(X) / 2)
+        found.parameter.zero_()
+        found.parameter.grad = None
+    return model
+
+
+@torch.no_grad()
+def untrivialize_(model: Model) -> Model:
+    """Turn every trivialized weight back into a plain parameter with the same values, in place.
+
+    Names and order are those from before :func:`trivialize_`. Other parametrizations stay. Make
+    optimizers anew afterwards: an old one would step on the weights with its state for A.
+
+    >>> from torch import nn
+    >>> import ortholand
+    >>> model = ortholand.orthogonalize_(nn.Linear(3, 3), orthogonal="weight")
+    >>> list(untrivialize_(trivialize_(model, "weight")).state_dict())
+    ['weight', 'bias']
+    """
+    for found in reversed(_trivialized(model)):  # last in, first out: then the positions fit
+        module, name, parameter, trivialization = found
+        weight = getattr(module, name)
+        after = list(module._parameters)[trivialization.position :]
+        parametrize.remove_parametrizations(module, name, leave_parametrized=False)
+        for other in after:
+            module._parameters[other] = module._parameters.pop(other)
+        parameter.copy_(weight)
+        parameter.grad = None
+    return model
+
+
+class Trivialization(nn.Module):
+    """A parametrization of a weight: the point that a map reaches from a base point.
+
+    The parameter V is of the weight's shape. With a square base B, ``W = B exp(A)`` where
+    ``A = L - L^H``, L the lower triangle of V: torch's own coordinates. With a tall base (and,
+    transposed, a wide one), ``W = exp(K B^H - B K^H) B`` where K is V with its part ``B Z`` along
+    B replaced by ``B (L - L^H) / 2``, L the lower triangle of Z: torch's coordinates up to a
+    rotation, without completing B to a square matrix.
+    """
+
+    def __init__(self, weight: Tensor, *, view: View = "matrix", map: Map = "exp") -> None:
+        super().__init__()
+        self.view: View = view
+        self.map = map
+        self.position = 0
+        matrices = to_working_dtype(as_matrices(weight.detach(), view))
+        # Named after the map, so that load_state_dict refuses a checkpoint of the other one.
+        self.register_buffer(f"{map}_base", matrices.clone(memory_format=torch.contiguous_format))
+
+    @property
+    def base(self) -> Tensor:
+        """The base points ``(..., n, p)``, n >= p."""
+        return self.get_buffer(f"{self.map}_base")
+
+    def matrices(self, V: Tensor) -> Tensor:
+        """The orthogonal matrices ``(..., n, p)``, in float32 if V is of half precision."""
+        map_, B = _MAPS[self.map], to_working_dtype(self.base)
+        Y = to_working_dtype(as_matrices(V, self.view))
+        if is_square(B):
+            return B @ map_(_skew_of_lower(Y))
+        Z = B.mH @ Y
+        K = Y + B @ (_skew_of_lower(Z) / 2 - Z)
+        n, p = B.shape[-2:]
+        return _map_thin(map_, K, B) if 2 * p < n else map_(K @ B.mH - B @ K.mH) @ B
+
+    def forward(self, V: Tensor) -> Tensor:
+        """The weight."""
+        with torch.autocast(V.device.type, enabled=False):  # products in bfloat16 would undo it
+            weight = as_weight(self.matrices(V), V, self.view).to(V.dtype)
+        return weight.contiguous()
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """Take an orthogonal weight (``module.weight = ...``) as the new base point, A = 0."""
+        _check_orthogonal(weight, "the new weight", self.view)
+        self.base.copy_(as_matrices(weight, self.view))
+        return torch.zeros_like(weight)
+
+    def extra_repr(self) -> str:
+        """Say which map and view."""
+        return f"map={self.map!r}, view={self.view!r}"
+
+
+def _cayley(A: Tensor) -> Tensor:
+    identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    return torch.linalg.solve(identity - A / 2, identity + A / 2)
+
+
+_MAPS: dict[str, Callable[[Tensor], Tensor]] = {"exp": torch.linalg.matrix_exp, "cayley": _cayley}
+
+
+def _map_thin(map: Callable[[Tensor], Tensor], K: Tensor, B: Tensor) -> Tensor:
+    """``f(K B^H - B K^H) B`` for an analytic f from its value at a matrix of size 2p.
+
+    ``K B^H - B K^H = U V^H``, and ``f(U V^H) U = U f(V^H U)``; ``-c B`` is the second half of U.
+    Any c > 0 will do; where K is large, this one balances ``V^H U``, which is not normal. Forms
+    with an orthonormal basis of K's range have no derivative at K = 0.
+    """
+    c = torch.linalg.vector_norm(K.detach(), dim=(-2, -1), keepdim=True).clamp(min=1)
+    U, V = torch.cat([K, -c * B], -1), torch.cat([B, K / c], -1)
+    return U @ map(V.mH @ U)[..., K.shape[-1] :] / -c
+
+
+class _Slot(NamedTuple):
+    name: str
+    parameter: nn.Parameter
+    module: nn.Module
+    attribute: str
+
+
+def _choose(model: nn.Module, orthogonal: Selectors, view: View) -> list[_Slot]:
+    """The chosen parameters and the modules that hold them."""
+    check_view(view)
+    try:
+        groups = param_groups(model, orthogonal, view=view)
+    except ValueError as error:
+        if not any(isinstance(m, parametrize.ParametrizationList) for m in model.modules()):
+            raise
+        raise ValueError(
+            f"{error} Weights that are parametrized already do not count: call "
+            "ortholand.untrivialize_(model) to trivialize them anew."
+        ) from error
+    chosen = [named for group in groups if group["orthogonal"] for named in group["params"]]
+    if not chosen:
+        raise ValueError(f"orthogonal={orthogonal!r} names no parameter. Example: 'layers.*'.")
+    holders = _holders(model)
+    return [_Slot(name, parameter, *_only(holders[parameter], name)) for name, parameter in chosen]
+
+
+def _holders(model: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
+    holders: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for attribute, p in module.named_parameters(recurse=False, remove_duplicate=False):
+            holders.setdefault(p, []).append((module, attribute))
+    return holders
+
+
+def _only(holders: list[tuple[nn.Module, str]], name: str) -> tuple[nn.Module, str]:
+    if len(holders) > 1:
+        raise ValueError(
+            f"A trivialized weight must belong to one module, but {name} is shared by "
+            f"{len(holders)}: the others would see A in its place. Share the module instead."
+        )
+    if isinstance(holders[0][0], parametrize.ParametrizationList):
+        raise ValueError(
+            f"A weight can be parametrized once, but {name} belongs to a parametrization. "
+            "Call ortholand.untrivialize_(model) or remove_parametrizations first."
+        )
+    return holders[0]
+
+
+def _register(slot: _Slot, trivialization: Trivialization, logarithm: Tensor | None) -> None:
+    trivialization.position = list(slot.module._parameters).index(slot.attribute)
+    slot.parameter.grad = None  # it belongs to the weight, not to A
+    parametrize.register_parametrization(slot.module, slot.attribute, trivialization)
+    if logarithm is not None:
+        with torch.no_grad():
+            trivialization.base.copy_(torch.eye(trivialization.base.shape[-1]))
+            slot.parameter.copy_(logarithm)
+
+
+class _Trivialized(NamedTuple):
+    module: nn.Module
+    name: str
+    parameter: nn.Parameter
+    trivialization: Trivialization
+
+
+def _trivialized(model: nn.Module) -> list[_Trivialized]:
+    """The trivialized weights; at least one."""
+    found = list(_find_trivialized(model))
+    if not found:
+        raise ValueError(
+            f"The model must have trivialized weights, but this {type(model).__name__} has none. "
+            "Call ortholand.trivialize_(model, orthogonal=...) first."
+        )
+    return found
+
+
+def _find_trivialized(model: nn.Module) -> Iterator[_Trivialized]:
+    for module in model.modules():
+        parametrizations = getattr(module, "parametrizations", None)
+        if not isinstance(parametrizations, nn.ModuleDict):
+            continue
+        for name, chain in parametrizations.items():
+            if isinstance(chain, parametrize.ParametrizationList):
+                first = chain[0]
+                if isinstance(first, Trivialization):
+                    yield _Trivialized(module, name, chain.get_parameter("original"), first)
+
+
+def _skew_of_lower(V: Tensor) -> Tensor:
+    L = V.tril()
+    return L - L.mH
+
+
+@torch.no_grad()
+def _logarithm(slot: _Slot, view: View, map: Map) -> Tensor:
+    """V with ``W = exp(L - L^H)``, or the Cayley map's: the weight's own coordinates at ``B = I``.
+
+    The inverse Cayley map K is skew; the exponential's logarithm has the same eigenvectors.
+    """
+    X = to_working_dtype(as_matrices(slot.parameter, view))
+    if not is_square(X):
+        raise ValueError(
+            f"base='identity' needs square matrices, but {slot.name} has shape "
+            f"{tuple(slot.parameter.shape)} with view={view!r}. Use base='weight'."
+        )
+    Y = polar_projection(X.to(torch.promote_types(X.dtype, torch.float64)))
+    identity = torch.eye(Y.shape[-1], dtype=Y.dtype, device=Y.device)
+    K = torch.linalg.solve_ex(Y + identity, Y - identity).result
+    K = K.nan_to_num(0, 0, 0)  # singular: caught below
+    if map == "exp":
+        tangents, Q = torch.linalg.eigh(-1j * K)
+        A = Q @ (2j * tangents.atan().unsqueeze(-1) * Q.mH)
+        A = A if X.is_complex() else A.real
+    else:
+        A = 2 * K
+    V = (A.tril(-1) + torch.diag_embed(A.diagonal(dim1=-2, dim2=-1)) / 2).to(X.dtype)
+    _check_reached(_MAPS[map](_skew_of_lower(V)), X, slot.name)
+    return as_weight(V, slot.parameter, view)
+
+
+def _check_reached(reached: Tensor, X: Tensor, name: str) -> None:
+    """Raise if a logarithm was not one; near the eigenvalue -1 some digits are lost."""
+    miss = torch.linalg.vector_norm(reached - X, dim=(-2, -1))
+    missed = ~(miss <= torch.finfo(X.dtype).eps ** 0.5 * X.shape[-1])
+    if missed.any():
+        raise ValueError(
+            "base='identity' reaches matrices without the eigenvalue -1 only (real: with "
+            f"determinant +1), but {name} has {int(missed.sum())} others of {missed.numel()}. "
+            "Use base='weight', or start from random_orthogonal(..., special=True)."
+        )
+
+
+def _check_choice(name: str, value: str, choices: object) -> None:
+    if value not in get_args(choices):
+        raise ValueError(f"{name} must be one of {get_args(choices)}, got {value!r}.")
+
+
+def _check_weight(slot: _Slot, view: View) -> None:
+    check_weight(slot.parameter, slot.name)
+    _check_orthogonal(slot.parameter, slot.name, view)
+
+
+@torch.no_grad()
+def _check_orthogonal(weight: Tensor, name: str, view: View) -> None:
+    matrices = as_matrices(weight, view)
+    error, tolerance = float(distance(matrices).max()), _tolerance(matrices)
+    if not error <= tolerance:
+        raise ValueError(
+            f"A trivialization needs weights with ||X^H X - I|| <= {tolerance:.1e}, but {name} "
+            f"has {error:.1e}. Project them first: "
+            "ortholand.orthogonalize_(model, orthogonal=...)."
+        )
+
+
+def _tolerance(X: Tensor) -> float:
+    """What rounding in X's type explains."""
+    return min(10 * torch.finfo(X.dtype).eps * X.shape[-2], 0.1)

@@ -1,0 +1,136 @@
+"""The three attractions: what each does in one step and in the long run."""
+
+import pytest
+import torch
+from torch import nn
+
+import ortholand as ol
+from ortholand.optim.landing import ATTRACTIONS, loss_by_landing
+from ortholand.safe_step import farthest_before_landing
+
+
+def gaussian(*shape, seed, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def near_manifold(*shape, seed=0, dtype=torch.float64):
+    return ol.random_orthogonal(*shape, seed=seed, dtype=dtype) + 0.01 * gaussian(
+        *shape, seed=seed, dtype=dtype
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("shape", [(5, 5), (8, 3), (3, 8)])
+def test_decoupled_is_its_formula(shape, dtype):
+    X, G = near_manifold(*shape, dtype=dtype), gaussian(*shape, seed=1, dtype=dtype)
+    weight = nn.Parameter(X.clone())
+    optimizer = ol.LandingSGD([weight], lr=0.01, attraction="decoupled", omega=0.3)
+    weight.grad = G
+    optimizer.step()
+    tangent = ol.landing_field(X, G, lam=0.0)
+    normal = ol.landing_field(X, 0 * G, lam=1.0)
+    torch.testing.assert_close(weight.detach(), X - 0.01 * tangent - 0.3 * normal)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("shape", [(5, 5), (8, 3), (3, 8)])
+def test_after_is_a_move_and_a_scaled_newton_schulz_step(shape, dtype):
+    X, G = near_manifold(*shape, dtype=dtype), gaussian(*shape, seed=1, dtype=dtype)
+    weight = nn.Parameter(X.clone())
+    optimizer = ol.LandingSGD([weight], lr=0.05, attraction="after")
+    weight.grad = G
+    optimizer.step()
+    Y = X - 0.05 * ol.landing_field(X, G, lam=0.0)
+    small = Y if shape[0] >= shape[1] else Y.mT
+    mean = ol.gram_residual(Y).diagonal().real.mean()
+    scaled = small / torch.sqrt(1 + mean.clamp(min=0))
+    landed = scaled @ (3 * torch.eye(min(shape), dtype=dtype) - scaled.mH @ scaled) / 2
+    torch.testing.assert_close(weight.detach(), landed if small is Y else landed.mT)
+
+
+def test_landing_after_the_move_leaves_an_error_of_fourth_order():
+    errors = []
+    for lr in (0.04, 0.02, 0.01):
+        X = nn.Parameter(ol.random_orthogonal(20, 20, seed=0, dtype=torch.float64))
+        optimizer = ol.LandingSGD([X], lr=lr, attraction="after")
+        X.grad = gaussian(20, 20, seed=1)
+        optimizer.step()
+        errors.append(ol.orthogonality_error(X))
+    assert errors[0] / errors[1] == pytest.approx(16, rel=0.1)
+    assert errors[1] / errors[2] == pytest.approx(16, rel=0.1)
+
+
+def test_scaling_first_helps_a_move_from_the_manifold():
+    X = ol.random_orthogonal(30, 30, seed=0, dtype=torch.float64)
+    Y = X + 0.1 * ol.skew(gaussian(30, 30, seed=1)) @ X
+    plain = Y - Y @ ol.gram_residual(Y) / 2
+    assert ol.distance(Y - loss_by_landing(Y)) < 0.6 * ol.distance(plain)
+    identity = 1.2 * torch.eye(4, dtype=torch.float64)
+    assert ol.distance(identity - loss_by_landing(identity)) < 1e-14
+
+
+@pytest.mark.parametrize("eps", [0.05, 0.5, 0.9, 1.0])
+def test_how_far_a_move_may_lead(eps):
+    e = farthest_before_landing(eps)
+    assert 0.75 * e**2 + 0.25 * e**3 == pytest.approx(eps)
+    if eps == 0.5:
+        assert e == pytest.approx(3**0.5 - 1)
+
+
+def test_errors_under_noise_are_ordered():
+    """PEERS' experiment in small: coupled, decoupled, after; each well below the one before."""
+    errors = {}
+    for attraction in ATTRACTIONS:
+        X = nn.Parameter(ol.random_orthogonal(40, 40, seed=0))
+        optimizer = ol.LandingSGD([X], lr=0.1, attraction=attraction)
+        for k in range(200):
+            X.grad = gaussian(40, 40, seed=k, dtype=torch.float32) / 40**0.5
+            optimizer.step()
+        errors[attraction] = ol.orthogonality_error(X)
+    assert errors["decoupled"] < 0.5 * errors["coupled"]
+    assert errors["after"] < 0.05 * errors["decoupled"]
+
+
+def test_a_shrinking_lr_does_not_weaken_the_pull_of_the_new_attractions():
+    errors = {}
+    for attraction in ATTRACTIONS:
+        X = nn.Parameter(near_manifold(10, 10))
+        optimizer = ol.LandingSGD([X], lr=1e-5, attraction=attraction)
+        for _ in range(5):
+            X.grad = torch.zeros(10, 10, dtype=torch.float64)
+            optimizer.step()
+        errors[attraction] = ol.orthogonality_error(X)
+    assert errors["coupled"] > 0.05
+    assert errors["decoupled"] < 1e-12
+    assert errors["after"] < 1e-12
+
+
+@pytest.mark.parametrize("optimizer_type", [ol.LandingSGD, ol.LandingAdam])
+@pytest.mark.parametrize("attraction", ATTRACTIONS)
+@pytest.mark.parametrize("lr", [1.0, 10.0, 1000.0])
+def test_large_steps_on_a_linear_problem_stay_finite_and_in_the_ball(
+    optimizer_type, attraction, lr
+):
+    """POGO, which has no safe step, becomes NaN here (linear cost, p = 10, lr >= 1)."""
+    C = 10 * gaussian(10, 10, seed=0, dtype=torch.float32)
+    X = nn.Parameter(torch.eye(10))
+    optimizer = optimizer_type([X], lr=lr, attraction=attraction)
+    for _ in range(300):
+        X.grad = C.clone()
+        optimizer.step()
+        assert ol.orthogonality_error(X) <= 0.5 + 1e-5
+    assert torch.isfinite(X).all()
+    assert optimizer.skipped_steps() == 0
+
+
+@pytest.mark.parametrize("attraction", ATTRACTIONS)
+def test_the_new_attractions_take_back_what_left_the_ball(attraction):
+    """Weights moved outside by someone else come back, up to distance 1."""
+    X = nn.Parameter(torch.eye(6, dtype=torch.float64))
+    optimizer = ol.LandingSGD([X], lr=0.1, attraction=attraction)
+    with torch.no_grad():
+        X.mul_(1.14)  # distance 0.73
+    for k in range(100):
+        X.grad = 1e-3 * gaussian(6, 6, seed=k)
+        optimizer.step()
+    assert ol.orthogonality_error(X) < 1e-3
