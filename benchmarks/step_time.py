@@ -63,6 +63,7 @@ def steps(count: int, shape: tuple[int, ...], view: str) -> dict[str, Step]:
         for suffix, options in {
             "": {},
             ", momentum": {"momentum": 0.9},
+            ", after": {"attraction": "after"},
             ", foreach=True": {"foreach": True},
             ", foreach=False": {"foreach": False},
         }.items()
@@ -72,9 +73,36 @@ def steps(count: int, shape: tuple[int, ...], view: str) -> dict[str, Step]:
         "bare products": lambda: [bare_products(X, G) for X, G in pairs if G is not None],
         "torch SGD, unconstrained": torch.optim.SGD(parameters(count, shape), lr=1e-4).step,
         **ours,
+        "LandingAdam, after": ol.LandingAdam(
+            parameters(count, shape), lr=1e-4, view=view, attraction="after"
+        ).step,
+        **{
+            f"RiemannianSGD, {name}": ol.RiemannianSGD(
+                parameters(count, shape), lr=1e-4, view=view, retraction=name
+            ).step
+            for name in (("cayley", "qr") if max(shape) <= 600 else ("qr",))
+        },
+        **pogo_steps(count, shape),
         **geoopt_steps(count, shape),
         **parametrization_steps(count, shape),
     }
+
+
+def pogo_steps(count: int, shape: tuple[int, ...]) -> dict[str, Step]:
+    """POGO with its two base optimizers, if it is installed. It wants stacks of matrices."""
+    try:
+        from pogo import POGO, base
+    except ImportError:
+        return {}
+    actions: dict[str, Step] = {}
+    for name, make in (("SGD", base.SGD), ("VectorAdam", base.VectorAdam)):
+        stacks = []
+        for p in parameters(count, shape, flat=True):
+            stack = nn.Parameter(p.detach().clone())
+            stack.grad = p.grad
+            stacks.append(stack)
+        actions[f"POGO + {name}"] = POGO(stacks, make(), 1e-4, rows=False).step
+    return actions
 
 
 def geoopt_steps(count: int, shape: tuple[int, ...]) -> dict[str, Step]:

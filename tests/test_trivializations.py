@@ -61,9 +61,12 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> lis
 def test_the_weights_are_kept_to_the_last_bit(shape, map, dtype):
     module = linear(*shape, dtype=dtype)
     weight, parameter, state = module.weight.detach().clone(), module.weight, torch.get_rng_state()
+    parameter.grad = torch.ones_like(parameter)
     assert trivialize_(module, "weight", map=map) is module
     assert torch.equal(module.weight, weight)
+    assert module.weight.is_contiguous()
     assert coordinates(module) is parameter
+    assert parameter.grad is None  # it was the weight's
     assert torch.equal(torch.get_rng_state(), state)
     assert untrivialize_(module) is module
     assert torch.equal(module.weight, weight)
@@ -140,8 +143,8 @@ def test_half_precision_and_autocast(map):
     single = trivialize_(linear(32, 8, dtype=torch.float32), "weight", map=map)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         train(single, OPTIMIZERS["adam"](single.parameters()), steps=20)
-        weight = single.weight
-    assert ol.distance(weight) < 1e-5
+        weights = [single.weight, rebase_(single).weight]
+    assert max(ol.distance(weight) for weight in weights) < 1e-5
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -168,6 +171,16 @@ def test_rebasing_removes_rounding_errors():
     trivialize_(module, "weight")
     assert ol.distance(module.weight) > 3e-14
     assert ol.distance(rebase_(module).weight) < 1e-14
+
+
+def test_rebasing_refuses_what_is_not_finite():
+    model = trivialize_(nn.Sequential(linear(3, 3), linear(3, 3)), nn.Linear)
+    with torch.no_grad():
+        coordinates(model[0]).fill_(0.1)
+        coordinates(model[1]).fill_(torch.nan)
+    with pytest.raises(ValueError, match="Only finite weights"):
+        rebase_(model)
+    assert coordinates(model[0]).any()
 
 
 @pytest.mark.parametrize("shape", SHAPES)

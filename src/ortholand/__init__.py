@@ -22,6 +22,7 @@ from ortholand.optim import PLAM, LandingAdam, LandingSGD, PenaltySGD, PowerLawL
 from ortholand.parameters import orthogonality_error, orthogonalize_, param_groups
 from ortholand.retractions import RETRACTIONS, retract
 from ortholand.safe_step import paper_step_size, safe_step_size
+from ortholand.trivializations import rebase_, trivialize_, untrivialize_
 
 try:
     __version__ = version("ortholand")
@@ -49,6 +50,7 @@ __all__ = [
     "polar_projection",
     "potential",
     "random_orthogonal",
+    "rebase_",
     "relative_gradient",
     "relative_gradient_times_x",
     "relative_hessian",
@@ -59,4 +61,6 @@ __all__ = [
     "safe_step_size",
     "skew",
     "sym",
+    "trivialize_",
+    "untrivialize_",
 ]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ortholand.geometry.derivatives import relative_gradient
-from ortholand.geometry.matrices import frobenius_norm, is_square, subtract_identity
+from ortholand.geometry.matrices import frobenius_norm, gram_minus_identity, is_square
 
 
 def landing_field(X: Tensor, G: Tensor, lam: float = 1.0) -> Tensor:
@@ -45,16 +45,16 @@ def plam_field(X: Tensor, G: Tensor, lam: float = 1.0) -> Tensor:
     """
     if X.shape[-2] < X.shape[-1]:
         return plam_field(X.mT, G.mT, lam).mT
-    S = X.mH @ X
-    symmetric_part = (G @ S + X @ (G.mH @ X)) / 2
-    return G - symmetric_part + lam * (X @ subtract_identity(S))
+    D = gram_minus_identity(X)
+    symmetric_part = (G + G @ D + X @ (G.mH @ X)) / 2
+    return G - symmetric_part + lam * (X @ D)
 
 
 def penalty_field(X: Tensor, G: Tensor, lam: float = 1.0) -> Tensor:
     """Gradient ``G + lam (X X^H - I) X`` of ``f + lam N``. Its zeros are not on the manifold."""
     if X.shape[-2] < X.shape[-1]:
         return penalty_field(X.mT, G.mT, lam).mT
-    return G + lam * (X @ subtract_identity(X.mH @ X))
+    return G + lam * (X @ gram_minus_identity(X))
 
 
 Field = Callable[[Tensor, Tensor, float], Tensor]
@@ -87,8 +87,9 @@ def landing_from_relative(X: Tensor, A: Tensor, lam: float) -> Landing:
 
     A is skew to the last bit, so ``A X`` is tangent up to rounding relative to itself.
     """
-    D = subtract_identity(X @ X.mH)
-    return Landing((A + lam * D) @ X, torch.linalg.vector_norm(D, dim=(-2, -1)), 0.0)
+    D = gram_minus_identity(X.mH)
+    L = torch.add(A, D, alpha=lam) @ X
+    return Landing(L, torch.linalg.vector_norm(D, dim=(-2, -1)), 0.0)
 
 
 def landing_from_gradient(X: Tensor, G: Tensor, lam: float) -> Landing:
@@ -97,24 +98,22 @@ def landing_from_gradient(X: Tensor, G: Tensor, lam: float) -> Landing:
     ``G X^H X`` and ``X G^H X`` nearly cancel where G is normal, and the rounding that remains is
     relative to G and not tangent: it is reported, so that the safe step can allow for it.
     """
-    S = X.mH @ X
-    D = subtract_identity(S)
-    L = G @ S / 2 + X @ (lam * D - (G.mH @ X) / 2)
+    D = gram_minus_identity(X)
+    L = (G + G @ D) / 2 + X @ (lam * D - (G.mH @ X) / 2)
     d = torch.linalg.vector_norm(D, dim=(-2, -1))
     return Landing(L, d, _tangency_error(X, G, d))
 
 
 def tangent_from_relative(X: Tensor, A: Tensor) -> Tangent:
     """``A X`` for square X and skew A."""
-    D = subtract_identity(X.mH @ X)
+    D = gram_minus_identity(X)
     return Tangent(A @ X, D, torch.linalg.vector_norm(D, dim=(-2, -1)), 0.0)
 
 
 def tangent_from_gradient(X: Tensor, G: Tensor) -> Tangent:
     """``Skew(G X^H) X`` for tall X."""
-    S = X.mH @ X
-    D = subtract_identity(S)
-    R = (G @ S - X @ (G.mH @ X)) / 2
+    D = gram_minus_identity(X)
+    R = (G + G @ D - X @ (G.mH @ X)) / 2
     d = torch.linalg.vector_norm(D, dim=(-2, -1))
     return Tangent(R, D, d, _tangency_error(X, G, d))
 

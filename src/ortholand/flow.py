@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ortholand.fields import Field, landing_field
 from ortholand.geometry.derivatives import relative_gradient
-from ortholand.geometry.matrices import subtract_identity
+from ortholand.geometry.matrices import gram_minus_identity
 
 
 class Trajectory(NamedTuple):
@@ -90,5 +90,5 @@ def _flow_field(
     if len(state) == 1:
         return field(X, G, lam)[None]
     A = state[1]
-    normal = lam * subtract_identity(X @ X.mT)
+    normal = lam * gram_minus_identity(X.mT)
     return torch.stack([(A + normal) @ X, A - relative_gradient(X, G)])

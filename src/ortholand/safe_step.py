@@ -11,11 +11,12 @@ and the largest eta for which the right side is at most eps is the safe step. Th
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from ortholand.geometry.matrices import frobenius_norm, max_abs, tall
+from ortholand.geometry.matrices import frobenius_norm, per_matrix, tall
 
 
 def safe_step_size(
@@ -51,7 +52,8 @@ def safe_step_size(
     """
     check_rule(rule)
     check_ball(lam, eps)
-    return largest_step(RULES[rule](tall(field)), distance, lam, eps, tangency_error)
+    step = largest_step(RULES[rule](tall(field)), distance, lam, eps, tangency_error)
+    return step.to(distance.dtype)
 
 
 def frobenius_bound(L: Tensor) -> Tensor:
@@ -61,9 +63,9 @@ def frobenius_bound(L: Tensor) -> Tensor:
 
 def tight_bound(L: Tensor) -> Tensor:
     """``sqrt(q)`` of the rule "tight": ``||L^H L||_F^(1/2)``, scaled against overflow."""
-    scale = max_abs(L).clamp(min=torch.finfo(L.dtype).tiny)
-    M = L / scale[..., None, None]
-    return scale * frobenius_norm(M.mH @ M).sqrt()
+    norm = frobenius_norm(L)
+    M = L / per_matrix(norm.clamp(min=torch.finfo(L.dtype).tiny), L)
+    return norm * frobenius_norm(M.mH @ M).sqrt()
 
 
 # A rule maps L to sqrt(q), per matrix: the root, because q itself overflows.
@@ -77,8 +79,11 @@ def largest_step(
     root_q: Tensor, d: Tensor, lam: float, eps: float, tangency_error: Tensor | float
 ) -> Tensor:
     """Largest eta with ``d - 2 eta b + eta^2 q <= eps``, at most ``1 / (2 lam)``."""
-    b = lam * d * (1 - d) - tangency_error
-    step = largest_root(root_q, b, eps - d)
+    b = lam * d * (1 - d)
+    if isinstance(tangency_error, Tensor):
+        step = largest_root(root_q, b - tangency_error, eps - d)
+    else:
+        step = _largest_root_ahead(root_q, b, eps - d)
     return step.clamp(max=1 / (2 * lam)) if lam > 0 else step
 
 
@@ -107,10 +112,13 @@ def largest_step_before_landing(
 
     ``Y^H Y - I = D + eta^2 R^H R`` may have norm e_max with ``3/4 e^2 + 1/4 e^3 = eps``.
     """
-    b = -tangency_error if isinstance(tangency_error, Tensor) else torch.zeros_like(d)
-    return largest_root(root_q, b, farthest_before_landing(eps) - d)
+    room = farthest_before_landing(eps) - d
+    if isinstance(tangency_error, Tensor):
+        return largest_root(root_q, -tangency_error, room)
+    return room.clamp(min=0).sqrt() / root_q
 
 
+@lru_cache
 def farthest_before_landing(eps: float) -> float:
     """The distance that one Newton-Schulz step maps to eps at worst (1 for eps = 1)."""
     e = 1.0
@@ -126,12 +134,20 @@ def largest_root(root_q: Tensor, b: Tensor, room: Tensor) -> Tensor:
     no eta will do (rounding has left d above eps by more than one step can mend), ``b / q``, if
     positive, mends most.
     """
-    root_q = root_q.clamp(min=torch.finfo(room.dtype).tiny)
+    root_q = root_q.clamp(min=torch.finfo(root_q.dtype).tiny)
     slope = b / root_q
     reach = (slope.square() + room).clamp(min=0).sqrt()
     away = room.clamp(min=0) / (reach - slope) / root_q
     step = torch.where(slope >= 0, (slope + reach) / root_q, away)
     # Tiny fields allow more than a float can hold; lr bounds the step anyway.
+    return step.clamp(min=0, max=torch.finfo(room.dtype).max)
+
+
+def _largest_root_ahead(root_q: Tensor, b: Tensor, room: Tensor) -> Tensor:
+    """:func:`largest_root` where b is negative only from distance 1 on, where no step is safe."""
+    root_q = root_q.clamp(min=torch.finfo(root_q.dtype).tiny)
+    slope = b / root_q
+    step = ((slope.square() + room).clamp(min=0).sqrt() + slope) / root_q
     return step.clamp(min=0, max=torch.finfo(room.dtype).max)
 
 

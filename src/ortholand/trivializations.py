@@ -90,12 +90,18 @@ def rebase_(model: Model) -> Model:
     >>> A.any(), torch.allclose(rebase_(model).weight, W), A.any()
     (tensor(True), True, tensor(False))
     """
-    for found in _trivialized(model):
-        X = found.trivialization.matrices(found.parameter)
-        # One Newton-Schulz step: rounding errors do not add up over many moves.
-        found.trivialization.base.copy_(X - X @ gram_residual(X) / 2)
-        found.parameter.zero_()
-        found.parameter.grad = None
+    weights = _trivialized(model)
+    points = [w.trivialization.matrices(w.parameter) for w in weights]
+    for weight, X in zip(weights, points, strict=True):
+        if not torch.isfinite(X).all():
+            raise ValueError(
+                f"Only finite weights can be base points, but {weight.name} of a "
+                f"{type(weight.module).__name__} is not. Go back to a checkpoint."
+            )
+    for weight, X in zip(weights, points, strict=True):
+        weight.trivialization.move_base(X)
+        weight.parameter.zero_()
+        weight.parameter.grad = None
     return model
 
 
@@ -112,12 +118,12 @@ def untrivialize_(model: Model) -> Model:
     >>> list(untrivialize_(trivialize_(model, "weight")).state_dict())
     ['weight', 'bias']
     """
-    for found in reversed(_trivialized(model)):  # last in, first out: then the positions fit
-        module, name, parameter, trivialization = found
+    # Last in, first out: then the positions fit.
+    for module, name, parameter, trivialization in reversed(_trivialized(model)):
         weight = getattr(module, name)
         after = list(module._parameters)[trivialization.position :]
         parametrize.remove_parametrizations(module, name, leave_parametrized=False)
-        for other in after:
+        for other in after:  # the weight has come back at the end: move these behind it
             module._parameters[other] = module._parameters.pop(other)
         parameter.copy_(weight)
         parameter.grad = None
@@ -150,20 +156,25 @@ class Trivialization(nn.Module):
 
     def matrices(self, V: Tensor) -> Tensor:
         """The orthogonal matrices ``(..., n, p)``, in float32 if V is of half precision."""
-        map_, B = _MAPS[self.map], to_working_dtype(self.base)
-        Y = to_working_dtype(as_matrices(V, self.view))
-        if is_square(B):
-            return B @ map_(_skew_of_lower(Y))
-        Z = B.mH @ Y
-        K = Y + B @ (_skew_of_lower(Z) / 2 - Z)
-        n, p = B.shape[-2:]
-        return _map_thin(map_, K, B) if 2 * p < n else map_(K @ B.mH - B @ K.mH) @ B
+        with _full_precision(V):
+            map_, B = _MAPS[self.map], to_working_dtype(self.base)
+            Y = to_working_dtype(as_matrices(V, self.view))
+            if is_square(B):
+                return B @ map_(_skew_of_lower(Y))
+            Z = B.mH @ Y
+            K = Y + B @ (_skew_of_lower(Z) / 2 - Z)
+            n, p = B.shape[-2:]
+            return _map_thin(map_, K, B) if 2 * p < n else map_(K @ B.mH - B @ K.mH) @ B
 
     def forward(self, V: Tensor) -> Tensor:
         """The weight."""
-        with torch.autocast(V.device.type, enabled=False):  # products in bfloat16 would undo it
-            weight = as_weight(self.matrices(V), V, self.view).to(V.dtype)
-        return weight.contiguous()
+        return as_weight(self.matrices(V), V, self.view).to(V.dtype).contiguous()
+
+    def move_base(self, X: Tensor) -> None:
+        """Take matrices that are orthogonal up to rounding as base points."""
+        with _full_precision(X):
+            # One Newton-Schulz step: rounding errors do not add up over many moves.
+            self.base.copy_(X - X @ gram_residual(X) / 2)
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """Take an orthogonal weight (``module.weight = ...``) as the new base point, A = 0."""
@@ -174,6 +185,11 @@ class Trivialization(nn.Module):
     def extra_repr(self) -> str:
         """Say which map and view."""
         return f"map={self.map!r}, view={self.view!r}"
+
+
+def _full_precision(X: Tensor) -> torch.autocast:
+    """Under autocast products are done in half precision, and the result is not orthogonal."""
+    return torch.autocast(X.device.type, enabled=False)
 
 
 def _cayley(A: Tensor) -> Tensor:

@@ -3,7 +3,15 @@ import math
 import pytest
 import torch
 
-from ortholand.geometry.matrices import frobenius_norm, skew, subtract_identity, sym
+from ortholand.geometry.matrices import (
+    bounded_norm,
+    frobenius_norm,
+    gram_minus_identity,
+    per_matrix,
+    skew,
+    subtract_identity,
+    sym,
+)
 
 
 def test_skew_and_sym_split_a_complex_matrix():
@@ -19,8 +27,23 @@ def test_subtract_identity_leaves_its_argument():
     assert torch.equal(S, torch.ones(2, 3, 3))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("shape", [(5, 3), (2, 5, 3), (2, 4, 3, 3)])
+def test_gram_minus_identity(shape, dtype):
+    X = torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(gram_minus_identity(X), X.mH @ X - torch.eye(3, dtype=dtype))
+
+
+def test_numbers_per_matrix_keep_the_type():
+    X = torch.ones(2, 3, 3, dtype=torch.complex64)
+    number = torch.ones(2, dtype=torch.float64)
+    assert (per_matrix(number, X) * X).dtype == torch.complex64
+    assert (per_matrix(number[0], X[0]) * X[0]).dtype == torch.complex64
+
+
+@pytest.mark.parametrize("frobenius_norm", [frobenius_norm, bounded_norm])
 @pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e-20, 1e-3, 1.0, 1e10, 1e18, 1e25, 1e36])
-def test_norm_is_never_too_small_and_exact_at_ordinary_scales(scale):
+def test_norm_is_never_too_small_and_exact_at_ordinary_scales(scale, frobenius_norm):
     M = torch.randn(7, 5, generator=torch.Generator().manual_seed(0)) * scale
     exact = torch.linalg.matrix_norm(M.double()).item()
     norm = frobenius_norm(M).item()
@@ -29,7 +52,8 @@ def test_norm_is_never_too_small_and_exact_at_ordinary_scales(scale):
     assert norm <= exact * (1 + 1e-6) * (1 if 1e-3 <= scale <= 1e18 else math.sqrt(35))
 
 
-def test_norm_tells_non_finite_entries_and_zero():
+@pytest.mark.parametrize("frobenius_norm", [frobenius_norm, bounded_norm])
+def test_norm_tells_non_finite_entries_and_zero(frobenius_norm):
     assert frobenius_norm(torch.zeros(3, 3)) == 0
     for bad in (math.nan, math.inf):
         M = torch.zeros(2, 3, 3)

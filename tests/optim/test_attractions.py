@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import ortholand as ol
-from ortholand.optim.landing import ATTRACTIONS, loss_by_landing
+from ortholand.optim.landing import ATTRACTIONS, newton_schulz
 from ortholand.safe_step import farthest_before_landing
 
 
@@ -42,8 +42,8 @@ def test_after_is_a_move_and_a_scaled_newton_schulz_step(shape, dtype):
     optimizer.step()
     Y = X - 0.05 * ol.landing_field(X, G, lam=0.0)
     small = Y if shape[0] >= shape[1] else Y.mT
-    mean = ol.gram_residual(Y).diagonal().real.mean()
-    scaled = small / torch.sqrt(1 + mean.clamp(min=0))
+    mean = (Y - X).abs().square().sum() / min(shape)
+    scaled = small / torch.sqrt(1 + mean)
     landed = scaled @ (3 * torch.eye(min(shape), dtype=dtype) - scaled.mH @ scaled) / 2
     torch.testing.assert_close(weight.detach(), landed if small is Y else landed.mT)
 
@@ -60,13 +60,21 @@ def test_landing_after_the_move_leaves_an_error_of_fourth_order():
     assert errors[1] / errors[2] == pytest.approx(16, rel=0.1)
 
 
-def test_scaling_first_helps_a_move_from_the_manifold():
-    X = ol.random_orthogonal(30, 30, seed=0, dtype=torch.float64)
-    Y = X + 0.1 * ol.skew(gaussian(30, 30, seed=1)) @ X
-    plain = Y - Y @ ol.gram_residual(Y) / 2
-    assert ol.distance(Y - loss_by_landing(Y)) < 0.6 * ol.distance(plain)
-    identity = 1.2 * torch.eye(4, dtype=torch.float64)
-    assert ol.distance(identity - loss_by_landing(identity)) < 1e-14
+def test_scaling_first_halves_the_error_of_a_move_from_the_manifold():
+    start, G = ol.random_orthogonal(30, 30, seed=0, dtype=torch.float64), gaussian(30, 30, seed=1)
+    X = nn.Parameter(start.clone())
+    optimizer = ol.LandingSGD([X], lr=0.01, attraction="after")
+    X.grad = G
+    optimizer.step()
+    plain = newton_schulz(start - 0.01 * ol.landing_field(start, G, lam=0.0))
+    assert ol.distance(X.detach()) < 0.6 * ol.distance(plain)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (2, 5, 3), (2, 2, 5, 3)])
+def test_newton_schulz_squares_the_error(shape):
+    Y = near_manifold(*shape)
+    torch.testing.assert_close(newton_schulz(Y), Y - Y @ ol.gram_residual(Y) / 2)
+    assert (ol.distance(newton_schulz(Y)) <= ol.distance(Y) ** 2).all()
 
 
 @pytest.mark.parametrize("eps", [0.05, 0.5, 0.9, 1.0])

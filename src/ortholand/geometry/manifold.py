@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ortholand.geometry.matrices import (
-    subtract_identity,
+    gram_minus_identity,
     tall,
     to_working_dtype,
     working_dtype,
@@ -19,8 +19,7 @@ def gram_residual(X: Tensor) -> Tensor:
 
     Half-precision input gives a float32 residual: D is a difference of nearly equal numbers.
     """
-    Y = tall(to_working_dtype(X))
-    return subtract_identity(Y.mH @ Y)
+    return gram_minus_identity(tall(to_working_dtype(X)))
 
 
 def distance(X: Tensor) -> Tensor:

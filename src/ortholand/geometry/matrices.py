@@ -1,6 +1,7 @@
 """Elementary operations on batches of matrices ``(..., n, p)``, real or complex."""
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -16,11 +17,35 @@ def sym(M: Tensor) -> Tensor:
     return (M + M.mH) / 2
 
 
+def identity_like(X: Tensor) -> Tensor:
+    """The p x p identity in the type and on the device of X. Not to be written to."""
+    p = X.shape[-1]
+    if p > 128 or torch.compiler.is_compiling():
+        return torch.eye(p, dtype=X.dtype, device=X.device)
+    return _small_identity(p, X.dtype, X.device)  # where making it costs as much as using it
+
+
+@lru_cache(maxsize=64)
+def _small_identity(p: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False), torch.no_grad():
+        return torch.eye(p, dtype=dtype, device=device)
+
+
 def subtract_identity(S: Tensor) -> Tensor:
     """``S - I`` for each square matrix, without building the identity."""
     D = S.clone()
     D.diagonal(dim1=-2, dim2=-1).sub_(1)
     return D
+
+
+def gram_minus_identity(X: Tensor) -> Tensor:
+    """``X^H X - I`` of each matrix, in one product where torch has one for it."""
+    identity = identity_like(X)
+    if X.ndim == 2:
+        return torch.addmm(identity, X.mH, X, beta=-1)
+    if X.ndim == 3:
+        return torch.baddbmm(identity, X.mH, X, beta=-1)
+    return X.mH @ X - identity
 
 
 def tall(X: Tensor) -> Tensor:
@@ -39,16 +64,32 @@ def max_abs(M: Tensor) -> Tensor:
 
 
 def frobenius_norm(M: Tensor) -> Tensor:
-    """Frobenius norm of each matrix, finite for every finite matrix and never too small.
+    """Frobenius norm of each matrix, finite for finite matrices and never too small.
 
-    Squares overflow in float32 for entries of 1e20. The bound ``max|M_ij| sqrt(n p)`` takes over
-    where that happens, and where squares would underflow: a safe step needs a bound from above.
+    Squares of float32 entries overflow from 1e19 on, so they are summed in float64. Where a device
+    has none, the bound ``max|M_ij| sqrt(n p)`` takes over where squares would over- or underflow:
+    what a safe step needs is a bound from above.
     """
+    if M.device.type != "mps":
+        wide = torch.complex128 if M.is_complex() else torch.float64
+        return torch.linalg.vector_norm(M, dim=(-2, -1), dtype=wide)
+    return bounded_norm(M)
+
+
+def bounded_norm(M: Tensor) -> Tensor:
+    """:func:`frobenius_norm` without float64."""
     largest = max_abs(M)
     size = math.sqrt(M.shape[-2] * M.shape[-1])
     underflow = size * torch.finfo(largest.dtype).tiny ** 0.4
     norm = torch.linalg.vector_norm(M, dim=(-2, -1)).clamp(min=underflow)
     return torch.minimum(norm, largest * size)
+
+
+def per_matrix(value: Tensor, X: Tensor) -> Tensor:
+    """A number per matrix of X, in X's precision, to be multiplied with X."""
+    if value.ndim == 0:
+        return value  # a tensor without dimensions never changes the type of the other factor
+    return value.to(X.dtype.to_real())[..., None, None]
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -58,4 +99,5 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def to_working_dtype(X: Tensor) -> Tensor:
     """``X`` in the type in which arithmetic on it is done."""
-    return X.to(working_dtype(X.dtype))
+    dtype = working_dtype(X.dtype)
+    return X if X.dtype == dtype else X.to(dtype)

@@ -54,7 +54,7 @@ def check_weight(weight: Tensor, name: str = "weight") -> None:
 
 def as_matrices(weight: Tensor, view: View) -> Tensor:
     """The weight as matrices ``(..., n, p)`` with n >= p: a view of its memory where possible."""
-    return tall(weight.flatten(1) if view == "matrix" else weight)
+    return tall(weight.flatten(1) if view == "matrix" and weight.ndim > 2 else weight)
 
 
 def as_weight(matrices: Tensor, weight: Tensor, view: View) -> Tensor:
@@ -63,4 +63,4 @@ def as_weight(matrices: Tensor, weight: Tensor, view: View) -> Tensor:
         (weight.shape[0], weight.shape[1:].numel()) if view == "matrix" else weight.shape[-2:]
     )
     oriented = matrices.mT if rows < columns else matrices
-    return oriented.reshape(weight.shape)
+    return oriented if oriented.shape == weight.shape else oriented.reshape(weight.shape)

@@ -30,8 +30,8 @@ BATCH_UP_TO = 100 * 100
 class MatrixStep(NamedTuple):
     """The step of a batch of matrices."""
 
-    update: Tensor  # what X loses, (..., n, p); zero where the step was not taken
-    taken: Tensor  # which matrices took their step, (...)
+    moved: Tensor  # where the matrices go, (..., n, p)
+    taken: Tensor  # which of them may go there, (...); the others stay as they are
     state: dict[str, Tensor]  # the state after a step that is taken, (..., n, p) or (...)
 
 
@@ -136,14 +136,14 @@ class OrthogonalOptimizer(Optimizer):
             for name, kind in kinds.items()
         }
         result = self.matrix_step(X, G, state, group)
-        updates, taken = _apart(result.update, params, view), _apart(result.taken, params, view)
-        for p, update, ok in zip(params, updates, taken, strict=True):
-            p.sub_(as_weight(update, p, view))
+        taken = result.taken[..., None, None] if X.ndim > 2 else result.taken
+        moved = _apart(torch.where(taken, result.moved, X), params, view)
+        for p, part, ok in zip(params, moved, _apart(result.taken, params, view), strict=True):
+            p.copy_(as_weight(part, p, view))
             count_skipped(self.state[p], ok)
         for name, new in result.state.items():
             is_matrix = kinds[name] == "matrix"
-            taken_or_not = result.taken[..., None, None] if is_matrix else result.taken
-            kept = torch.where(taken_or_not, new, state[name])
+            kept = torch.where(taken if is_matrix else result.taken, new, state[name])
             for p, part in zip(params, _apart(kept, params, view), strict=True):
                 self.state[p][name].copy_(as_weight(part, p, view) if is_matrix else part)
 

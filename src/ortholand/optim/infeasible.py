@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
@@ -80,9 +79,8 @@ class FieldSGD(OrthogonalSGD):
 
     def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """A step along the field."""
-        update = group["lr"] * type(self).field(X, B, group["lam"])
-        taken = finite_matrices(update)
-        return torch.where(taken[..., None, None], update, 0), taken
+        moved = X - group["lr"] * type(self).field(X, B, group["lam"])
+        return moved, finite_matrices(moved)
 
 
 class PLAM(FieldSGD):

@@ -10,7 +10,7 @@ Three ways to be attracted to the manifold, each with a safe step of its own:
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,8 +23,7 @@ from ortholand.fields import (
     tangent_from_gradient,
     tangent_from_relative,
 )
-from ortholand.geometry.manifold import gram_residual
-from ortholand.geometry.matrices import is_square
+from ortholand.geometry.matrices import gram_minus_identity, is_square, per_matrix
 from ortholand.safe_step import (
     RULES,
     check_ball,
@@ -35,82 +34,75 @@ from ortholand.safe_step import (
 )
 
 
-class Move(NamedTuple):
-    """A step before it is known to be finite."""
-
-    update: Tensor  # what X loses, (..., n, p)
-    size: Tensor  # infinite or NaN where the update is, (...)
-
-
-def landing_update(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """What X loses in a step with ``eta = min(lr, safe step)``, and which matrices take it.
+def landing_move(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """Where X goes with ``eta = min(lr, safe step)``, and which matrices may go there.
 
     B is the generator of the direction (:mod:`.momentum`). A matrix whose step would not be finite
-    gets the update zero and is reported as not taken; its neighbours in the batch are not touched.
-    No value leaves the device.
+    may not; its neighbours in the batch are not touched. No value leaves the device.
     """
-    update, size = ATTRACTIONS[group["attraction"]](X, B, group)
-    taken = size < math.inf  # false for NaN too
-    return torch.where(taken[..., None, None], update, 0), taken
+    return ATTRACTIONS[group["attraction"]](X, B, group)
 
 
-def coupled(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> Move:
-    """The paper's step, ``eta L``."""
+def coupled(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """The paper's step, ``X - eta L``."""
     L, d, tangency_error = landing(X, B, group["lam"])
     root_q = RULES[group["safe_step"] or "frobenius"](L)
-    eta = _target(group["lr"], d)
+    safe = None
     if group["safe_step"] is not None:
         safe = largest_step(root_q, d, group["lam"], group["eps"], tangency_error)
-        eta = torch.minimum(eta, safe)
-    return Move(eta[..., None, None] * L, eta * root_q)
+    eta = _step_size(group["lr"], safe, root_q)
+    return torch.addcmul(X, L, per_matrix(eta, X), value=-1), _is_finite(eta * root_q)
 
 
-def decoupled(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> Move:
-    """``eta R + omega X D``."""
+def decoupled(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """``X - eta R - omega X D``."""
     R, D, d, tangency_error = tangent(X, B)
     XD = X @ D
     root_q = RULES[group["safe_step"] or "frobenius"](R)
-    eta, omega = _target(group["lr"], d), _if_moving(group["lr"], group["omega"], d)
+    omega, safe = torch.full_like(d, group["omega"]), None
     if group["safe_step"] is not None:
         normal = torch.linalg.vector_norm(XD, dim=(-2, -1))
         # Near the edge of a ball of radius almost 1 a full pull would overshoot; this one cannot.
         gentle = d * (1 - d) / normal.square().clamp(min=torch.finfo(d.dtype).tiny)
         omega = torch.minimum(omega, gentle.clamp(min=0))
         safe = largest_step_decoupled(root_q, d, normal, omega, group["eps"], tangency_error)
-        eta = torch.minimum(eta, safe)
-    return Move(eta[..., None, None] * R + omega[..., None, None] * XD, eta * root_q + omega * d)
+    eta = _step_size(group["lr"], safe, root_q)
+    taken = _is_finite(eta * root_q + omega * d)
+    Y = torch.addcmul(X, R, per_matrix(eta, X), value=-1)
+    return _unless_zero(group["lr"], Y - per_matrix(omega, X) * XD, X), taken
 
 
-def after(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> Move:
-    """The move to ``Y = X - eta R`` and the landing from there."""
+def after(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """The move to ``Y = c (X - eta R)``, and the Newton-Schulz step ``Y - Y (Y^H Y - I) / 2``.
+
+    A tangent move only ever adds to the singular values of X: ``E = (X - eta R)^H (X - eta R) - I``
+    is ``D + eta^2 R^H R``. With ``c = (1 + m)^(-1/2)``, m the mean eigenvalue of the second term,
+    the step leaves ``3/4 (e - m)^2`` of an eigenvalue e of E in place of ``3/4 e^2``, for nothing,
+    and the safe step still holds: taking its mean from a matrix makes its norm smaller. Y's Gram
+    matrix is measured, not derived, so that it also sees what rounding did to R.
+    """
     R, _, d, tangency_error = tangent(X, B)
     root_q = RULES[group["safe_step"] or "frobenius"](R)
-    eta = _target(group["lr"], d)
+    safe = None
     if group["safe_step"] is not None:
         safe = largest_step_before_landing(root_q, d, group["eps"], tangency_error)
-        eta = torch.minimum(eta, safe)
-    move = eta[..., None, None] * R
-    landed = loss_by_landing(X - move) * _if_moving(group["lr"], 1.0, d)[..., None, None]
-    return Move(move + landed, eta * root_q + d)
+    eta = _step_size(group["lr"], safe, root_q)
+    length = eta * root_q
+    # With the rule "tight" root_q is less than ||R||_F, and m too small: less gain, still safe.
+    c = (length.square() / X.shape[-1] + 1).rsqrt()
+    Y = torch.addcmul(X, R, per_matrix(eta, X), value=-1) * per_matrix(c, X)
+    return _unless_zero(group["lr"], newton_schulz(Y), X), _is_finite(length)
 
 
-def loss_by_landing(Y: Tensor) -> Tensor:
-    """What Y loses in one Newton-Schulz step after scaling to the norm of a point on the manifold.
-
-    A tangent move only ever adds to the singular values of X, so Y is too large by about the mean
-    m of ``E = Y^H Y - I``. With ``c = (1 + m)^(-1/2)`` the step on ``c Y`` leaves ``3/4 (e - m)^2``
-    of an eigenvalue e of E in place of ``3/4 e^2``, for nothing. (E is ``D + eta^2 R^H R`` in exact
-    arithmetic; measured, it also sees what rounding did to R.)
-    """
-    E = gram_residual(Y)
-    mean = E.diagonal(dim1=-2, dim2=-1).real.mean(-1)
-    c = (1 + mean.clamp(min=0)).rsqrt()[..., None]
-    K = c[..., None] ** 3 / 2 * E
-    K.diagonal(dim1=-2, dim2=-1).add_((c - 1) ** 2 * (c + 2) / 2)  # 1 - c (3 - c^2) / 2
-    return Y @ K
+def newton_schulz(Y: Tensor) -> Tensor:
+    """``Y - Y (Y^H Y - I) / 2``: one step towards the polar factor of Y."""
+    E = gram_minus_identity(Y)
+    if Y.ndim == 2:
+        return torch.addmm(Y, Y, E, alpha=-0.5)
+    return torch.baddbmm(Y, Y, E, alpha=-0.5) if Y.ndim == 3 else Y - Y @ E / 2
 
 
-ATTRACTIONS: dict[str, Callable[[Tensor, Tensor, Mapping[str, Any]], Move]] = {
+ATTRACTIONS: dict[str, Callable[[Tensor, Tensor, Mapping[str, Any]], tuple[Tensor, Tensor]]] = {
     "coupled": coupled,
     "decoupled": decoupled,
     "after": after,
@@ -148,10 +140,19 @@ def tangent(X: Tensor, B: Tensor) -> Tangent:
     return tangent_from_relative(X, B) if is_square(X) else tangent_from_gradient(X, B)
 
 
-def _target(lr: float | Tensor, d: Tensor) -> Tensor:
-    return torch.ones_like(d) * lr if isinstance(lr, Tensor) else torch.full_like(d, lr)
+def _step_size(lr: float | Tensor, safe: Tensor | None, like: Tensor) -> Tensor:
+    """``min(lr, safe)`` per matrix; lr itself where nothing is safe."""
+    if safe is None:
+        return torch.ones_like(like) * lr
+    return torch.minimum(safe, lr) if isinstance(lr, Tensor) else safe.clamp(max=lr)
 
 
-def _if_moving(lr: float | Tensor, value: float, d: Tensor) -> Tensor:
-    """The value, or zero where lr is zero: such a step changes nothing, attraction included."""
-    return torch.full_like(d, value) * (lr > 0)
+def _is_finite(size: Tensor) -> Tensor:
+    return size < math.inf  # false for NaN too
+
+
+def _unless_zero(lr: float | Tensor, moved: Tensor, X: Tensor) -> Tensor:
+    """X itself where lr is zero: such a step changes nothing, attraction included."""
+    if isinstance(lr, Tensor):
+        return torch.where(lr > 0, moved, X)
+    return moved if lr > 0 else X

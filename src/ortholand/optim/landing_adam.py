@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from ortholand.geometry.derivatives import relative_gradient, remove_normal
-from ortholand.geometry.matrices import frobenius_norm, is_square
+from ortholand.geometry.matrices import frobenius_norm, is_square, per_matrix
 from ortholand.optim.base import MatrixStep, OrthogonalOptimizer, StateKind
 from ortholand.optim.checks import check_adam_options
 from ortholand.optim.landing import (
     check_landing_options,
+    landing_move,
     landing_start_radius,
-    landing_update,
 )
 from ortholand.optim.plain import plain_adam_step
 
@@ -123,9 +123,9 @@ class LandingAdam(OrthogonalOptimizer):
         mean = beta1 * state["exp_avg"] + (1 - beta1) * B
         square = beta2 * state["exp_avg_sq"] + (1 - beta2) * _mean_square(B)
         root = (square / _one_minus_power(beta2, step)).sqrt() + group["adam_eps"]
-        direction = mean / (_one_minus_power(beta1, step) * root)[..., None, None]
-        update, taken = landing_update(X, direction, group)
-        return MatrixStep(update, taken, {"exp_avg": mean, "exp_avg_sq": square, "step": step})
+        direction = mean / per_matrix(_one_minus_power(beta1, step) * root, X)
+        moved, taken = landing_move(X, direction, group)
+        return MatrixStep(moved, taken, {"exp_avg": mean, "exp_avg_sq": square, "step": step})
 
     def plain_step(self, params: list[Tensor], group: Mapping[str, Any]) -> None:
         """The step of ``torch.optim.AdamW`` (or Adam)."""

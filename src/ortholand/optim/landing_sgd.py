@@ -8,8 +8,8 @@ from torch.optim.optimizer import ParamsT
 
 from ortholand.optim.landing import (
     check_landing_options,
+    landing_move,
     landing_start_radius,
-    landing_update,
 )
 from ortholand.optim.sgd import OrthogonalSGD
 
@@ -118,4 +118,4 @@ class LandingSGD(OrthogonalSGD):
 
     def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """The landing step."""
-        return landing_update(X, B, group)
+        return landing_move(X, B, group)

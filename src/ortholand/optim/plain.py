@@ -16,7 +16,8 @@ def count_skipped(state: State, taken: Tensor) -> None:
     """Add the steps not taken to the count kept on the parameter's device."""
     if SKIPPED not in state:
         state[SKIPPED] = torch.zeros((), dtype=torch.int64, device=taken.device)
-    state[SKIPPED] += taken.logical_not().sum()
+    skipped = taken.logical_not()
+    state[SKIPPED] += skipped.sum() if skipped.ndim else skipped
 
 
 def plain_sgd_step(

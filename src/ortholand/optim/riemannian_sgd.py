@@ -90,16 +90,15 @@ class RiemannianSGD(OrthogonalSGD):
         return 0.1
 
     def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """The way to the retracted point."""
+        """The retracted point."""
         A = -group["lr"] * B
         # Decompositions raise on what is not finite, so it must not get there.
         sound = finite_matrices(A)
         A = torch.where(sound[..., None, None], A, 0)
         moved = RETRACTIONS[group["retraction"]](X, A)
-        taken = sound & finite_matrices(moved)
         # lr = 0 must change nothing, not even by the rounding of a retraction.
-        moving = taken & A.ne(0).any(dim=(-2, -1))
-        return torch.where(moving[..., None, None], X - moved, 0), taken
+        moved = torch.where(A.ne(0).any(dim=(-2, -1))[..., None, None], moved, X)
+        return moved, sound & finite_matrices(moved)
 
 
 def _registered(retraction: str | Retraction) -> str:

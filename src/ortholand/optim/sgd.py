@@ -15,7 +15,7 @@ class OrthogonalSGD(OrthogonalOptimizer):
     """SGD on orthogonal weights. A subclass says how a matrix moves in a direction."""
 
     def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """What X loses along the direction that B stands for, and which matrices take it."""
+        """Where X goes in the direction that B stands for, and which matrices may go there."""
         raise NotImplementedError
 
     def check_options(self, options: Mapping[str, Any]) -> None:
@@ -48,8 +48,8 @@ class OrthogonalSGD(OrthogonalOptimizer):
                 nesterov=group["nesterov"],
             )
             new_state["momentum_buffer"] = self.transport(X, total)
-        update, taken = self.move(X, B, group)
-        return MatrixStep(update, taken, new_state)
+        moved, taken = self.move(X, B, group)
+        return MatrixStep(moved, taken, new_state)
 
     def plain_step(self, params: list[Tensor], group: Mapping[str, Any]) -> None:
         """The step of ``torch.optim.SGD``."""
