@@ -10,9 +10,8 @@ import ortholand
 from ortholand import cli
 from ortholand.experiments.procrustes import PROCRUSTES, Settings
 
-TINY = replace(
-    PROCRUSTES, settings={"smoke": Settings(p=3, iterations=8, extra_iterations=4)}, figures=()
-)
+SETTINGS = Settings(p=3, iterations=8, extra_iterations=4, warm_up=1, repetitions=2)
+TINY = replace(PROCRUSTES, settings={"smoke": SETTINGS}, figures=())
 
 
 def invoke(*arguments):
@@ -77,7 +76,7 @@ def test_reproduce_and_report(tmp_path, monkeypatch):
     arguments = ("procrustes", "procrustes", "--preset", "smoke", "--seed", 5, "--out", tmp_path)
     result = invoke("reproduce", *arguments, "--threads", 1)
     assert result.exit_code == 0
-    assert result.stdout.count("procrustes 1/6") == 1
+    assert result.stdout.count("procrustes 1/15") == 1
     for verdict in ("holds", "not decided"):
         assert verdict in result.stdout
     assert not [c for c in result.stdout if c != "\n" and ord(c) < 32]
@@ -101,7 +100,7 @@ def test_ctrl_c_says_how_to_resume(tmp_path, monkeypatch):
         result = invoke(*arguments)
     assert result.exit_code == 130
     assert result.stdout.endswith("the same command resumes.\n")
-    assert result.stdout.count("procrustes 1/6") == 1
+    assert result.stdout.count("procrustes 1/15") == 1
     resumed = invoke(*arguments)
     assert resumed.exit_code == 0
     assert resumed.stdout.count("recorded already") == 1

@@ -3,7 +3,13 @@ import re
 from matplotlib import rcParams
 from matplotlib.figure import Figure
 
-from ortholand.experiments.figures import METHODS, house_style, inline_svg, save_figure
+from ortholand.experiments.figures import (
+    METHODS,
+    house_style,
+    inline_svg,
+    plot_method,
+    save_figure,
+)
 
 
 def make_figure() -> Figure:
@@ -16,6 +22,17 @@ def test_every_method_has_a_look_of_its_own():
     for part in ("label", "colour", "dashes"):
         looks = [getattr(style, part) for style in METHODS.values()]
         assert len(set(looks)) == len(looks)
+
+
+def test_a_curve_has_the_look_of_its_method():
+    axes = Figure().subplots()
+    for method, style in METHODS.items():
+        plot_method(axes, method, [1, 2], [3, 4])
+        line = axes.get_lines()[-1]
+        assert line.get_label() == style.label
+        assert line.get_color() == style.colour
+        assert line.get_linewidth() == style.width
+        assert line.is_dashed() == (style.dashes != "-")
 
 
 def test_a_figure_is_saved_in_three_formats_and_always_the_same(tmp_path):

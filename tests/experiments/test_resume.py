@@ -61,5 +61,5 @@ def test_a_killed_run_resumes_and_ends_with_the_same_numbers(smoke, tmp_path, wa
     assert not list(out.glob("**/*.tmp"))
 
     text = log.read_text()
-    assert re.match(r"procrustes 1/6  landing-float32: \d+\.\d s\n", text)
+    assert re.match(r"procrustes 1/15  landing-float32: \d+\.\d s\n", text)
     assert not [c for c in text if c != "\n" and ord(c) < 32]

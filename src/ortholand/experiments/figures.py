@@ -20,14 +20,19 @@ class MethodStyle(NamedTuple):
     label: str
     colour: str
     dashes: str | tuple[int, tuple[int, ...]] = "-"
+    width: float = 1.6
 
 
-# Okabe and Ito's colours, which readers with any colour vision can tell apart. A new method
-# takes one that is still free: #009E73, #CC79A7, #E69F00, #56B4E9.
+# Okabe and Ito's colours, which readers with any colour vision can tell apart. All are taken but
+# the yellow, too pale on white: a new method needs a shade of its own, far from those beside it.
 METHODS: dict[str, MethodStyle] = {
-    "landing": MethodStyle("landing", "#0072B2"),
+    "landing": MethodStyle("landing", "#0072B2", width=2.6),  # seen between the dashes
     "landing-momentum": MethodStyle("landing with momentum", "#D55E00", (0, (5, 2))),
     "landing-unscaled": MethodStyle("landing, f without 1/p", "#000000", (0, (1, 1))),
+    "exponential": MethodStyle("exponential", "#E69F00", (0, (6, 3))),
+    "polar": MethodStyle("polar", "#009E73", (0, (4, 2, 1, 2))),
+    "cayley": MethodStyle("Cayley", "#CC79A7", (0, (3, 2))),
+    "qr": MethodStyle("QR", "#56B4E9", (0, (1, 2))),
 }
 
 STYLE = {
@@ -60,7 +65,8 @@ def house_style() -> Generator[None, None, None]:
 def plot_method(axes: Axes, method: str, x: Sequence[float], y: Sequence[float]) -> None:
     """A curve in the method's own style."""
     style = METHODS[method]
-    axes.plot(x, y, label=style.label, color=style.colour, linestyle=style.dashes)
+    look = dict(color=style.colour, linestyle=style.dashes, linewidth=style.width)
+    axes.plot(x, y, label=style.label, **look)
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> str:
