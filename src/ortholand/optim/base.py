@@ -169,7 +169,7 @@ class OrthogonalOptimizer(Optimizer):
 
 def bundles(params: list[Tensor], group: Group) -> Iterator[list[Tensor]]:
     """Lists of parameters to step as one: of one matrix shape, type and device."""
-    if group["foreach"] is False:
+    if group["foreach"] is False or len(params) == 1:
         yield from ([p] for p in params)
         return
     alike: dict[tuple[Any, ...], list[Tensor]] = {}
@@ -229,7 +229,7 @@ def _check_start(p: Tensor, name: str, view: View, radius: float) -> None:
         return
     raise ValueError(
         f"An orthogonal parameter must start within {radius} of the manifold "
-        f"(||X^T X - I||_F, the option eps), but {name} of shape {tuple(p.shape)}, "
+        f"(||X^T X - I||_F; eps, where that is an option), but {name} of shape {tuple(p.shape)}, "
         f"view {view!r}, is at distance {d:.4g}. Project it first with "
         "ortholand.orthogonalize_(...), which takes a tensor, groups or a model."
     )

@@ -17,7 +17,7 @@ def count_skipped(state: State, taken: Tensor) -> None:
     if SKIPPED not in state:
         state[SKIPPED] = torch.zeros((), dtype=torch.int64, device=taken.device)
     skipped = taken.logical_not()
-    state[SKIPPED] += skipped.sum() if skipped.ndim else skipped
+    state[SKIPPED].add_(skipped.sum() if skipped.ndim else skipped)
 
 
 def plain_sgd_step(

@@ -95,7 +95,7 @@ class RiemannianSGD(OrthogonalSGD):
         # Decompositions raise on what is not finite, so it must not get there.
         sound = finite_matrices(A)
         A = torch.where(sound[..., None, None], A, 0)
-        moved = RETRACTIONS[group["retraction"]](X, A)
+        moved = find_retraction(group["retraction"])(X, A)
         # lr = 0 must change nothing, not even by the rounding of a retraction.
         moved = torch.where(A.ne(0).any(dim=(-2, -1))[..., None, None], moved, X)
         return moved, sound & finite_matrices(moved)
