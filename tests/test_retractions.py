@@ -7,8 +7,7 @@ import scipy.linalg
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from recorder import Recorder
 
 import ortholand as ol
 from ortholand import retractions
@@ -309,20 +308,6 @@ def test_the_normal_part_of_a_generator_neither_moves_nor_blows_up(method, lengt
         X = ol.retract(X, X @ H, method)
     assert ol.distance(X.double()) < 1e-3
     assert norm(X - start) < 1e-2
-
-
-class Recorder(TorchDispatchMode):
-    """Records the size of the largest result of an operation."""
-
-    def __init__(self):
-        super().__init__()
-        self.largest = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-        self.largest = max([self.largest, *sizes])
-        return out
 
 
 @each_method

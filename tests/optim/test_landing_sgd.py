@@ -2,9 +2,9 @@ import math
 
 import pytest
 import torch
+from recorder import Recorder
 from reference import reference_steps
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import ortholand as ol
 
@@ -219,21 +219,6 @@ def test_momentum_accelerates_an_ill_conditioned_problem(shape, nesterov):
 
 
 # What a step may not do.
-
-
-class Recorder(TorchDispatchMode):
-    """Records the operations below autograd, and the sizes of their results."""
-
-    def __init__(self):
-        super().__init__()
-        self.names, self.largest = set(), 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.add(str(func))
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor):
-            self.largest = max(self.largest, out.numel())
-        return out
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (9, 3), (4, 2, 3, 3)])

@@ -5,9 +5,8 @@ import warnings
 import pymanopt.manifolds
 import pytest
 import torch
+from recorder import Recorder
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import ortholand as ol
 from ortholand.problems import Procrustes
@@ -252,20 +251,6 @@ def test_what_is_no_retraction_is_refused(unknown):
 
 
 # Cost.
-
-
-class Recorder(TorchDispatchMode):
-    """Records the size of the largest result of an operation."""
-
-    def __init__(self):
-        super().__init__()
-        self.largest = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-        self.largest = max([self.largest, *sizes])
-        return out
 
 
 @each_method

@@ -167,6 +167,11 @@ class OrthogonalOptimizer(Optimizer):
             _check_start(p, name, group["view"], self.start_radius(group))
 
 
+def options_of(arguments: dict[str, Any]) -> dict[str, Any]:
+    """A constructor's options, from its ``locals()``."""
+    return {k: v for k, v in arguments.items() if k not in ("self", "params", "__class__")}
+
+
 def bundles(params: list[Tensor], group: Group) -> Iterator[list[Tensor]]:
     """Lists of parameters to step as one: of one matrix shape, type and device."""
     if group["foreach"] is False or len(params) == 1:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from ortholand.fields import Field, penalty_field, plam_field
+from ortholand.optim.base import options_of
 from ortholand.optim.finite import finite_matrices
 from ortholand.optim.sgd import OrthogonalSGD
 from ortholand.safe_step import check_ball
@@ -46,19 +47,7 @@ class FieldSGD(OrthogonalSGD):
         orthogonal: bool = True,
         view: str = "matrix",
     ) -> None:
-        options = dict(
-            lr=lr,
-            momentum=momentum,
-            dampening=dampening,
-            nesterov=nesterov,
-            weight_decay=weight_decay,
-            lam=lam,
-            maximize=maximize,
-            foreach=foreach,
-            orthogonal=orthogonal,
-            view=view,
-        )
-        super().__init__(params, options)
+        super().__init__(params, options_of(locals()))
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """SGD's conditions, and a sensible attraction."""

@@ -10,7 +10,7 @@ from torch.optim.optimizer import ParamsT
 
 from ortholand.geometry.derivatives import relative_gradient, remove_normal
 from ortholand.geometry.matrices import frobenius_norm, is_square, per_matrix
-from ortholand.optim.base import MatrixStep, OrthogonalOptimizer, StateKind
+from ortholand.optim.base import MatrixStep, OrthogonalOptimizer, StateKind, options_of
 from ortholand.optim.checks import check_adam_options
 from ortholand.optim.landing import (
     check_landing_options,
@@ -82,23 +82,7 @@ class LandingAdam(OrthogonalOptimizer):
         orthogonal: bool = True,
         view: str = "matrix",
     ) -> None:
-        options = dict(
-            lr=lr,
-            betas=betas,
-            weight_decay=weight_decay,
-            adam_eps=adam_eps,
-            decoupled_weight_decay=decoupled_weight_decay,
-            lam=lam,
-            eps=eps,
-            safe_step=safe_step,
-            attraction=attraction,
-            omega=omega,
-            maximize=maximize,
-            foreach=foreach,
-            orthogonal=orthogonal,
-            view=view,
-        )
-        super().__init__(params, options)
+        super().__init__(params, options_of(locals()))
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Adam's conditions, and landing's."""

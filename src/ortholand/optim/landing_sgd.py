@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from ortholand.optim.base import options_of
 from ortholand.optim.landing import (
     check_landing_options,
     landing_move,
@@ -89,23 +90,7 @@ class LandingSGD(OrthogonalSGD):
         orthogonal: bool = True,
         view: str = "matrix",
     ) -> None:
-        options = dict(
-            lr=lr,
-            momentum=momentum,
-            dampening=dampening,
-            nesterov=nesterov,
-            weight_decay=weight_decay,
-            lam=lam,
-            eps=eps,
-            safe_step=safe_step,
-            attraction=attraction,
-            omega=omega,
-            maximize=maximize,
-            foreach=foreach,
-            orthogonal=orthogonal,
-            view=view,
-        )
-        super().__init__(params, options)
+        super().__init__(params, options_of(locals()))
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """SGD's conditions, and landing's."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from ortholand.optim.base import options_of
 from ortholand.optim.finite import finite_matrices
 from ortholand.optim.sgd import OrthogonalSGD
 from ortholand.retractions import RETRACTIONS, Retraction, find_retraction
@@ -60,19 +61,8 @@ class RiemannianSGD(OrthogonalSGD):
         orthogonal: bool = True,
         view: str = "matrix",
     ) -> None:
-        options = dict(
-            lr=lr,
-            momentum=momentum,
-            dampening=dampening,
-            nesterov=nesterov,
-            weight_decay=weight_decay,
-            retraction=_registered(retraction),
-            maximize=maximize,
-            foreach=foreach,
-            orthogonal=orthogonal,
-            view=view,
-        )
-        super().__init__(params, options)
+        retraction = _registered(retraction)
+        super().__init__(params, options_of(locals()))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; a retraction that is a function is entered in the registry."""
