@@ -115,7 +115,7 @@ def largest_step_before_landing(
     room = farthest_before_landing(eps) - d
     if isinstance(tangency_error, Tensor):
         return largest_root(root_q, -tangency_error, room)
-    return room.clamp(min=0).sqrt() / root_q
+    return room.clamp(min=0).sqrt() / root_q.clamp(min=torch.finfo(root_q.dtype).tiny)
 
 
 @lru_cache

@@ -131,14 +131,33 @@ def test_large_steps_on_a_linear_problem_stay_finite_and_in_the_ball(
     assert optimizer.skipped_steps() == 0
 
 
+@pytest.mark.parametrize("shape", [(6, 6), (9, 6)])
+@pytest.mark.parametrize("scale", [0.0, 1e-3])
 @pytest.mark.parametrize("attraction", ATTRACTIONS)
-def test_the_new_attractions_take_back_what_left_the_ball(attraction):
-    """Weights moved outside by someone else come back, up to distance 1."""
-    X = nn.Parameter(torch.eye(6, dtype=torch.float64))
+def test_what_someone_else_moved_out_of_the_ball_comes_back(attraction, scale, shape):
+    """Up to distance 1, with gradients and without."""
+    X = nn.Parameter(torch.eye(*shape, dtype=torch.float64))
     optimizer = ol.LandingSGD([X], lr=0.1, attraction=attraction)
     with torch.no_grad():
-        X.mul_(1.14)  # distance 0.73
+        X.mul_(1.17)
+    assert 0.9 < ol.orthogonality_error(X) < 1
     for k in range(100):
-        X.grad = 1e-3 * gaussian(6, 6, seed=k)
+        X.grad = scale * gaussian(*shape, seed=k)
         optimizer.step()
     assert ol.orthogonality_error(X) < 1e-3
+    assert optimizer.skipped_steps() == 0
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (9, 6)])
+@pytest.mark.parametrize("attraction", ATTRACTIONS)
+def test_what_is_too_far_away_is_left_alone(attraction, shape):
+    """From distance 1 on no rule holds: better unchanged than led anywhere."""
+    X = nn.Parameter(torch.eye(*shape, dtype=torch.float64))
+    optimizer = ol.LandingSGD([X], lr=0.1, attraction=attraction)
+    with torch.no_grad():
+        X.mul_(2)
+    far = X.detach().clone()
+    for k in range(3):
+        X.grad = gaussian(*shape, seed=k)
+        optimizer.step()
+    assert torch.equal(X.detach(), far)

@@ -88,10 +88,13 @@ def after(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tenso
         safe = largest_step_before_landing(root_q, d, group["eps"], tangency_error)
     eta = _step_size(group["lr"], safe, root_q)
     length = eta * root_q
+    taken = _is_finite(length)
+    if group["safe_step"] is not None:
+        taken = taken & (d < 1)  # from there on Newton-Schulz steps may lead anywhere
     # With the rule "tight" root_q is less than ||R||_F, and m too small: less gain, still safe.
     c = (length.square() / X.shape[-1] + 1).rsqrt()
     Y = torch.addcmul(X, R, per_matrix(eta, X), value=-1) * per_matrix(c, X)
-    return _unless_zero(group["lr"], newton_schulz(Y), X), _is_finite(length)
+    return _unless_zero(group["lr"], newton_schulz(Y), X), taken
 
 
 def newton_schulz(Y: Tensor) -> Tensor:
