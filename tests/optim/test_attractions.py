@@ -86,7 +86,7 @@ def test_how_far_a_move_may_lead(eps):
 
 
 def test_errors_under_noise_are_ordered():
-    """PEERS' experiment in small: coupled, decoupled, after; each well below the one before."""
+    """`benchmarks/orthogonality.py noise` in small: each attraction well below the one before."""
     errors = {}
     for attraction in ATTRACTIONS:
         X = nn.Parameter(ol.random_orthogonal(40, 40, seed=0))

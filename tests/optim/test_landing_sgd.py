@@ -96,8 +96,8 @@ def test_the_ball_is_needed_and_used():
     assert not reached[None] <= 0.3
 
 
-def test_the_reference_codes_first_momentum_step_stays_in_the_ball():
-    """A buffer that starts as the raw gradient reaches 0.547 where eps was 0.1 (PEERS)."""
+def test_the_first_steps_with_momentum_stay_in_the_ball():
+    """With a buffer that starts as the raw gradient, as in the paper's code, they do not."""
     X = nn.Parameter(ol.random_orthogonal(10, 10, seed=0))
     optimizer = ol.LandingSGD([X], lr=1.0, momentum=0.9, eps=0.1)
     for k in range(50):
