@@ -13,7 +13,14 @@ from torch import Tensor
 
 from ortholand.geometry.derivatives import relative_gradient
 from ortholand.geometry.manifold import orthonormal_factor, polar_projection
-from ortholand.geometry.matrices import is_square, skew, subtract_identity, to_working_dtype
+from ortholand.geometry.matrices import (
+    gram_minus_identity,
+    identity_like,
+    is_square,
+    skew,
+    subtract_identity,
+    to_working_dtype,
+)
 
 Retraction = Callable[[Tensor, Tensor], Tensor]
 
@@ -67,7 +74,7 @@ def cayley(X: Tensor, A: Tensor) -> Tensor:
     """``(I - A/2)^-1 (I + A/2) X``; by a solve of size 2p for tall X, 2p < n."""
     if _acts_from_the_left(X, A):
         A = _skew_of(X, A)
-        Z = torch.linalg.solve(_identity_like(A) - A / 2, X)
+        Z = torch.linalg.solve(identity_like(A) - A / 2, X)
         # Twice the same: the first with errors as small as a short step, so that thousands in
         # float32 drift a hundred times less; the second with none that grow with a long one.
         ways = [(math.sqrt(A.shape[-1]), lambda X, Z, A: X + A @ Z)]
@@ -80,7 +87,7 @@ def cayley(X: Tensor, A: Tensor) -> Tensor:
 def polar(X: Tensor, A: Tensor) -> Tensor:
     """Nearest point of the manifold to ``X + A X``."""
     Y = X + _tangent(X, A)
-    E = subtract_identity(Y.mH @ Y)
+    E = gram_minus_identity(Y)
     small = (2 * torch.finfo(E.dtype).eps) ** 0.2  # the first term left out is E^5 / 4
     ways = [(small, _polar_by_series), (WELL_CONDITIONED, _polar_by_eigh)]
     return _by_size(_norm(E), ways, _polar_by_svd, Y, E)
@@ -170,11 +177,11 @@ def _exponential_minus_identity(A: Tensor) -> Tensor:
 
 def _exponential_of_degree_4(A: Tensor) -> Tensor:
     A2 = A @ A
-    return A + A2 @ (_identity_like(A) / 2 + A / 6 + A2 / 24)
+    return A + A2 @ (identity_like(A) / 2 + A / 6 + A2 / 24)
 
 
 def _exponential_of_degree_9(A: Tensor) -> Tensor:
-    identity, A2 = _identity_like(A), A @ A
+    identity, A2 = identity_like(A), A @ A
     A3 = A2 @ A
     high = identity / 720 + A / 5040 + A2 / 40320 + A3 / 362880
     return A + A2 / 2 + A3 @ (identity / 6 + A / 24 + A2 / 120 + A3 @ high)
@@ -192,7 +199,7 @@ def _reach(A: Tensor, degree: int) -> float:
 
 def _cayley_in_a_basis(X: Tensor, B: Tensor, _P: Tensor) -> Tensor:
     W, K = _in_a_basis(X, B)
-    identity = _identity_like(K)
+    identity = identity_like(K)
     start = identity[:, : X.shape[-1]]
     return X + 2 * W @ (torch.linalg.solve(identity - K / 2, start) - start)
 
@@ -214,7 +221,7 @@ def _cayley_by_gram(X: Tensor, B: Tensor, P: Tensor) -> Tensor:
 
 def _polar_by_series(Y: Tensor, E: Tensor) -> Tensor:
     """``Y (I + E)^-1/2`` by the binomial series: two products of size p."""
-    identity, E2 = _identity_like(E), E @ E
+    identity, E2 = identity_like(E), E @ E
     return Y @ (identity - E / 2 + E2 @ (3 / 8 * identity - 5 / 16 * E + 35 / 128 * E2))
 
 
@@ -264,7 +271,3 @@ def _extremes(size: Tensor) -> list[float]:
 
 def _norm(M: Tensor) -> Tensor:
     return torch.linalg.vector_norm(M, dim=(-2, -1))
-
-
-def _identity_like(M: Tensor) -> Tensor:
-    return torch.eye(M.shape[-1], dtype=M.dtype, device=M.device)

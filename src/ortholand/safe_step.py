@@ -56,11 +56,6 @@ def safe_step_size(
     return step.to(distance.dtype)
 
 
-def frobenius_bound(L: Tensor) -> Tensor:
-    """``sqrt(q)`` of the rule "frobenius": the norm of L itself."""
-    return frobenius_norm(L)
-
-
 def tight_bound(L: Tensor) -> Tensor:
     """``sqrt(q)`` of the rule "tight": ``||L^H L||_F^(1/2)``, scaled against overflow."""
     norm = frobenius_norm(L)
@@ -70,7 +65,7 @@ def tight_bound(L: Tensor) -> Tensor:
 
 # A rule maps L to sqrt(q), per matrix: the root, because q itself overflows.
 RULES: dict[str, Callable[[Tensor], Tensor]] = {
-    "frobenius": frobenius_bound,
+    "frobenius": frobenius_norm,
     "tight": tight_bound,
 }
 

@@ -7,6 +7,11 @@ from torch import Tensor
 from ortholand.geometry.matrices import max_abs
 
 
+def is_finite(size: Tensor) -> Tensor:
+    """True for each number, none of them negative, that is neither infinite nor NaN."""
+    return size < math.inf  # false for NaN too
+
+
 def finite_matrices(M: Tensor) -> Tensor:
     """True for each matrix without NaN or infinite entries."""
-    return max_abs(M) < math.inf  # false for NaN too
+    return is_finite(max_abs(M))

@@ -24,6 +24,7 @@ from ortholand.fields import (
     tangent_from_relative,
 )
 from ortholand.geometry.matrices import gram_minus_identity, is_square, per_matrix
+from ortholand.optim.finite import is_finite
 from ortholand.safe_step import (
     RULES,
     check_ball,
@@ -51,7 +52,7 @@ def coupled(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Ten
     if group["safe_step"] is not None:
         safe = largest_step(root_q, d, group["lam"], group["eps"], tangency_error)
     eta = _step_size(group["lr"], safe, root_q)
-    return torch.addcmul(X, L, per_matrix(eta, X), value=-1), _is_finite(eta * root_q)
+    return torch.addcmul(X, L, per_matrix(eta, X), value=-1), is_finite(eta * root_q)
 
 
 def decoupled(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -67,7 +68,7 @@ def decoupled(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, T
         omega = torch.minimum(omega, gentle.clamp(min=0))
         safe = largest_step_decoupled(root_q, d, normal, omega, group["eps"], tangency_error)
     eta = _step_size(group["lr"], safe, root_q)
-    taken = _is_finite(eta * root_q + omega * d)
+    taken = is_finite(eta * root_q + omega * d)
     Y = torch.addcmul(X, R, per_matrix(eta, X), value=-1)
     return _unless_zero(group["lr"], Y - per_matrix(omega, X) * XD, X), taken
 
@@ -88,7 +89,7 @@ def after(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tenso
         safe = largest_step_before_landing(root_q, d, group["eps"], tangency_error)
     eta = _step_size(group["lr"], safe, root_q)
     length = eta * root_q
-    taken = _is_finite(length)
+    taken = is_finite(length)
     if group["safe_step"] is not None:
         taken = taken & (d < 1)  # from there on Newton-Schulz steps may lead anywhere
     # With the rule "tight" root_q is less than ||R||_F, and m too small: less gain, still safe.
@@ -148,10 +149,6 @@ def _step_size(lr: float | Tensor, safe: Tensor | None, like: Tensor) -> Tensor:
     if safe is None:
         return torch.ones_like(like) * lr
     return torch.minimum(safe, lr) if isinstance(lr, Tensor) else safe.clamp(max=lr)
-
-
-def _is_finite(size: Tensor) -> Tensor:
-    return size < math.inf  # false for NaN too
 
 
 def _unless_zero(lr: float | Tensor, moved: Tensor, X: Tensor) -> Tensor:
