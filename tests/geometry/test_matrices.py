@@ -8,6 +8,7 @@ from ortholand.geometry.matrices import (
     frobenius_norm,
     gram_minus_identity,
     per_matrix,
+    sharp_gram_minus_identity,
     skew,
     subtract_identity,
     sym,
@@ -32,6 +33,18 @@ def test_subtract_identity_leaves_its_argument():
 def test_gram_minus_identity(shape, dtype):
     X = torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(gram_minus_identity(X), X.mH @ X - torch.eye(3, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(300, 4), (2, 300, 4), (2, 1, 300, 4)])
+def test_the_sharp_gram_matrix_rounds_its_diagonal_less(shape, dtype):
+    X = torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    X = torch.linalg.qr(X).Q
+    wide = X.to(torch.promote_types(dtype, torch.float64))
+    exact = (wide.mH @ wide - torch.eye(4)).diagonal(dim1=-2, dim2=-1)
+    sharp = sharp_gram_minus_identity(X).diagonal(dim1=-2, dim2=-1)
+    # Entries of X^H X near 1 are multiples of 6e-8; the sharp ones are right to 1e-8.
+    assert (sharp - exact).abs().max() < 1e-8
 
 
 def test_numbers_per_matrix_keep_the_type():

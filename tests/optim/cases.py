@@ -72,6 +72,7 @@ LANDING_ERRORS: Errors = (
     ({"safe_step": "paper"}, ValueError, r"one of \('frobenius', 'tight'\), got 'paper'"),
     ({"attraction": "strong"}, ValueError, "attraction must be one of .*, got 'strong'"),
     ({"omega": 0.6}, ValueError, r"omega must be in \[0, 1/2\], got 0.6"),
+    ({"fused": 1}, TypeError, "fused must be True or False, got 1"),
 )
 
 MOMENTUM = {"momentum": 0.9, "dampening": 0.1}
@@ -84,6 +85,7 @@ RETRACTION_ERRORS: Errors = (
 CASES = [
     Case("LandingSGD", ol.LandingSGD, {}, SGD_ERRORS + LANDING_ERRORS),
     Case("LandingSGD-momentum", ol.LandingSGD, MOMENTUM),
+    Case("LandingSGD-unfused", ol.LandingSGD, {**NESTEROV, "fused": False}),
     Case("LandingSGD-nesterov-tight", ol.LandingSGD, {**NESTEROV, "safe_step": "tight"}),
     Case("LandingSGD-decoupled", ol.LandingSGD, {**MOMENTUM, "attraction": "decoupled"}),
     Case("LandingSGD-after", ol.LandingSGD, {**MOMENTUM, "attraction": "after"}),
@@ -94,6 +96,7 @@ CASES = [
         {"attraction": "after", "safe_step": "tight", "decoupled_weight_decay": False},
         torch_twin=adam_twin,
     ),
+    Case("LandingAdam-unfused", ol.LandingAdam, {"fused": False}, torch_twin=adam_twin),
     Case("RiemannianSGD", ol.RiemannianSGD, {}, RETRACTION_ERRORS, radius=0.1),
     *[
         Case(f"RiemannianSGD-{name}", ol.RiemannianSGD, {**o, "retraction": name}, radius=0.1)

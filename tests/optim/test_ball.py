@@ -38,6 +38,7 @@ def scenes(draw):
             "safe_step": draw(st.sampled_from(["frobenius", "tight"])),
             "attraction": draw(st.sampled_from(["coupled", "decoupled", "after"])),
             "omega": draw(st.sampled_from([0.5, 0.5, 0.2, 0.0])),
+            "fused": draw(st.sampled_from([None, None, False])),
         },
         "adam": draw(st.integers(0, 2)) == 0,
     }

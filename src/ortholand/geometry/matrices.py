@@ -48,6 +48,20 @@ def gram_minus_identity(X: Tensor) -> Tensor:
     return X.mH @ X - identity
 
 
+def sharp_gram_minus_identity(X: Tensor) -> Tensor:
+    """:func:`gram_minus_identity` of nearly orthogonal X with its diagonal summed in float64.
+
+    The diagonal's sums are almost 1, where single precision is coarse: they make up half of what
+    rounding leaves of ``||X^H X - I||`` at p = 100, and a tenth at p = 512.
+    """
+    D = gram_minus_identity(X)
+    if torch.finfo(X.dtype).bits > 32 or X.device.type == "mps":
+        return D
+    squares = X.square() if not X.is_complex() else torch.view_as_real(X).square().sum(-1)
+    D.diagonal(dim1=-2, dim2=-1).copy_(squares.sum(-2, dtype=torch.float64) - 1)
+    return D
+
+
 def tall(X: Tensor) -> Tensor:
     """The matrices with at least as many rows as columns: wide ones transposed."""
     return X.mT if X.shape[-2] < X.shape[-1] else X

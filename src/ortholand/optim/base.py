@@ -66,6 +66,10 @@ class OrthogonalOptimizer(Optimizer):
         """Step of the parameters of a group with ``orthogonal=False``."""
         raise NotImplementedError
 
+    def shortcut(self, params: list[Tensor], group: Group) -> list[Tensor]:  # noqa: ARG002
+        """Step those parameters for which there is a shortcut to ``matrix_step``; the others."""
+        return params
+
     # What all methods share.
 
     @torch.no_grad()
@@ -84,7 +88,7 @@ class OrthogonalOptimizer(Optimizer):
             if not group["orthogonal"]:
                 self.plain_step(params, group)
                 continue
-            for bundle in bundles(params, group):
+            for bundle in bundles(self.shortcut(params, group), group):
                 self._step_bundle(bundle, group)
         return loss
 
@@ -132,7 +136,9 @@ class OrthogonalOptimizer(Optimizer):
         G = _together([_gradient_matrices(p, group) for p in params])
         kinds = self.state_kinds(group)
         state = {
-            name: _together([self._load(p, name, kind, view) for p in params], kind)
+            name: _together(
+                [_as_batch(self.load(p, name, group), kind, view) for p in params], kind
+            )
             for name, kind in kinds.items()
         }
         result = self.matrix_step(X, G, state, group)
@@ -147,11 +153,12 @@ class OrthogonalOptimizer(Optimizer):
             for p, part in zip(params, _apart(kept, params, view), strict=True):
                 self.state[p][name].copy_(as_weight(part, p, view) if is_matrix else part)
 
-    def _load(self, p: Tensor, name: str, kind: StateKind, view: View) -> Tensor:
+    def load(self, p: Tensor, name: str, group: Group) -> Tensor:
+        """A state of a parameter, zero if it is new."""
         state: State = self.state[p]
         if name not in state:
-            state[name] = _zero_state(p, kind, view)
-        return as_matrices(state[name], view) if kind == "matrix" else state[name]
+            state[name] = _zero_state(p, self.state_kinds(group)[name], group["view"])
+        return state[name]
 
     def _check_all_options(self, options: Group) -> None:
         check_common_options(options)
@@ -186,6 +193,10 @@ def bundles(params: list[Tensor], group: Group) -> Iterator[list[Tensor]]:
             yield members
         else:
             yield from ([p] for p in members)
+
+
+def _as_batch(state: Tensor, kind: StateKind, view: View) -> Tensor:
+    return as_matrices(state, view) if kind == "matrix" else state
 
 
 def _zero_state(p: Tensor, kind: StateKind, view: View) -> Tensor:

@@ -23,7 +23,8 @@ from ortholand.fields import (
     tangent_from_gradient,
     tangent_from_relative,
 )
-from ortholand.geometry.matrices import gram_minus_identity, is_square, per_matrix
+from ortholand.geometry.matrices import is_square, per_matrix, sharp_gram_minus_identity
+from ortholand.optim.checks import check_bool
 from ortholand.optim.finite import is_finite
 from ortholand.safe_step import (
     RULES,
@@ -100,7 +101,7 @@ def after(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tenso
 
 def newton_schulz(Y: Tensor) -> Tensor:
     """``Y - Y (Y^H Y - I) / 2``: one step towards the polar factor of Y."""
-    E = gram_minus_identity(Y)
+    E = sharp_gram_minus_identity(Y)
     if Y.ndim == 2:
         return torch.addmm(Y, Y, E, alpha=-0.5)
     return torch.baddbmm(Y, Y, E, alpha=-0.5) if Y.ndim == 3 else Y - Y @ E / 2
@@ -122,6 +123,8 @@ def check_landing_options(options: Mapping[str, Any]) -> None:
         raise ValueError(
             f"attraction must be one of {tuple(ATTRACTIONS)}, got {options['attraction']!r}."
         )
+    if options["fused"] is not None:
+        check_bool("fused", options["fused"])
     if not 0 <= options["omega"] <= 0.5:
         raise ValueError(
             f"omega must be in [0, 1/2], got {options['omega']}: 1/2 is a full Newton-Schulz step, "

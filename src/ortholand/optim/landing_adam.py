@@ -12,6 +12,7 @@ from ortholand.geometry.derivatives import relative_gradient, remove_normal
 from ortholand.geometry.matrices import frobenius_norm, is_square, per_matrix
 from ortholand.optim.base import MatrixStep, OrthogonalOptimizer, StateKind, options_of
 from ortholand.optim.checks import check_adam_options
+from ortholand.optim.fused import fused_step
 from ortholand.optim.landing import (
     check_landing_options,
     landing_move,
@@ -51,6 +52,7 @@ class LandingAdam(OrthogonalOptimizer):
         omega: as in :class:`ortholand.LandingSGD`.
         maximize: ascend instead of descend.
         foreach: as in :class:`ortholand.LandingSGD`.
+        fused: as in :class:`ortholand.LandingSGD`.
         orthogonal: default of the group option.
         view: default of the group option.
 
@@ -79,6 +81,7 @@ class LandingAdam(OrthogonalOptimizer):
         omega: float = 0.5,
         maximize: bool = False,
         foreach: bool | None = None,
+        fused: bool | None = None,
         orthogonal: bool = True,
         view: str = "matrix",
     ) -> None:
@@ -110,6 +113,10 @@ class LandingAdam(OrthogonalOptimizer):
         direction = mean / per_matrix(_one_minus_power(beta1, step) * root, X)
         moved, taken = landing_move(X, direction, group)
         return MatrixStep(moved, taken, {"exp_avg": mean, "exp_avg_sq": square, "step": step})
+
+    def shortcut(self, params: list[Tensor], group: Mapping[str, Any]) -> list[Tensor]:
+        """Compiled code steps what it can."""
+        return fused_step(self, params, group, ("exp_avg", "exp_avg_sq", "step"))
 
     def plain_step(self, params: list[Tensor], group: Mapping[str, Any]) -> None:
         """The step of ``torch.optim.AdamW`` (or Adam)."""

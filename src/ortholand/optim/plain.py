@@ -14,10 +14,15 @@ SKIPPED = "skipped"
 
 def count_skipped(state: State, taken: Tensor) -> None:
     """Add the steps not taken to the count kept on the parameter's device."""
-    if SKIPPED not in state:
-        state[SKIPPED] = torch.zeros((), dtype=torch.int64, device=taken.device)
     skipped = taken.logical_not()
-    state[SKIPPED].add_(skipped.sum() if skipped.ndim else skipped)
+    skipped_count(state, taken.device).add_(skipped.sum() if skipped.ndim else skipped)
+
+
+def skipped_count(state: State, device: torch.device) -> Tensor:
+    """The count of the steps not taken so far."""
+    if SKIPPED not in state:
+        state[SKIPPED] = torch.zeros((), dtype=torch.int64, device=device)
+    return state[SKIPPED]
 
 
 def plain_sgd_step(

@@ -1,0 +1,192 @@
+"""Compiled steps are the reference steps up to rounding, and step in only where they can."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import ortholand as ol
+from ortholand.native import LARGEST_SIZE, kernel
+from ortholand.optim.fused import fused_step
+
+pytestmark = pytest.mark.skipif(
+    kernel(torch.float64, 3) is None, reason="no C++ compiler: there are no compiled steps"
+)
+
+ADAM = {"adam": True}
+DIRECTIONS = {
+    "plain": {},
+    "maximize": {"maximize": True},
+    "momentum": {"momentum": 0.9},
+    "nesterov": {"momentum": 0.9, "nesterov": True},
+    "dampening": {"momentum": 0.9, "dampening": 0.3},
+    "adam": {**ADAM, "betas": (0.8, 0.99)},
+    "adam without memory": {**ADAM, "betas": (0.0, 0.0)},
+}
+
+
+def start(shape, dtype, seed=0):
+    """Inside the ball but not on the manifold, so that every term of the step counts."""
+    generator = torch.Generator().manual_seed(seed)
+    X = ol.random_orthogonal(*shape, seed=generator, dtype=torch.float64)
+    scale = 1 + 0.2 * torch.rand(*shape[:-2], 1, 1, generator=generator, dtype=torch.float64)
+    return nn.Parameter((X * scale ** (1 / shape[-1])).to(dtype))
+
+
+def run(shape, dtype, fused, n_steps=3, scale=1.0, seed=0, **options):
+    """Weights and states after a few steps."""
+    X = start(shape, dtype, seed)
+    adam = options.pop("adam", False)
+    make = ol.LandingAdam if adam else ol.LandingSGD
+    optimizer = make([X], view="kernel", fused=fused, eps=0.9, **options)
+    generator = torch.Generator().manual_seed(seed + 1)
+    for _ in range(n_steps):
+        noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+        X.grad = (scale * noise / shape[-1] ** 0.5).to(dtype)
+        optimizer.step()
+    return X.detach(), optimizer.state[X]
+
+
+def assert_same(one, other, dtype, factor=1.0):
+    (X, state), (Y, other_state) = one, other
+    tolerance = 100 * factor * torch.finfo(dtype).eps
+    torch.testing.assert_close(X, Y, rtol=tolerance, atol=tolerance)
+    assert state.keys() == other_state.keys()
+    for name in state:
+        size = float(other_state[name].abs().max()) or 1.0
+        torch.testing.assert_close(
+            state[name], other_state[name], rtol=tolerance, atol=tolerance * size
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("attraction", ["coupled", "decoupled", "after"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_compiled_and_reference_steps_agree(direction, attraction, dtype):
+    options = {"attraction": attraction, **DIRECTIONS[direction]}
+    for shape, (lr, scale) in itertools.product(
+        [(3, 3), (2, 9, 4, 4), (5, 17, 17), (64, 64)], [(0.1, 1.0), (0.0, 1.0), (3.0, 100.0)]
+    ):
+        runs = [run(shape, dtype, fused, lr=lr, scale=scale, **options) for fused in (True, False)]
+        assert_same(*runs, dtype)
+
+
+@settings(max_examples=150)
+@given(
+    size=st.integers(1, LARGEST_SIZE),
+    count=st.integers(1, 40),
+    options=st.fixed_dictionaries(
+        {
+            "lr": st.floats(1e-4, 1e2),
+            "lam": st.floats(0, 10),
+            "attraction": st.sampled_from(["coupled", "decoupled", "after"]),
+            "safe_step": st.sampled_from(["frobenius", None]),
+            "momentum": st.sampled_from([0.0, 0.9]),
+        }
+    ),
+    scale=st.floats(-12, 3),
+    seed=st.integers(0, 2**31),
+)
+def test_one_step_agrees_at_every_size(size, count, options, scale, seed):
+    shape = (max(1, min(count, 20_000 // size**2)), size, size)
+    if options["safe_step"] is None:
+        options["lr"] = min(options["lr"], 0.1) * 10 ** -max(scale, 0)
+    runs = [
+        run(shape, torch.float64, fused, n_steps=1, scale=10**scale, seed=seed, **options)
+        for fused in (True, False)
+    ]
+    assert_same(*runs, torch.float64, factor=10)
+
+
+@pytest.mark.parametrize("adam", [False, True])
+def test_only_the_matrix_with_a_bad_gradient_stays(adam):
+    make = ol.LandingAdam if adam else lambda *a, **o: ol.LandingSGD(*a, momentum=0.9, **o)
+    for size, bad in itertools.product([3, 20], [float("nan"), float("inf"), 3e38]):
+        X = start((40, size, size), torch.float32)
+        optimizer = make([X], lr=0.1, view="kernel", fused=True)
+        before = X.detach().clone()
+        X.grad = torch.randn(X.shape, generator=torch.Generator().manual_seed(1))
+        X.grad[17, 0, 1] = bad
+        X.grad[17, 1, 0] = -bad
+        reference = copy.deepcopy(X), X.grad.clone()
+        optimizer.step()
+        twin, twin.grad = reference[0], reference[1]
+        unfused = make([twin], lr=0.1, view="kernel", fused=False)
+        unfused.step()
+        torch.testing.assert_close(X.detach(), twin.detach(), rtol=1e-5, atol=1e-5)
+        assert optimizer.skipped_steps() == unfused.skipped_steps() == (0 if bad == 3e38 else 1)
+        assert bad == 3e38 or torch.equal(X.detach()[17], before[17])
+
+
+def test_the_number_of_threads_changes_nothing():
+    torch.set_num_threads(2)
+    try:
+        two = run((30_000, 3, 3), torch.float32, True, lr=0.1, momentum=0.9)
+        torch.set_num_threads(1)
+        one = run((30_000, 3, 3), torch.float32, True, lr=0.1, momentum=0.9)
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(one[0], two[0])
+    assert torch.equal(one[1]["momentum_buffer"], two[1]["momentum_buffer"])
+
+
+def left_to_torch(p, **options):
+    """Whether a step of this parameter is not taken over by compiled code."""
+    optimizer = ol.LandingSGD([p], lr=0.1, **options)
+    p.grad = torch.ones_like(p) if p.grad is None else p.grad
+    return fused_step(optimizer, [p], optimizer.param_groups[0], ()) == [p]
+
+
+def test_what_compiled_code_cannot_do_is_left_to_torch():
+    def square(dtype=torch.float32):
+        return nn.Parameter(ol.random_orthogonal(6, 6, seed=0, dtype=dtype))
+
+    assert not left_to_torch(square())
+    assert not left_to_torch(square(torch.float64))
+    assert left_to_torch(square(torch.bfloat16))
+    assert left_to_torch(square(torch.complex64))
+    assert left_to_torch(square(), fused=False)
+    assert left_to_torch(square(), foreach=True)
+    assert not left_to_torch(square(), foreach=True, fused=True)
+    assert left_to_torch(square(), safe_step="tight")
+    assert left_to_torch(nn.Parameter(ol.random_orthogonal(7, 6, seed=0)))
+    assert left_to_torch(nn.Parameter(square().detach().mT))
+    assert left_to_torch(nn.Parameter(ol.random_orthogonal(129, 129, seed=0)))
+    tensor_lr = ol.LandingSGD([square()], lr=torch.tensor(0.1))
+    params = tensor_lr.param_groups[0]["params"]
+    assert fused_step(tensor_lr, params, tensor_lr.param_groups[0], ()) == params
+
+
+def test_square_convolutions_step_in_both_views():
+    for view, shape in (("matrix", (18, 2, 3, 3)), ("kernel", (4, 2, 3, 3))):
+        weights = [nn.Parameter(ol.random_orthogonal(*shape, seed=0)) for _ in range(2)]
+        if view == "matrix":
+            for weight in weights:
+                ol.orthogonalize_(weight, view=view)
+        G = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        for weight, fused in zip(weights, (True, False), strict=True):
+            weight.grad = G
+            ol.LandingSGD([weight], lr=0.1, view=view, fused=fused).step()
+        torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-5)
+
+
+def test_a_gradient_of_any_layout_is_read_right():
+    X, Y = start((12, 12), torch.float32), start((12, 12), torch.float32)
+    G = torch.randn(12, 12, generator=torch.Generator().manual_seed(0))
+    X.grad, Y.grad = G.mT, G.mT.contiguous()
+    for weight in (X, Y):
+        ol.LandingSGD([weight], lr=0.1).step()
+    assert torch.equal(X, Y)
+
+
+def test_autograd_notices_that_the_weight_was_written_to():
+    X = start((5, 5), torch.float32)
+    loss = (X * X * X).sum()
+    X.grad = torch.ones(5, 5)
+    ol.LandingSGD([X], lr=0.1, fused=True).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
