@@ -20,9 +20,9 @@ def fresh(tmp_path, monkeypatch):
     """An empty cache folder, and no kernel in memory."""
     monkeypatch.setenv("ORTHOLAND_CACHE", str(tmp_path))
     monkeypatch.delenv("ORTHOLAND_NATIVE", raising=False)
-    native._kernel.cache_clear()
+    native._library.cache_clear()
     yield tmp_path / "native"
-    native._kernel.cache_clear()
+    native._library.cache_clear()
 
 
 def step_once(**options):
@@ -36,7 +36,7 @@ def step_once(**options):
 def test_it_is_compiled_once_and_kept(fresh, monkeypatch):
     assert native.kernel(torch.float32, 2) is not None
     (library,) = fresh.iterdir()  # nothing else is left behind
-    native._kernel.cache_clear()
+    native._library.cache_clear()
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("compiled again"))
     assert native.kernel(torch.float32, 2) is not None
     assert list(fresh.iterdir()) == [library]
@@ -44,7 +44,7 @@ def test_it_is_compiled_once_and_kept(fresh, monkeypatch):
 
 @needs_compiler
 def test_a_damaged_file_is_made_again(fresh):
-    native._built("float", 2).write_bytes(b"not a library")
+    native._built("landing", "float", 2).write_bytes(b"not a library")
     assert native.kernel(torch.float32, 2) is not None
     assert torch.allclose(step_once(), step_once(fused=False), atol=1e-6)
 
@@ -66,8 +66,30 @@ def test_without_compiled_code_torch_steps(fresh, monkeypatch, caplog, why):
     assert ("torch's operations are used" in caplog.text) == (why != "switched off")
 
 
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_all_below_sees_every_entry(dtype):
+    for place in (0, 7, 1000):
+        x = torch.zeros(1001, dtype=dtype)
+        assert native.all_below(1.0, [x, x])
+        for bad in (1.0, -2.0, float("nan"), float("inf")):
+            x[place] = bad
+            assert not native.all_below(1.0, [torch.zeros(3, dtype=dtype), x])
+        x[place] = -0.99
+        assert native.all_below(1.0, [x, torch.zeros(2)])
+
+
+def test_all_below_does_not_vouch_for_what_it_cannot_read():
+    for x in (
+        torch.zeros(2, 3).mT,
+        torch.zeros(3, dtype=torch.bfloat16),
+        torch.zeros(1).to("meta"),
+    ):
+        assert not native.all_below(1.0, [x])
+
+
 def test_the_options_have_the_layout_of_the_c_structure():
-    fields = native.SOURCE.read_text().split("struct Options {")[1].split("};")[0]
+    fields = (native.FOLDER / "landing.cpp").read_text().split("struct Options {")[1].split("};")[0]
     names = [n.strip() for line in fields.split(";") for n in line.split(" ", 1)[-1].split(",")]
     flat = [name.split()[-1] for name in names if name]
     assert tuple(flat) == native.Options._fields

@@ -1,11 +1,12 @@
-"""The landing step of small square matrices on the CPU as compiled code, where a compiler is found.
+"""Compiled code for the CPU, where a compiler is found: steps of small square matrices.
 
 Nothing here is needed: without a compiler the optimizers use torch's operations, with the same
 results up to rounding. Small matrices are then slower, because a step of many operations costs
 their launches rather than their arithmetic.
 
-The source (``landing.cpp``) is compiled when a size of matrix first needs it, in a second or two,
-and kept in the user's cache folder for later runs. ``ORTHOLAND_NATIVE=0`` switches all this off.
+The sources (``landing.cpp``, ``calm.cpp``) are compiled when a type and size of matrix first needs
+them, in a second or two, and kept in the user's cache folder for later runs.
+``ORTHOLAND_NATIVE=0`` switches all this off.
 """
 
 import ctypes
@@ -17,19 +18,21 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
 
 LANES_UP_TO = 8  # matrices up to this size are computed side by side, and compiled by size
 LARGEST_SIZE = 128  # as in landing.cpp
 SCALARS = {torch.float32: "float", torch.float64: "double"}
-SOURCE = Path(__file__).with_name("landing.cpp")
+FOLDER = Path(__file__).parent
 FLAGS = (
     "-O3",
     "-std=c++17",
@@ -44,6 +47,13 @@ COMPILE_SECONDS = 120
 
 ATTRACTIONS = {"coupled": 0, "decoupled": 1, "after": 2}
 _OPTIONS = struct.Struct("10d6i")  # struct Options of landing.cpp
+
+SIGNATURES = {
+    "landing": {
+        "ortholand_landing": (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+    },
+    "calm": {"ortholand_calm": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_double)},
+}
 
 # (packed options, address of the packed parameters, their number, size of the matrices)
 Kernel = Callable[[bytes, int, int, int], None]
@@ -81,40 +91,65 @@ def has_kernel(dtype: torch.dtype, size: int) -> bool:
 
 def kernel(dtype: torch.dtype, size: int) -> Kernel | None:
     """The compiled step for matrices ``size x size``; None where there is none."""
-    return _kernel(SCALARS[dtype], size if size <= LANES_UP_TO else 0)
+    library = _library("landing", SCALARS[dtype], size if size <= LANES_UP_TO else 0)
+    return None if library is None else library.ortholand_landing
+
+
+def all_below(limit: float, tensors: Sequence[Tensor]) -> bool:
+    """Whether all entries are smaller than the limit in modulus, as far as compiled code can tell.
+
+    On the CPU this waits for nothing and launches nothing. False where the tensors are elsewhere,
+    of other types or layouts, or where there is no compiled code.
+    """
+    by_type: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        plain = type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == "cpu"
+        if not plain or tensor.dtype not in SCALARS or not tensor.is_contiguous():
+            return False
+        by_type.setdefault(tensor.dtype, []).append(tensor)
+    return all(_all_below(limit, dtype, members) for dtype, members in by_type.items())
+
+
+def _all_below(limit: float, dtype: torch.dtype, tensors: Sequence[Tensor]) -> bool:
+    library = _library("calm", SCALARS[dtype], 0)
+    if library is None:
+        return False
+    addresses = array("q", [tensor.data_ptr() for tensor in tensors])
+    sizes = array("q", [tensor.numel() for tensor in tensors])
+    pointers = addresses.buffer_info()[0], sizes.buffer_info()[0]
+    return bool(library.ortholand_calm(*pointers, len(tensors), limit))
 
 
 @cache
-def _kernel(scalar: str, size: int) -> Kernel | None:
+def _library(source: str, scalar: str, size: int) -> ctypes.CDLL | None:
+    """The compiled source for a type and size of matrix; None where there is none."""
     if os.environ.get("ORTHOLAND_NATIVE", "1") == "0":
         return None
     try:
-        library = _loaded(scalar, size)
+        library = _loaded(source, scalar, size)
     except (OSError, subprocess.SubprocessError) as error:
-        log.info("No compiled step for small matrices, torch's operations are used: %s", error)
+        log.info("No compiled code for small matrices, torch's operations are used: %s", error)
         return None
-    step = library.ortholand_landing
-    step.argtypes = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
-    step.restype = None
-    return step
+    for name, signature in SIGNATURES[source].items():
+        getattr(library, name).argtypes = signature
+    return library
 
 
-def _loaded(scalar: str, size: int) -> ctypes.CDLL:
-    path = _built(scalar, size)
+def _loaded(source: str, scalar: str, size: int) -> ctypes.CDLL:
+    path = _built(source, scalar, size)
     try:
         return ctypes.CDLL(str(path))
     except OSError:  # a damaged file: made again, once
         path.unlink(missing_ok=True)
-        return ctypes.CDLL(str(_built(scalar, size)))
+        return ctypes.CDLL(str(_built(source, scalar, size)))
 
 
-def _built(scalar: str, size: int) -> Path:
+def _built(source: str, scalar: str, size: int) -> Path:
     """The compiled library: from the cache, or made now."""
-    compiler = _compiler()
-    definitions = (f"-DSCALAR={scalar}", f"-DSIZE={size}")
-    command = [compiler, *FLAGS, *_machine_flags(), *definitions]
-    identity = "\n".join([SOURCE.read_text(), *command, _processor()])
-    name = f"landing-{scalar}-{size}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
+    text = FOLDER / f"{source}.cpp"
+    command = [_compiler(), *FLAGS, *_machine_flags(), f"-DSCALAR={scalar}", f"-DSIZE={size}"]
+    identity = "\n".join([text.read_text(), *command, _processor()])
+    name = f"{source}-{scalar}-{size}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
     path = cache_folder() / name
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +157,7 @@ def _built(scalar: str, size: int) -> Path:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder) / name
             subprocess.run(
-                [*command, str(SOURCE), "-o", str(made)],
+                [*command, str(text), "-o", str(made)],
                 check=True,
                 capture_output=True,
                 timeout=COMPILE_SECONDS,

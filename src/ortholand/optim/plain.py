@@ -8,7 +8,10 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
+from ortholand.native import all_below
+
 State = dict[str, Any]
+MODERATE = 1e15  # its square times itself is still a float32, so no step of such numbers overflows
 SKIPPED = "skipped"
 
 
@@ -48,7 +51,7 @@ def plain_sgd_step(
             for p, buffer in zip(params, buffers, strict=True):
                 states[p]["momentum_buffer"] = buffer
 
-    guarded_step(params, states, step)
+    guarded_step(params, states, group, step)
 
 
 def plain_adam_step(
@@ -81,17 +84,26 @@ def plain_adam_step(
             maximize=group["maximize"],
         )
 
-    guarded_step(params, states, step)
+    guarded_step(params, states, group, step)
 
 
 def guarded_step(
-    params: list[Tensor], states: Mapping[Tensor, State], step: Callable[[], None]
+    params: list[Tensor],
+    states: Mapping[Tensor, State],
+    group: Mapping[str, Any],
+    step: Callable[[], None],
 ) -> None:
     """Run an in-place step; put back, with its state, each parameter that it left non-finite.
 
-    The copies are memory traffic on vectors and heads, and save a host sync to ask first.
+    The copies are memory traffic on vectors and heads, and save a host sync to ask first. Where
+    asking costs nothing (:func:`ortholand.native.all_below`), it is asked.
     """
     if not params:
+        return
+    for p in params:
+        skipped_count(states[p], p.device)
+    if is_calm(params, states, group):
+        step()
         return
     weights_before = [p.clone() for p in params]
     states_before = [{k: v.clone() for k, v in states[p].items()} for p in params]
@@ -103,3 +115,19 @@ def guarded_step(
             old = before.get(name, torch.zeros_like(value))
             value.copy_(torch.where(taken, value, old))
         count_skipped(states[p], taken)
+
+
+def is_calm(params: list[Tensor], states: Mapping[Tensor, State], group: Mapping[str, Any]) -> bool:
+    """Whether all numbers are so moderate that a step leaves them finite, squares included.
+
+    False where that is not known.
+    """
+    if torch.compiler.is_compiling() or isinstance(group["lr"], Tensor):
+        return False
+    if group["lr"] * (2 + group["weight_decay"]) > MODERATE:
+        return False
+    moving = ("momentum_buffer", "exp_avg", "exp_avg_sq")
+    buffers = [
+        states[p][name] for p in params for name in moving if states[p].get(name) is not None
+    ]
+    return all_below(MODERATE, [*params, *(p.grad for p in params if p.grad is not None), *buffers])
