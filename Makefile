@@ -27,7 +27,7 @@ pytest: .venv/dev.stamp
 	$(BIN)/python -m pytest -n 2
 
 bench: .venv/benchmarks.stamp  ## timings against peers, in results/
-	$(BIN)/python benchmarks/step_time.py
+	$(BIN)/ortholand bench
 
 # One environment for all; what a target does not need is not installed for it.
 .venv/%.stamp: pyproject.toml constraints.txt | .venv/bin/python

@@ -2,13 +2,16 @@ import subprocess
 import sys
 import types
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 from typer.testing import CliRunner
 
 import ortholand
 from ortholand import cli
+from ortholand.datasets import find_dataset, mnist, search
 from ortholand.experiments.procrustes import PROCRUSTES, Settings
+from ortholand.experiments.records import Options, Store
 
 SETTINGS = Settings(p=3, iterations=8, extra_iterations=4, warm_up=1, repetitions=2)
 TINY = replace(PROCRUSTES, settings={"smoke": SETTINGS}, figures=())
@@ -20,9 +23,32 @@ def invoke(*arguments):
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """The Procrustes experiment at a size that takes no time."""
+    """The Procrustes experiment at a size that takes no time, and no other."""
     changed = replace(TINY, settings={**PROCRUSTES.settings, **TINY.settings})
-    monkeypatch.setitem(cli.EXPERIMENTS, "procrustes", changed)
+    monkeypatch.setattr(cli, "EXPERIMENTS", {"procrustes": changed})
+
+
+@pytest.fixture
+def with_data(monkeypatch, tmp_path):
+    """Two experiments with the same data set and one without, which take no time either."""
+
+    def run(task, context):
+        assert (context.data is not None) == task.method.startswith("l")
+        return TINY.run(task, context)
+
+    def plan(initial, settings):
+        units = PROCRUSTES.plan(settings)
+        return [u for u in units if getattr(u.task, "method", " ")[0] == initial]
+
+    monkeypatch.delenv("ORTHOLAND_DATA", raising=False)
+    monkeypatch.setattr(search, "cache_folder", lambda: tmp_path / "cache")
+    settings = {**PROCRUSTES.settings, **TINY.settings}
+    base = replace(TINY, settings=settings, run=run, claims=PROCRUSTES.claims[:1])
+    experiments = {
+        name: replace(base, name=name, plan=partial(plan, initial), dataset=dataset)
+        for name, initial, dataset in (("p", "p", None), ("l1", "l", "mnist"), ("l2", "l", "mnist"))
+    }
+    monkeypatch.setattr(cli, "EXPERIMENTS", experiments)
 
 
 def assert_one_line_error(result, *parts):
@@ -48,6 +74,12 @@ def test_list_names_every_experiment():
     for experiment in cli.EXPERIMENTS.values():
         assert experiment.name in output
         assert experiment.paper_figure in output
+
+
+@pytest.mark.usefixtures("with_data")
+def test_list_names_the_data():
+    lines = {line.split()[1]: line for line in invoke("list").stdout.splitlines() if "Fig" in line}
+    assert ["MNIST" in lines[name] for name in ("p", "l1", "l2")] == [False, True, True]
 
 
 def test_wrong_use_is_told_in_one_line(tmp_path):
@@ -104,6 +136,79 @@ def test_ctrl_c_says_how_to_resume(tmp_path, monkeypatch):
     resumed = invoke(*arguments)
     assert resumed.exit_code == 0
     assert resumed.stdout.count("recorded already") == 1
+
+
+@pytest.mark.usefixtures("with_data")
+def test_data_are_looked_up_once_and_a_stand_in_is_told(tmp_path, monkeypatch):
+    asked = []
+
+    def watched(name, *arguments, **options):
+        asked.append(name)
+        return find_dataset(name, *arguments, **options)
+
+    monkeypatch.setattr(cli, "find_dataset", watched)
+    arguments = ("reproduce", "--preset", "smoke", "--out", tmp_path)
+    result = invoke(*arguments, "--offline")
+    assert result.exit_code == 0
+    assert asked == ["mnist"]
+    first, *rest = result.stdout.splitlines()
+    assert first.startswith("Note: MNIST was not found, and was not looked for on the network.")
+    assert sum("Note: Not MNIST: the digits" in line for line in rest) == 2  # under their claims
+    assert "Not MNIST: the digits of scikit-learn" in (tmp_path / "report.html").read_text()
+    again = invoke(*arguments, "--offline")
+    units = sum(len(e.units("smoke")) for e in cli.EXPERIMENTS.values())
+    assert again.stdout.count("recorded already") == result.stdout.count(" s\n") == units
+    monkeypatch.setattr(cli, "find_dataset", None)  # a report looks for no data
+    report = invoke("report", tmp_path)
+    assert report.exit_code == 0
+    assert report.stdout.count("Note: Not MNIST: the digits") == 2
+
+
+@pytest.mark.usefixtures("with_data")
+def test_without_need_no_data_are_looked_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(cli, "find_dataset", None)
+    arguments = ("--preset", "smoke", "--out", tmp_path, "--data", tmp_path / "nowhere")
+    assert invoke("reproduce", "p", *arguments).exit_code == 0
+
+
+@pytest.mark.usefixtures("with_data")
+def test_a_folder_without_the_data_is_told_in_one_line(tmp_path):
+    arguments = ("--preset", "smoke", "--out", tmp_path / "out", "--data", tmp_path)
+    result = invoke("reproduce", *arguments)
+    assert_one_line_error(result, "MNIST is not in", str(tmp_path / "mnist"), "idx3-ubyte")
+    assert not list(tmp_path.glob("out/*"))
+
+
+@pytest.mark.usefixtures("with_data")
+def test_a_damaged_file_is_told_in_one_line(tmp_path, monkeypatch):
+    folder = tmp_path / "cache" / "mnist"
+    folder.mkdir(parents=True)
+    for known in mnist.FILES:
+        (folder / known.name).write_bytes(b"too short")
+    result = invoke("reproduce", "--preset", "smoke", "--out", tmp_path / "out")
+    assert_one_line_error(result, str(folder / mnist.FILES[0].name), "ends after 9", "Delete it")
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_time_left_counts_what_is_not_recorded(tmp_path):
+    experiment = replace(cli.EXPERIMENTS["procrustes"], seconds={"smoke": 8.0})
+    job, store = cli._job(experiment, Options("smoke", 0, "cpu", 1), {}), Store(tmp_path)
+    assert cli._seconds_to_do(job, store) == 8.0
+    assert invoke("reproduce", "--preset", "smoke", "--out", tmp_path).exit_code == 0
+    assert cli._seconds_to_do(job, store) == 0.0
+    (tmp_path / "records/procrustes/smoke-seed0/timing.json").unlink()
+    assert 0.0 < cli._seconds_to_do(job, store) < 8.0
+
+
+@pytest.mark.usefixtures("with_data")
+def test_ctrl_c_during_a_download(tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "find_dataset", interrupted)
+    result = invoke("reproduce", "--preset", "smoke", "--out", tmp_path)
+    assert result.exit_code == 130
+    assert result.stdout.startswith("Interrupted.")
 
 
 @pytest.mark.usefixtures("tiny")

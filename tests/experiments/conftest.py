@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
+from ortholand.datasets import Dataset
 from ortholand.experiments import EXPERIMENTS
 from ortholand.experiments.records import Options, Records, Result, Store
 from ortholand.experiments.runner import Run, run_experiment
@@ -55,12 +56,14 @@ class Toy:
 
     def __init__(self) -> None:
         self.ran: list[int] = []
+        self.data: list[Dataset | None] = []  # that the runs were given
         self.interrupt_at: int | None = None
 
     def run(self, task: ToyTask, context: Context) -> Result:
         if task.power == self.interrupt_at:
             raise KeyboardInterrupt
         self.ran.append(task.power)
+        self.data.append(context.data)
         context.tick(task.length)
         y = [float((context.seed + i) ** task.power) for i in range(task.length)]
         return Result({"x": list(range(task.length)), "y": y}, {"last": y[-1]})

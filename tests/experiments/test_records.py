@@ -1,3 +1,5 @@
+import hashlib
+import json
 import math
 import os
 from dataclasses import replace
@@ -101,11 +103,26 @@ def test_a_kill_while_saving_leaves_the_old_record(store, monkeypatch, stage):
         replace(REQUEST, configuration={"p": 5, "sizes": (1, 2)}),
         replace(REQUEST, options=replace(OPTIONS, threads=2)),
         replace(REQUEST, options=replace(OPTIONS, device="cuda")),
+        replace(REQUEST, options=replace(OPTIONS, data="MNIST")),
     ],
 )
 def test_a_record_with_other_settings_does_not_answer(store, asked):
     store.save(make_record(1.0))
     assert store.find(asked) == (None, "made with other settings")
+
+
+def test_a_record_from_before_there_were_data_sets_answers(store):
+    record = make_record(1.0)
+    content = json.loads(encode(record))["content"]
+    del content["request"]["options"]["data"]
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    checksum = hashlib.sha256(text.encode()).hexdigest()
+    store.path(REQUEST).parent.mkdir(parents=True)
+    store.path(REQUEST).write_text(f'{{"checksum":"{checksum}","content":{text}}}')
+    found = store.find(REQUEST).record
+    assert found is not None
+    assert found.request.options == OPTIONS
+    assert found.series("y") == [1.0]
 
 
 def test_presets_and_seeds_do_not_overwrite_each_other(store):

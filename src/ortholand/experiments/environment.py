@@ -10,11 +10,20 @@ from time import perf_counter
 import torch
 
 import ortholand
+from ortholand.native import LARGEST_SIZE, kernel
 
 
 def versions() -> dict[str, str]:
-    """Versions on which numbers depend: a record made with others is redone."""
-    return {"ortholand": ortholand.__version__, "torch": torch.__version__}
+    """Versions on which numbers depend: a record made with others is redone.
+
+    Compiled and uncompiled steps differ in rounding.
+    """
+    compiled = kernel(torch.float32, LARGEST_SIZE) is not None
+    return {
+        "ortholand": ortholand.__version__,
+        "torch": torch.__version__,
+        "small matrices": "compiled" if compiled else "torch",
+    }
 
 
 def machine(device: torch.device) -> dict[str, str | int]:

@@ -24,7 +24,7 @@ class MethodStyle(NamedTuple):
 
 
 # Okabe and Ito's colours, which readers with any colour vision can tell apart. All are taken but
-# the yellow, too pale on white: a new method needs a shade of its own, far from those beside it.
+# the yellow, too pale on white; the methods below them have shades of their own.
 METHODS: dict[str, MethodStyle] = {
     "landing": MethodStyle("landing", "#0072B2", width=2.6),  # seen between the dashes
     "landing-momentum": MethodStyle("landing with momentum", "#D55E00", (0, (5, 2))),
@@ -33,6 +33,11 @@ METHODS: dict[str, MethodStyle] = {
     "polar": MethodStyle("polar", "#009E73", (0, (4, 2, 1, 2))),
     "cayley": MethodStyle("Cayley", "#CC79A7", (0, (3, 2))),
     "qr": MethodStyle("QR", "#56B4E9", (0, (1, 2))),
+    "plam": MethodStyle("PLAM", "#B2182B", (0, (5, 1, 1, 1))),
+    "trivialization-sgd": MethodStyle("trivialization, SGD", "#7F7F7F", (0, (2, 1))),
+    "trivialization-momentum": MethodStyle("trivialization, momentum", "#5E3C99", (0, (4, 1))),
+    "trivialization-adam": MethodStyle("trivialization, Adam", "#A6611A", (0, (3, 1, 1, 1))),
+    "trivialization-rmsprop": MethodStyle("trivialization, RMSprop", "#8A8A00", (0, (2, 2, 1, 2))),
 }
 
 STYLE = {

@@ -18,12 +18,13 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Options:
-    """What the user chooses for a run of an experiment."""
+    """What the user chooses for a run of an experiment, and the data that was found for it."""
 
     preset: str
     seed: int
     device: str
     threads: int
+    data: str = ""  # identity of the data set; records from before there were any lack it
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,13 @@
 import enum
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import torch
 
+from ortholand.datasets import Dataset
+from ortholand.datasets import Name as DatasetName
 from ortholand.experiments.records import MissingRecordError, Records, Result
 
 if TYPE_CHECKING:
@@ -86,6 +88,7 @@ class Context:
     seed: int
     device: torch.device
     tick: Callable[[int], None]  # to be called with the number of steps done since the last call
+    data: Dataset | None = None  # the experiment's data set, if it has one
 
 
 @dataclass(frozen=True)
@@ -99,12 +102,14 @@ class Experiment(Generic[SettingsT, TaskT]):
         summary: what is done, and where and why it departs from the paper; for the report.
         settings: by preset.
         plan: units of work for given settings.
-        run: does one unit of work. Its numbers must depend on task, seed and device only.
+        run: does one unit of work. Its numbers must depend on task, seed, device and data only.
         claims: statements about the records.
         figures: drawings of the records.
         threads: how many suit its work best; None for torch's own choice.
         revision: to be increased when the same task comes to mean other numbers, so that old
             records are redone.
+        dataset: name of the data set that it needs, if any.
+        seconds: about how long a preset takes on two cores; for the estimate of the time left.
     """
 
     name: str
@@ -118,6 +123,8 @@ class Experiment(Generic[SettingsT, TaskT]):
     figures: Sequence[FigureSpec]
     threads: int | None = None
     revision: int = 1
+    dataset: DatasetName | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     def units(self, preset: str) -> Sequence[Unit[TaskT]]:
         """Units of work at a preset."""

@@ -103,7 +103,16 @@ def per_matrix(value: Tensor, X: Tensor) -> Tensor:
     """A number per matrix of X, in X's precision, to be multiplied with X."""
     if value.ndim == 0:
         return value  # a tensor without dimensions never changes the type of the other factor
-    return value.to(X.dtype.to_real())[..., None, None]
+    return value.to(real_dtype(X.dtype))[..., None, None]
+
+
+def real_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type of the real and imaginary parts."""
+    return _REAL_PARTS.get(dtype, dtype)
+
+
+# In place of dtype.to_real(), which torch.compile cannot trace.
+_REAL_PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:

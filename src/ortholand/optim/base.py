@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from ortholand.geometry.manifold import distance
-from ortholand.geometry.matrices import to_working_dtype, working_dtype
+from ortholand.geometry.matrices import real_dtype, to_working_dtype, working_dtype
 from ortholand.geometry.views import View, as_matrices, as_weight, check_weight
 from ortholand.optim.checks import check_common_options, check_dense_gradients
 from ortholand.optim.plain import SKIPPED, State, count_skipped
@@ -204,7 +204,7 @@ def _zero_state(p: Tensor, kind: StateKind, view: View) -> Tensor:
     if kind == "matrix":
         return torch.zeros_like(p, dtype=dtype)
     shape = as_matrices(p, view).shape[:-2]
-    return torch.zeros(shape, dtype=dtype.to_real(), device=p.device)
+    return torch.zeros(shape, dtype=real_dtype(dtype), device=p.device)
 
 
 def _together(parts: list[Tensor], kind: StateKind = "matrix") -> Tensor:

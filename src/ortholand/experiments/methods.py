@@ -1,0 +1,144 @@
+"""How a model with orthogonal weights is trained by each of the methods that the paper compares."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ortholand.geometry.manifold import distance
+from ortholand.geometry.views import View, as_matrices
+from ortholand.optim import LandingSGD, RiemannianSGD
+from ortholand.parameters import Predicate, orthogonalize_, param_groups
+from ortholand.trivializations import trivialize_
+
+TRAINING_METHODS = (
+    "landing",
+    "landing-momentum",
+    "exponential",
+    "cayley",
+    "trivialization-sgd",
+    "trivialization-momentum",
+    "trivialization-adam",
+    "trivialization-rmsprop",
+)
+RETRACTION_METHODS = ("exponential", "cayley")
+TRIVIALIZATION_METHODS = tuple(m for m in TRAINING_METHODS if m.startswith("trivialization"))
+ADAPTIVE_METHODS = ("trivialization-adam", "trivialization-rmsprop")
+
+_OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "landing": LandingSGD,
+    "landing-momentum": LandingSGD,
+    "exponential": partial(RiemannianSGD, retraction="exponential"),
+    "cayley": partial(RiemannianSGD, retraction="cayley"),
+    "trivialization-sgd": torch.optim.SGD,
+    "trivialization-momentum": torch.optim.SGD,
+    "trivialization-adam": torch.optim.Adam,
+    "trivialization-rmsprop": torch.optim.RMSprop,
+}
+
+
+@dataclass(frozen=True)
+class Trainee:
+    """A model that is ready to be trained by a method.
+
+    Args:
+        model: to be called for a forward pass.
+        optimizer: of all its parameters: a group of the orthogonal ones, then one of the others.
+        orthogonal: where the orthogonal weights are: a module and the name of its weight.
+        view: how these are seen as matrices.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    orthogonal: tuple[tuple[nn.Module, str], ...]
+    view: View
+
+    def step(self, loss: Tensor) -> None:
+        """Step down the gradient of the loss."""
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+    def weights(self) -> list[Tensor]:
+        """The orthogonal weights as they are now, by whatever they are parametrized."""
+        return [getattr(module, name) for module, name in self.orthogonal]
+
+    @torch.no_grad()
+    def orthogonality_error(self) -> float:
+        """``||X^T X - I||_F`` of all orthogonal matrices together, in float64."""
+        errors = [distance(as_matrices(X.double(), self.view)).flatten() for X in self.weights()]
+        return float(torch.linalg.vector_norm(torch.cat(errors)))
+
+
+def prepare(
+    model: nn.Module,
+    method: str,
+    *,
+    orthogonal: Predicate,
+    view: View,
+    lr: float,
+    momentum: float = 0.9,
+    retraction_momentum: float = 0.0,
+    plain_lr: float | None = None,
+    plain_momentum: float = 0.0,
+    plain_weight_decay: float = 0.0,
+) -> Trainee:
+    """Make a model ready to be trained by a method; its orthogonal weights are projected first.
+
+    So all methods start at the same point, the trivializations too: ``W = B exp(A)`` from the
+    weight B and A = 0, where A is small and the exponential cheapest.
+
+    Args:
+        model: the model, changed in place.
+        method: one of ``TRAINING_METHODS``.
+        orthogonal: which parameters are orthogonal.
+        view: how these are seen as matrices.
+        lr: of the orthogonal weights.
+        momentum: theirs, for the methods with momentum in their names.
+        retraction_momentum: theirs, for the exponential and Cayley retractions.
+        plain_lr: of the other parameters; as for the orthogonal ones if not given.
+        plain_momentum: theirs, where the optimizer is a kind of SGD; Adam and RMSprop keep to
+            torch's defaults.
+        plain_weight_decay: theirs.
+    """
+    if method not in _OPTIMIZERS:
+        raise ValueError(f"The method must be one of {TRAINING_METHODS}, got {method!r}.")
+    orthogonalize_(model, orthogonal=orthogonal, view=view)
+    options: dict[str, Any] = {"lr": lr}
+    others: dict[str, Any] = {
+        "lr": lr if plain_lr is None else plain_lr,
+        "weight_decay": plain_weight_decay,
+    }
+    if method not in ADAPTIVE_METHODS:
+        options["momentum"] = _momentum(method, momentum, retraction_momentum)
+        others["momentum"] = plain_momentum
+    groups = param_groups(
+        model, orthogonal, view=view, options=options, other_options=others
+    )  # before the trivialization, which keeps the parameters and changes their names
+    chosen = [name for name, _ in groups[0]["params"]]
+    if method in TRIVIALIZATION_METHODS:
+        trivialize_(model, orthogonal, view=view)
+        groups = [_for_torch(group) for group in groups]
+    optimizer = _OPTIMIZERS[method](groups, lr=lr)
+    return Trainee(model, optimizer, tuple(_place(model, name) for name in chosen), view)
+
+
+def _momentum(method: str, momentum: float, retraction_momentum: float) -> float:
+    if method in RETRACTION_METHODS:
+        return retraction_momentum
+    return momentum if method.endswith("-momentum") else 0.0
+
+
+def _for_torch(group: dict[str, Any]) -> dict[str, Any]:
+    """A group without the options that torch's own optimizers do not know."""
+    return {name: value for name, value in group.items() if name not in ("orthogonal", "view")}
+
+
+def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """The module that a parameter belongs to, and its name there."""
+    module, _, attribute = name.rpartition(".")
+    return model.get_submodule(module), attribute

@@ -1,0 +1,104 @@
+"""Principal component analysis: the subspace that keeps most of the variance."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ortholand.geometry.manifold import random_orthogonal
+
+
+@dataclass(frozen=True)
+class PCA:
+    """``f(X) = -Tr(X^T C X)`` over n x p X with orthonormal columns; C symmetric.
+
+    Every orthonormal basis of the leading p-dimensional eigenspace is a minimiser, so progress is
+    measured by :meth:`subspace_error`. A diagonal C may be given as the vector of its diagonal:
+    the gradient then costs next to nothing, and the problem is as general as with any C, since
+    methods that respect orthogonality see both in the same way, up to a rotation of the start.
+    """
+
+    C: Tensor  # (n, n), or (n,) for a diagonal matrix
+    p: int
+
+    @classmethod
+    def with_gap(
+        cls,
+        n: int,
+        p: int,
+        *,
+        gap: float = 0.25,
+        diagonal: bool = False,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float64,
+    ) -> "PCA":
+        """Eigenvalues from 1 to 1/2 for p components, and from ``1/2 - gap`` to 0 for the others.
+
+        Args:
+            n: dimension.
+            p: number of components, below n.
+            gap: between the two, in (0, 1/2].
+            diagonal: a diagonal C, given as a vector; otherwise a random rotation of it.
+            seed: of the rotation.
+            dtype: of C.
+        """
+        if not 0 < p < n or not 0 < gap <= 0.5:
+            raise ValueError(
+                f"PCA.with_gap needs 0 < p < n and a gap in (0, 1/2], got n={n}, p={p}, gap={gap}."
+            )
+        leading = torch.linspace(1, 0.5, p, dtype=torch.float64)
+        others = torch.linspace(0.5 - gap, 0, n - p, dtype=torch.float64)
+        values = torch.cat([leading, others])
+        if diagonal:
+            return cls(values.to(dtype), p)
+        Q = random_orthogonal(n, n, seed=seed, dtype=torch.float64)
+        return cls(((Q * values) @ Q.mT).to(dtype), p)
+
+    @property
+    def n(self) -> int:
+        """Dimension of the data."""
+        return self.C.shape[-1]
+
+    def fun(self, X: Tensor) -> Tensor:
+        """Cost of X."""
+        return -(X * self.times(X)).sum((-2, -1))
+
+    def grad(self, X: Tensor) -> Tensor:
+        """Euclidean gradient at X."""
+        return -2 * self.times(X)
+
+    def hessp(self, X: Tensor, V: Tensor) -> Tensor:  # noqa: ARG002
+        """Euclidean Hessian at X applied to V."""
+        return -2 * self.times(V)
+
+    def times(self, X: Tensor) -> Tensor:
+        """``C X``."""
+        return self.C[:, None] * X if self.C.ndim == 1 else self.C @ X
+
+    @cached_property
+    def leading(self) -> Tensor:
+        """Places of the leading eigenvalues of a diagonal C; otherwise their eigenvectors."""
+        if self.C.ndim == 1:
+            return self.C.topk(self.p).indices
+        return torch.linalg.eigh(self.C).eigenvectors[:, -self.p :].flip(-1)
+
+    def solution(self) -> Tensor:
+        """A minimiser: the leading eigenvectors."""
+        if self.C.ndim == 2:
+            return self.leading
+        X = torch.zeros(self.n, self.p, dtype=self.C.dtype, device=self.C.device)
+        X[self.leading, torch.arange(self.p, device=X.device)] = 1
+        return X
+
+    def subspace_error(self, X: Tensor) -> Tensor:
+        """``(sum of sin^2)^(1/2)`` over the angles between the span of X and the solution's.
+
+        For X of full rank, orthonormal or not: ``Tr (X^T X)^-1 X^T (I - V V^T) X``.
+        """
+        if self.C.ndim == 1:
+            E = X.index_fill(-2, self.leading, 0)
+        else:
+            E = X - self.leading @ (self.leading.mT @ X)
+        ratios = torch.linalg.solve(X.mT @ X, E.mT @ E)
+        return ratios.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=0).sqrt()

@@ -1,0 +1,63 @@
+"""torch.compile takes a whole step as one graph, and does not compile again when lr changes."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import ortholand as ol
+
+OPTIMIZERS = {
+    "LandingSGD": (ol.LandingSGD, {}),
+    "LandingSGD-momentum-after": (ol.LandingSGD, {"momentum": 0.9, "attraction": "after"}),
+    "LandingSGD-decoupled-tight": (
+        ol.LandingSGD,
+        {"attraction": "decoupled", "safe_step": "tight"},
+    ),
+    "LandingAdam": (ol.LandingAdam, {}),
+}
+
+
+def make(name):
+    weights = [
+        nn.Parameter(ol.random_orthogonal(12, 6, seed=0)),
+        nn.Parameter(ol.random_orthogonal(6, 6, seed=1)),
+        nn.Parameter(ol.random_orthogonal(3, 2, 3, 3, seed=2)),
+        nn.Parameter(torch.zeros(4)),
+    ]
+    groups = [
+        {"params": weights[:2]},
+        {"params": weights[2:3], "view": "kernel"},
+        {"params": weights[3:], "orthogonal": False},
+    ]
+    optimizer_class, options = OPTIMIZERS[name]
+    return weights, optimizer_class(groups, lr=torch.tensor(0.1), **options)
+
+
+def train(weights, optimizer, step):
+    generator = torch.Generator().manual_seed(0)
+    for k in range(5):
+        for p in weights:
+            p.grad = torch.randn(p.shape, generator=generator)
+        for group in optimizer.param_groups:
+            group["lr"].fill_(0.1 / (k + 1))
+        step()
+    return [p.detach() for p in weights]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_is_one_graph_that_serves_every_lr(name):
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    weights, optimizer = make(name)
+    compiled = torch.compile(lambda: optimizer.step(), fullgraph=True, backend=counter)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the tracer, about code of torch's own
+        ours = train(weights, optimizer, compiled)
+    # One graph for the first step, which makes the state, and one for all others.
+    assert counter.frame_count == 2
+    twins, twin_optimizer = make(name)
+    for one, other in zip(ours, train(twins, twin_optimizer, twin_optimizer.step), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
