@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ortholand.geometry.derivatives import relative_gradient
-from ortholand.geometry.matrices import frobenius_norm, gram_minus_identity, is_square
+from ortholand.geometry.matrices import frobenius_norm, gram_minus_identity, is_square, product
 
 
 def landing_field(X: Tensor, G: Tensor, lam: float = 1.0) -> Tensor:
@@ -88,7 +88,7 @@ def landing_from_relative(X: Tensor, A: Tensor, lam: float) -> Landing:
     A is skew to the last bit, so ``A X`` is tangent up to rounding relative to itself.
     """
     D = gram_minus_identity(X.mH)
-    L = torch.add(A, D, alpha=lam) @ X
+    L = product(torch.add(A, D, alpha=lam), X)
     return Landing(L, torch.linalg.vector_norm(D, dim=(-2, -1)), 0.0)
 
 
@@ -107,7 +107,7 @@ def landing_from_gradient(X: Tensor, G: Tensor, lam: float) -> Landing:
 def tangent_from_relative(X: Tensor, A: Tensor) -> Tangent:
     """``A X`` for square X and skew A."""
     D = gram_minus_identity(X)
-    return Tangent(A @ X, D, torch.linalg.vector_norm(D, dim=(-2, -1)), 0.0)
+    return Tangent(product(A, X), D, torch.linalg.vector_norm(D, dim=(-2, -1)), 0.0)
 
 
 def tangent_from_gradient(X: Tensor, G: Tensor) -> Tangent:

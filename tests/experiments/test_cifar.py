@@ -139,21 +139,21 @@ def test_a_run_from_end_to_end(tmp_path):
 
     sizes = dict(width=2, batch_size=8, timed_width=2, timed_batch=8)
     lengths = dict(iterations=2, points=2, warm_up=1, repetitions=2, timed_repetitions=2)
-    settings = Settings(**sizes, **lengths, seeds=2, learning_rates=(1.0,), test_images=8)
+    settings = Settings(**sizes, **lengths, seeds=2, learning_rates=(1.0, 2.0), test_images=8)
     experiment = CIFAR.__class__(**{**vars(CIFAR), "settings": {"smoke": settings}})
     options = Options("smoke", 0, "cpu", 1, data="kinds")
     run = run_experiment(experiment, options, Store(tmp_path), Quiet(), Source())
-    assert len(run.records) == 3 * 2 + 2
+    assert len(run.records) == 3 * 2 * 2 + 2
     assert not run.missing
     verdicts = [finding.verdict for _, finding in run.findings()]
-    assert verdicts == [*[Verdict.OPEN] * 3, Verdict.HOLDS, *[Verdict.OPEN] * 2]
+    assert verdicts == [*[Verdict.OPEN] * 3, *[Verdict.HOLDS] * 2, *[Verdict.OPEN] * 2]
     for figure in CIFAR.figures:
         figure.draw(run.records).savefig(io.BytesIO(), format="svg")
 
 
 # Claims, on records made by hand.
 
-FASTER, EXPENSIVE, FAIL, BALL, ACCURATE, NEARER = range(6)
+FASTER, EXPENSIVE, FAIL, BALL, SAME_RATES, ACCURATE, NEARER = range(7)
 GOOD = {  # as the paper has it: seconds, test error, orthogonality error
     LANDING: (0.1, 0.08, 1e-5),
     RETRACTION: (0.16, 0.08, 1e-3),
@@ -167,7 +167,7 @@ def record(task, series):
 
 
 def made_records(methods, largest_error=0.1, **settings):
-    sizes = dict(iterations=TRAINED, seeds=3, learning_rates=(1.0,), timed_repetitions=5)
+    sizes = dict(iterations=TRAINED, seeds=3, learning_rates=(0.5, 2.0), timed_repetitions=5)
     settings = Settings(**{**sizes, **settings})
     made = {}
     for unit in plan(settings):
@@ -179,11 +179,11 @@ def made_records(methods, largest_error=0.1, **settings):
         made[unit.name] = record(
             unit.task,
             dict(
-                iteration=[0, unit.task.iterations],
-                train_loss=[math.nan, math.nan if failed else 1.0],
-                test_error=[0.9, 0.9 if failed else test_error],
-                orthogonality_error=[1e-7, 1.0 if failed else orthogonality_error],
-                largest_error=[1e-7, largest_error],
+                iteration=[0, 10, unit.task.iterations],
+                train_loss=[math.nan, 2.0, math.inf if failed else 1.0],
+                test_error=[0.9, 0.8, 0.9 if failed else test_error],
+                orthogonality_error=[1e-7, 1e-7, 1.0 if failed else orthogonality_error],
+                largest_error=[1e-7, 1e-7, largest_error],
             ),
         )
     return Records(made)
@@ -199,7 +199,7 @@ def verdicts(records):
 
 
 def test_all_claims_hold_where_all_is_as_the_paper_says():
-    assert verdicts(made_records(GOOD)) == [Verdict.HOLDS] * 6
+    assert verdicts(made_records(GOOD)) == [Verdict.HOLDS] * 7
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_claim_fails_where_it_should(method, column, value, claim):
     numbers = list(GOOD[method])
     numbers[column] = value
     found = verdicts(made_records({**GOOD, method: tuple(numbers)}))
-    expected = [Verdict.HOLDS] * 6
+    expected = [Verdict.HOLDS] * 7
     expected[claim] = Verdict.FAILS
     assert found == expected
 
@@ -234,11 +234,26 @@ def test_the_ball_claim_fails_outside():
         (dict(timed_width=16), [FASTER, EXPENSIVE]),
         (dict(timed_batch=16), [FASTER, EXPENSIVE]),
         (dict(timed_repetitions=2), [FASTER, EXPENSIVE]),
+        (dict(learning_rates=(0.25, 2.0)), [SAME_RATES]),
     ],
 )
 def test_reductions_leave_open_what_they_concern(changes, open_claims):
     found = verdicts(made_records(GOOD, **changes))
     assert [i for i, verdict in enumerate(found) if verdict is Verdict.OPEN] == open_claims
+
+
+@pytest.mark.parametrize(
+    ("lr_drop", "verdict"),
+    [(9, Verdict.OPEN), (TRAINED - 1, Verdict.HOLDS), (TRAINED, Verdict.FAILS)],
+)
+def test_losses_of_different_rates_are_compared_until_the_rates_drop(lr_drop, verdict):
+    records = made_records(GOOD, lr_drop=lr_drop, learning_rates=(0.25, 0.5, 2.0), seeds=2)
+    other = records[f"{LANDING}-lr2-trial1"]
+    series = {**other.result.series, "train_loss": [math.nan, 2.0, 1.0 + 1e-12]}
+    changed = replace(other, result=replace(other.result, series=series))
+    finding = CIFAR.claims[SAME_RATES].judge(Records({**records, f"{LANDING}-lr2-trial1": changed}))
+    assert finding.verdict is verdict
+    assert "rates 0.5, 2" in finding.measured
 
 
 def test_an_epoch_is_50_000_images():

@@ -397,7 +397,7 @@ def test_times_are_compared():
     times = {"landing": 0.002, "exponential": 0.003, "cayley": 0.008}
     finding = takes_longer(times, ["exponential", "cayley"], 1.5, FEWEST_REPETITIONS)
     assert finding.measured == (
-        "landing 2 ms per iteration; exponential 1.50, Cayley 4.00 times as long"
+        "landing 2.00 ms per iteration; exponential 1.50, Cayley 4.00 times as long"
     )
     assert finding.verdict is Verdict.HOLDS
     assert takes_longer(times, ["exponential", "cayley"], 1.6, 5).verdict is Verdict.FAILS

@@ -201,6 +201,18 @@ def test_the_price_of_the_landing_field():
     for time in (1.2, 1.8):
         records = hand_made(SIZES, landing_field=time)
         assert speed.field_costs_half_more(records).verdict is Verdict.FAILS
+        one_size = Records({**hand_made(SIZES), "p-100": records["p-100"]})
+        assert speed.field_costs_half_more(one_size).verdict is Verdict.FAILS
+
+
+def test_the_price_of_the_landing_field_is_not_decided_by_times_that_scatter():
+    records = hand_made(SIZES)
+    result = records["p-1000"].result
+    noisy = replace(result, series={**result.series, "landing-field": [1.0, 150.0, 2.5]})
+    records = Records({**records, "p-1000": replace(records["p-1000"], result=noisy)})
+    finding = speed.field_costs_half_more(records)
+    assert finding.verdict is Verdict.OPEN
+    assert "1.50 (1.25 to 2.00) at p = 1000" in finding.measured
 
 
 def test_small_matrices_decide_nothing():
@@ -244,6 +256,8 @@ def test_a_small_run_from_end_to_end(tmp_path):
     assert not done.missing
     assert all(store.find(r.request).record == r for r in done.records.values())
     found = [finding.verdict for _, finding in done.findings()]
-    assert found.count(Verdict.OPEN) == 2  # what is said of a GPU
+    said_of_a_gpu = [v for c, v in zip(SPEED.claims, found, strict=True) if "a GPU" in c.statement]
+    assert said_of_a_gpu == [Verdict.OPEN] * 2
+    assert found[5] in (Verdict.HOLDS, Verdict.FAILS)  # at p = 100 there is a fastest
     with house_style():
         assert all(figure.draw(done.records).axes for figure in tiny.figures)

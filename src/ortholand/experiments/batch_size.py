@@ -5,7 +5,6 @@ from functools import partial
 
 import torch
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from ortholand.experiments.classification import (
     FEWEST_REPETITIONS,
@@ -15,6 +14,7 @@ from ortholand.experiments.classification import (
     Training,
     data_of,
     is_kernel,
+    label_plainly,
     listed,
     median_times,
     run_unit,
@@ -165,9 +165,7 @@ def draw(records: Records) -> Figure:
     axes.set_xscale("log", base=2)
     axes.set_xticks(BATCH_SIZES, [str(n) for n in BATCH_SIZES])
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(ScalarFormatter())
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    label_plainly(axes.yaxis)
     axes.set_xlabel("batch size")
     axes.set_ylabel("median time per batch, milliseconds")
     figure.legend(loc="outside upper center", ncols=4)

@@ -23,6 +23,7 @@ from ortholand.experiments.classification import (
     takes_longer,
     timing_unit,
     training_unit,
+    tried_rates,
 )
 from ortholand.experiments.methods import Trainee, prepare
 from ortholand.experiments.records import Record, Records
@@ -48,6 +49,7 @@ EPOCH = 390  # iterations in which 50,000 images pass in batches of 128
 TRAINED = 10 * EPOCH  # iterations before which a comparison of test errors means nothing
 MOMENTUM = 0.9
 EPS = 0.5  # radius of landing's safe ball, the optimizer's default
+LARGEST_STEP = 0.5  # that is ever safe: 1 / (2 lam), with lam = 1
 FASTER = 1.5  # "50 % faster"
 MUCH = 2.0  # "much more expensive"
 FAILED = 0.05  # a test error so far above another's is that of a method that failed
@@ -186,6 +188,26 @@ def ends_nearer(records: Records) -> Finding:
     return _decided(best, listed(ends, ".1e"), ends[LANDING] < ends[RETRACTION])
 
 
+def rates_are_the_same(records: Records) -> Finding:
+    """Training losses of landing with all rates of 1 / (2 lam) and more, before rates drop."""
+    tried = [entry for entry in tried_rates(records)[LANDING] if entry.lr >= LARGEST_STEP]
+    listed_rates = ", ".join(f"{entry.lr:g}" for entry in tried)
+    losses = [[loss for run in entry.runs for loss in _losses_before_drop(run)] for entry in tried]
+    if len(tried) < 2 or not losses[0]:
+        return Finding(f"nothing to compare with: rates {listed_rates}", Verdict.OPEN)
+    same = all(other == losses[0] for other in losses[1:])
+    return Finding(
+        f"rates {listed_rates}: the {len(losses[0])} losses recorded with each before they drop "
+        f"{'are' if same else 'are not'} the same to the last bit",
+        Verdict.HOLDS if same else Verdict.FAILS,
+    )
+
+
+def _losses_before_drop(run: Record) -> list[float]:
+    pairs = zip(run.series("iteration"), run.series("train_loss"), strict=True)
+    return [loss for k, loss in pairs if 0 < k <= run.configuration["lr_drop"]]
+
+
 def _decided(best: Mapping[str, Tried], measured: str, holds: bool) -> Finding:
     """What follows from where the runs end; nothing, if that is too early or the network narrow."""
     runs = [run.configuration for entry in best.values() for run in entry.runs]
@@ -212,7 +234,7 @@ CIFAR = Experiment(
         "are, as is usual, and scaled to mean 0 and deviation 1). Below the paper preset a "
         "network with a fraction of the channels (the width below, of 64) is trained with one "
         "seed for less than an epoch, and trivializations for a part of that (their share "
-        "below): enough to see them all learn, not to compare how well. The claims on time do "
+        "below): enough to see them begin to learn, not to compare how well. The claims on time do "
         "not suffer: quick times single iterations of the whole network with batches of 128, the "
         "methods in turn."
     ),
@@ -270,6 +292,12 @@ CIFAR = Experiment(
             "The corrected safe step keeps every kernel within eps of the manifold.",
             "correction",
             partial(stays_in_ball, (LANDING,), EPS),
+        ),
+        Claim(
+            "With lam = 1 the paper's learning rates 1/2, 1 and 2 are one and the same for "
+            "landing, because no step above 1 / (2 lam) is safe.",
+            "correction",
+            rates_are_the_same,
         ),
         Claim(
             "Landing is as accurate as the retraction: its test error is at most "

@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 import torch
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 from torch.nn.utils import parametrize
@@ -333,7 +335,7 @@ def takes_longer(
     method, seconds = next(iter(times.items()))
     ratios = {other: times[other] / seconds for other in others}
     measured = (
-        f"{STYLES[method].label} {1e3 * seconds:.3g} ms per iteration; "
+        f"{STYLES[method].label} {1e3 * seconds:,.{0 if seconds >= 0.1 else 2}f} ms per iteration; "
         f"{listed(ratios, '.2f')} times as long"
     )
     if repetitions < FEWEST_REPETITIONS:
@@ -382,6 +384,8 @@ def draw_training(records: Records) -> Figure:
             _draw_method(grid[row, 1], method, found, series, 1.0)
         grid[row, 0].set_yscale("log")
         grid[row, 0].set_xscale("log")
+    label_plainly(grid[0, 0].yaxis, "{:.3g} %", 100.0)
+    label_plainly(grid[1, 0].xaxis)
     grid[0, 0].set_ylabel("test error")
     grid[1, 0].set_ylabel(r"orthogonality error, $\|X^\top X - I\|$")
     grid[1, 0].set_xlabel("time, seconds")
@@ -405,12 +409,25 @@ def draw_learning_rates(records: Records) -> Figure:
     """The training loss in the end, against the learning rate: which was best, and how clearly."""
     figure = Figure(figsize=(8, 4.4))
     axes = figure.subplots()
+    rates: set[float] = set()
     for method, entries in tried_rates(records).items():
         plot_method(axes, method, [e.lr for e in entries], [e.loss for e in entries])
         axes.lines[-1].set_marker("o")
+        rates.update(entry.lr for entry in entries)
     axes.set_xscale("log")
+    axes.set_xticks(sorted(rates), [f"{lr:.3g}" for lr in sorted(rates)])
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.set_yscale("log")
+    label_plainly(axes.yaxis)
     axes.set_xlabel("learning rate")
     axes.set_ylabel("training loss in the end")
     figure.legend(loc="outside upper center", ncols=3)
     return figure
+
+
+def label_plainly(axis: Axis, form: str = "{:g}", factor: float = 1.0) -> None:
+    """Label a logarithmic axis 1, 2, 5, 10, ...; over many decades with the powers of 10 alone."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 200 * low else (1.0,)))
+    axis.set_major_formatter(FuncFormatter(lambda x, _: form.format(factor * x)))
+    axis.set_minor_formatter(NullFormatter())

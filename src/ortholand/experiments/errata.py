@@ -28,6 +28,7 @@ from ortholand.geometry import (
 )
 from ortholand.optim import LandingSGD
 from ortholand.problems import Procrustes
+from ortholand.retractions import retract
 from ortholand.safe_step import paper_step_size, safe_step_size
 
 
@@ -277,6 +278,24 @@ def one_step_reduction() -> tuple[str, bool]:
         f"{before:.4f} -> {after:.5f}, {before / after:.2f} times; Newton-Schulz {newton:.1e}"
     )
     return measured, abs(before / after - 2.5) < 0.05 and newton < before**2
+
+
+@_erratum(
+    "one-step-retractions",
+    paper="for large gradients the exponential and Cayley retractions increase the error",
+    corrected="they multiply by an orthogonal matrix: the error stays as it is, but for rounding",
+)
+def one_step_retractions() -> tuple[str, bool]:
+    """A step of the two retractions from near the manifold, for small and large gradients."""
+    X = random_orthogonal(20, 20, seed=0, dtype=torch.float64)
+    X = X + 1e-4 * _randn(20, 20, seed=1)
+    A = 0.3 * skew(_randn(20, 20, seed=2))
+    growth = {
+        method: [float(distance(retract(X, scale * A, method)) / distance(X)) for scale in scales]
+        for method, scales in {"exponential": (1e-3, 1e3), "cayley": (1e-3, 1e3)}.items()
+    }
+    worst = max(abs(ratio - 1) for ratios in growth.values() for ratio in ratios)
+    return f"error after / before: 1 up to {worst:.0e} for gradients from 1e-3 to 1e3", worst < 1e-6
 
 
 @_erratum(

@@ -524,5 +524,5 @@ STIEFEL = Experiment(
         ),
     ),
     threads=1,
-    seconds={"smoke": 4, "quick": 60, "paper": 6000},
+    seconds={"smoke": 4, "quick": 50, "paper": 1200},
 )

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ortholand.geometry.matrices import skew, sym
+from ortholand.geometry.matrices import product, skew, sym
 
 
 def relative_gradient(X: Tensor, G: Tensor) -> Tensor:
@@ -20,7 +20,7 @@ def relative_gradient(X: Tensor, G: Tensor) -> Tensor:
 
     The result is n x n. For tall X prefer :func:`relative_gradient_times_x`, which never forms it.
     """
-    return skew(G @ X.mH)
+    return skew(product(G, X.mH))
 
 
 def relative_gradient_times_x(X: Tensor, G: Tensor) -> Tensor:

@@ -38,9 +38,31 @@ def subtract_identity(S: Tensor) -> Tensor:
     return D
 
 
+def product(A: Tensor, B: Tensor) -> Tensor:
+    """``A B`` for each pair of matrices.
+
+    torch.compile does not look into batched products, and tiny ones run at a hundredth of a
+    processor's speed. Spelled out, entry by entry, it fuses them with all around them.
+    """
+    if not spelled_out(A):
+        return A @ B
+    terms = [A[..., :, k : k + 1] * B[..., k : k + 1, :] for k in range(A.shape[-1])]
+    return sum(terms[1:], start=terms[0])
+
+
+def spelled_out(X: Tensor) -> bool:
+    """Whether products of these matrices are spelled out: tiny ones, when compiling."""
+    return torch.compiler.is_compiling() and X.ndim > 2 and max(X.shape[-2:]) <= SPELL_OUT_UP_TO
+
+
+SPELL_OUT_UP_TO = 8
+
+
 def gram_minus_identity(X: Tensor) -> Tensor:
     """``X^H X - I`` of each matrix, in one product where torch has one for it."""
     identity = identity_like(X)
+    if spelled_out(X):
+        return product(X.mH, X) - identity
     if X.ndim == 2:
         return torch.addmm(identity, X.mH, X, beta=-1)
     if X.ndim == 3:

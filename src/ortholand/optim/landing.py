@@ -23,7 +23,13 @@ from ortholand.fields import (
     tangent_from_gradient,
     tangent_from_relative,
 )
-from ortholand.geometry.matrices import is_square, per_matrix, sharp_gram_minus_identity
+from ortholand.geometry.matrices import (
+    is_square,
+    per_matrix,
+    product,
+    sharp_gram_minus_identity,
+    spelled_out,
+)
 from ortholand.optim.checks import check_bool
 from ortholand.optim.finite import is_finite
 from ortholand.safe_step import (
@@ -59,7 +65,7 @@ def coupled(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Ten
 def decoupled(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """``X - eta R - omega X D``."""
     R, D, d, tangency_error = tangent(X, B)
-    XD = X @ D
+    XD = product(X, D)
     root_q = RULES[group["safe_step"] or "frobenius"](R)
     omega, safe = torch.full_like(d, group["omega"]), None
     if group["safe_step"] is not None:
@@ -104,7 +110,9 @@ def newton_schulz(Y: Tensor) -> Tensor:
     E = sharp_gram_minus_identity(Y)
     if Y.ndim == 2:
         return torch.addmm(Y, Y, E, alpha=-0.5)
-    return torch.baddbmm(Y, Y, E, alpha=-0.5) if Y.ndim == 3 else Y - Y @ E / 2
+    if Y.ndim == 3 and not spelled_out(Y):
+        return torch.baddbmm(Y, Y, E, alpha=-0.5)
+    return Y - product(Y, E) / 2
 
 
 ATTRACTIONS: dict[str, Callable[[Tensor, Tensor, Mapping[str, Any]], tuple[Tensor, Tensor]]] = {
