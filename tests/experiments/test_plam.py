@@ -7,6 +7,7 @@ import torch
 import ortholand
 from ortholand.experiments import plam
 from ortholand.experiments.figures import house_style
+from ortholand.experiments.measuring import marks
 from ortholand.experiments.plam import (
     EXPLODED,
     METHODS,
@@ -27,7 +28,6 @@ from ortholand.experiments.plam import (
     run,
     start_name,
 )
-from ortholand.experiments.procrustes import marks
 from ortholand.experiments.records import Options, Record, Records, Request, Result, Store
 from ortholand.experiments.runner import run_experiment
 from ortholand.experiments.spec import PRESETS, Context, Verdict

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import ortholand
 from ortholand.experiments import EXPERIMENTS, procrustes
 from ortholand.experiments.figures import METHODS as STYLES
+from ortholand.experiments.measuring import marks
 from ortholand.experiments.procrustes import (
     DTYPES,
     LANDINGS,
@@ -24,7 +25,6 @@ from ortholand.experiments.procrustes import (
     compared,
     iterations_to,
     make_problem,
-    marks,
     plain_step,
     plan,
     run,

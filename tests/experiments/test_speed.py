@@ -9,6 +9,7 @@ import ortholand
 from ortholand.experiments import speed
 from ortholand.experiments.figures import METHODS as STYLES
 from ortholand.experiments.figures import house_style
+from ortholand.experiments.measuring import Action, time_in_turn
 from ortholand.experiments.records import Options, Record, Records, Request, Result, Store
 from ortholand.experiments.runner import run_experiment
 from ortholand.experiments.spec import PRESETS, Context, Verdict
@@ -19,7 +20,6 @@ from ortholand.experiments.speed import (
     SPEED,
     TEXTBOOK,
     TEXTBOOK_RETRACTIONS,
-    Action,
     Settings,
     Task,
     form_name,
@@ -27,7 +27,6 @@ from ortholand.experiments.speed import (
     plan,
     ratios,
     run,
-    time_in_turn,
     unit_name,
 )
 

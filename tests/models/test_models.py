@@ -182,6 +182,7 @@ def test_a_narrower_resnet_has_fewer_channels_in_the_same_layers():
     for name, weight in narrow.items():
         factors = [w / n for w, n in zip(wide[name].shape, weight.shape, strict=True)]
         free = weight.shape != wide[name].shape
-        assert set(factors) <= {1.0, 8.0} and (8.0 in factors) == free, name
+        assert set(factors) <= {1.0, 8.0}, name
+        assert (8.0 in factors) == free, name
     assert narrow["layer4.1.conv2.weight"].shape == (64, 64, 3, 3)
     assert narrow["fc.weight"].shape == (10, 64)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ortholand.experiments.environment import Stopwatch
 from ortholand.experiments.figures import METHODS as STYLES
 from ortholand.experiments.figures import plot_method
+from ortholand.experiments.measuring import marks
 from ortholand.experiments.methods import (
     RETRACTION_METHODS,
     TRAINING_METHODS,
@@ -27,7 +28,6 @@ from ortholand.experiments.methods import (
     Trainee,
     prepare,
 )
-from ortholand.experiments.procrustes import marks
 from ortholand.experiments.records import Record, Records, Result
 from ortholand.experiments.spec import (
     Claim,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ortholand.experiments.figures import METHODS as STYLES
 from ortholand.experiments.figures import plot_method
-from ortholand.experiments.procrustes import marks
+from ortholand.experiments.measuring import marks
 from ortholand.experiments.records import Record, Records, Result
 from ortholand.experiments.spec import (
     Claim,

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ortholand.experiments.environment import Stopwatch
 from ortholand.experiments.figures import METHODS as STYLES
 from ortholand.experiments.figures import plot_method
+from ortholand.experiments.measuring import marks
 from ortholand.experiments.records import Record, Records, Result
 from ortholand.experiments.spec import (
     Claim,
@@ -178,13 +179,6 @@ def run_in_turn(timing: Timing, context: Context) -> Result:
             turns += [(i, 1, plain), (i, 0, descent.stopwatch.seconds - before)]
         context.tick(len(descents))
     return Result(dict(zip(("run", "plain", "seconds"), zip(*turns, strict=True), strict=True)), {})
-
-
-def marks(iterations: int, ratio: float = 1.05) -> list[int]:
-    """Iterations to record: geometric, as the axes of the figure are, with the first and last."""
-    count = math.ceil(math.log(iterations, ratio)) if iterations > 1 else 0
-    inner = {min(round(ratio**i), iterations) for i in range(count + 1)}
-    return sorted(inner | {0, iterations})
 
 
 class Descent:

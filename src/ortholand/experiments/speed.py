@@ -6,11 +6,9 @@ functions; as carefully as this library writes them; and as a whole step of an o
 """
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import median, quantiles
-from typing import NamedTuple
 
 import torch
 from matplotlib.axes import Axes
@@ -18,9 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from torch import Tensor, nn
 
-from ortholand.experiments.environment import Stopwatch
 from ortholand.experiments.figures import METHODS as STYLES
 from ortholand.experiments.figures import plot_method
+from ortholand.experiments.measuring import Action, time_in_turn
 from ortholand.experiments.records import MissingRecordError, Record, Records, Result
 from ortholand.experiments.spec import (
     Claim,
@@ -70,13 +68,6 @@ class Task:
     sizes: tuple[int, ...]  # of the whole run: claims are about all of them
 
 
-class Action(NamedTuple):
-    """What is timed, and what is done before, untimed."""
-
-    act: Callable[[], object]
-    prepare: Callable[[], object] = lambda: None
-
-
 def unit_name(p: int) -> str:
     """Name of the unit of a size."""
     return f"p-{p}"
@@ -98,25 +89,6 @@ def run(task: Task, context: Context) -> Result:
     actions = make_actions(task, context)
     seconds = time_in_turn(actions, task.repetitions, context)
     return Result(seconds, {})
-
-
-def time_in_turn(
-    actions: Mapping[str, Action], repetitions: int, context: Context
-) -> dict[str, list[float]]:
-    """Seconds of each repetition of each action. What disturbs one disturbs them all alike."""
-    for action in actions.values():  # the first time pays for set-up
-        action.prepare()
-        action.act()
-    seconds: dict[str, list[float]] = {name: [] for name in actions}
-    for _ in range(repetitions):
-        for name, action in actions.items():
-            action.prepare()
-            stopwatch = Stopwatch(context.device)
-            with stopwatch:
-                action.act()
-            seconds[name].append(stopwatch.seconds)
-        context.tick(1)
-    return seconds
 
 
 def make_actions(task: Task, context: Context) -> dict[str, Action]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ortholand.experiments.figures import METHODS as STYLES
 from ortholand.experiments.figures import MethodStyle
+from ortholand.experiments.measuring import Action, time_in_turn
 from ortholand.experiments.records import MissingRecordError, Record, Records, Result
 from ortholand.experiments.spec import (
     Claim,
@@ -30,7 +31,6 @@ from ortholand.experiments.spec import (
     Unit,
     Verdict,
 )
-from ortholand.experiments.speed import Action, time_in_turn
 from ortholand.geometry import distance, random_orthogonal
 from ortholand.geometry.derivatives import relative_gradient_times_x
 from ortholand.geometry.manifold import orthonormal_factor
