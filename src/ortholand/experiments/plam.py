@@ -412,7 +412,7 @@ def _look(run: Record, alpha: float) -> dict[str, Any]:
 PLAM = Experiment(
     name="plam",
     title="PLAM beside landing",
-    paper_figure="figure in appendix C (PLAM against landing)",
+    paper_figure="Appendix C",
     summary=(
         "PLAM (Gao et al., 2019) follows G - Sym(G X^T) X + lam (X X^T - I) X, which equals the "
         "landing field on the manifold only. Both are run on f(X) = ||AX - B||^2 for 2 x 2 "

@@ -419,7 +419,7 @@ def _add_legend(figure: Figure, axes: Axes) -> None:
 STIEFEL = Experiment(
     name="stiefel",
     title="PCA on tall matrices: landing beside QR and Cayley",
-    paper_figure="section on the Stiefel manifold; it has no figure (beyond the paper)",
+    paper_figure="none: beyond it",
     summary=(
         "f(X) = -Tr(X^T C X) over n x p matrices with orthonormal columns, from a random start, in "
         "float32. C has eigenvalues from 1 to 0.5 on the subspace that is looked for and from 0.25 "
