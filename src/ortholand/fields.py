@@ -6,13 +6,21 @@ Each takes X ``(..., n, p)`` and the Euclidean gradient G, and gives the directi
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from ortholand.geometry.derivatives import relative_gradient
-from ortholand.geometry.matrices import frobenius_norm, gram_minus_identity, is_square, product
+from ortholand.geometry.matrices import (
+    add_product,
+    frobenius_norm,
+    gram_minus_identity,
+    is_square,
+    product,
+)
+
+Number = TypeVar("Number", float, Tensor)
 
 
 def landing_field(X: Tensor, G: Tensor, lam: float = 1.0) -> Tensor:
@@ -88,8 +96,10 @@ def landing_from_relative(X: Tensor, A: Tensor, lam: float) -> Landing:
     A is skew to the last bit, so ``A X`` is tangent up to rounding relative to itself.
     """
     D = gram_minus_identity(X.mH)
-    L = product(torch.add(A, D, alpha=lam), X)
-    return Landing(L, torch.linalg.vector_norm(D, dim=(-2, -1)), 0.0)
+    d = torch.linalg.vector_norm(D, dim=(-2, -1))
+    # Without autograd D is ours to write to: one temporary less.
+    M = torch.add(A, D, alpha=lam) if D.requires_grad else D.mul_(lam).add_(A)
+    return Landing(product(M, X), d, 0.0)
 
 
 def landing_from_gradient(X: Tensor, G: Tensor, lam: float) -> Landing:
@@ -99,7 +109,8 @@ def landing_from_gradient(X: Tensor, G: Tensor, lam: float) -> Landing:
     relative to G and not tangent: it is reported, so that the safe step can allow for it.
     """
     D = gram_minus_identity(X)
-    L = (G + G @ D) / 2 + X @ (lam * D - (G.mH @ X) / 2)
+    half = add_product(G, G, D, beta=0.5, alpha=0.5)  # (G + G D) / 2
+    L = add_product(half, X, lam * D - (G.mH @ X) / 2)
     d = torch.linalg.vector_norm(D, dim=(-2, -1))
     return Landing(L, d, _tangency_error(X, G, d))
 
@@ -113,13 +124,18 @@ def tangent_from_relative(X: Tensor, A: Tensor) -> Tangent:
 def tangent_from_gradient(X: Tensor, G: Tensor) -> Tangent:
     """``Skew(G X^H) X`` for tall X."""
     D = gram_minus_identity(X)
-    R = (G + G @ D - X @ (G.mH @ X)) / 2
+    half = add_product(G, G, D, beta=0.5, alpha=0.5)  # (G + G D) / 2
+    R = add_product(half, X, G.mH @ X, alpha=-0.5)
     d = torch.linalg.vector_norm(D, dim=(-2, -1))
     return Tangent(R, D, d, _tangency_error(X, G, d))
 
 
 def _tangency_error(X: Tensor, G: Tensor, d: Tensor) -> Tensor:
+    return tangency_bound(X, d, frobenius_norm(G))
+
+
+def tangency_bound(X: Tensor, d: Number, gradient_norm: Number) -> Number:
     """Bound of what rounding leaves of ``Sym(X^H R)`` in the right form."""
     n_roundings = 8 + math.sqrt(X.shape[-2])
     unit_roundoff = torch.finfo(X.dtype).eps / 2
-    return n_roundings * unit_roundoff * (1 + d) * frobenius_norm(G)
+    return n_roundings * unit_roundoff * (1 + d) * gradient_norm

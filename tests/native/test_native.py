@@ -89,7 +89,7 @@ def test_all_below_does_not_vouch_for_what_it_cannot_read():
 
 
 def test_the_options_have_the_layout_of_the_c_structure():
-    fields = (native.FOLDER / "landing.cpp").read_text().split("struct Options {")[1].split("};")[0]
+    fields = (native.FOLDER / "steps.h").read_text().split("struct Options {")[1].split("};")[0]
     names = [n.strip() for line in fields.split(";") for n in line.split(" ", 1)[-1].split(",")]
     flat = [name.split()[-1] for name in names if name]
     assert tuple(flat) == native.Options._fields

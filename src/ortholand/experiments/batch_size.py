@@ -44,7 +44,8 @@ METHODS = (*CONSTRAINED, UNCONSTRAINED)
 BATCH_SIZES = tuple(2**i for i in range(1, 9))
 SMALLEST, LARGEST = BATCH_SIZES[0], BATCH_SIZES[-1]
 LR = 4.0**-3  # from the middle of the grid on MNIST
-LARGER_PART = 0.5
+HALF = 0.5
+NOISE = 0.05  # shares, and times relative to each other, that differ by less are not told apart
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,11 @@ def gradient_share(batch_size: int, larger: bool, records: Records) -> Finding:
     """Whether the gradient is the larger, or the smaller, part of the time with a retraction."""
     times = times_per_batch(records, batch_size)
     shares = {m: times[UNCONSTRAINED] / times[m] for m in RETRACTION_METHODS}
-    holds = all((share > LARGER_PART) == larger for share in shares.values())
     measured = f"of the time, without a constraint it takes: {listed(shares, '.0%')}"
-    return _finding(records, measured, holds)
+    excess = [share - HALF if larger else HALF - share for share in shares.values()]
+    if min(excess) >= -NOISE and min(excess) < NOISE:
+        return Finding(f"{measured}; too close to a half to tell", Verdict.OPEN)
+    return _finding(records, measured, min(excess) >= NOISE)
 
 
 def landing_is_fastest(records: Records) -> Finding:
@@ -136,7 +139,7 @@ def landing_is_fastest(records: Records) -> Finding:
         rival = min(CONSTRAINED[1:], key=lambda method, times=times: times[method])
         ratio = times[rival] / times["landing"]
         rivals.append(f"{batch_size}: {listed({rival: ratio}, '.2f')}")
-        holds = holds and ratio > 1
+        holds = holds and ratio > 1 - NOISE
     return _finding(records, f"next fastest, as a multiple: {'; '.join(rivals)}", holds)
 
 
@@ -213,8 +216,8 @@ BATCH_SIZE = Experiment(
             partial(gradient_share, LARGEST, True),
         ),
         Claim(
-            "Landing takes less time than every retraction and than trivializations, at every "
-            "batch size.",
+            f"At no batch size does landing take longer, by more than {NOISE:.0%}, than any "
+            "retraction or than trivializations.",
             "beyond the paper",
             landing_is_fastest,
         ),

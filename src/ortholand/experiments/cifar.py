@@ -255,10 +255,10 @@ CIFAR = Experiment(
             timed_repetitions=2,
         ),
         "quick": Settings(
-            width=16,
+            width=8,
             seeds=1,
-            iterations=60,
-            trivialization_share=0.25,
+            iterations=100,
+            trivialization_share=0.5,
             points=5,
             test_images=500,
             warm_up=1,

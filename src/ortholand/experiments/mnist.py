@@ -180,9 +180,10 @@ MNIST = Experiment(
         "the end. (The appendix of the paper has another grid, 1, 0.1, 0.01, 0.001.) The paper "
         "names neither activations nor pooling, momentum or the number of epochs: here tanh and "
         "means of 2 x 2 as in LeCun's network, 0.9, and 10 epochs. Images are scaled to mean 0 "
-        "and deviation 1. Below the paper preset there are fewer learning rates, the middle ones, "
-        "and far less than an epoch of 15,000 iterations, tested on some of the test images: "
-        "enough to see all methods learn and to time them, not to say which one ends best. "
+        "and deviation 1. Below the paper preset there are fewer learning rates, from the middle "
+        "of the grid, and far less than an epoch of 15,000 iterations, of which trivializations "
+        "do a part (their share below), tested on some of the test images: enough to see all "
+        "methods learn and to time them, not to say which one ends best. "
         "Times rest on a run of its own, in which all methods take turns iteration by "
         "iteration; they include the gradient. Trivializations are W = B exp(A), B the start."
     ),

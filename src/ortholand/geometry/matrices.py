@@ -6,10 +6,15 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+SMALL = 128  # up to this many columns a matrix fits a cache, and calls cost more than passes
+
 
 def skew(M: Tensor) -> Tensor:
     """Skew-Hermitian part ``(M - M^H) / 2`` of each square matrix."""
-    return (M - M.mH) / 2
+    if M.shape[-1] <= SMALL:
+        return (M - M.mH) / 2
+    # A transposed copy first: rows and columns at once are slow to read where caches are small.
+    return (M - M.mH.contiguous()).mul_(0.5)
 
 
 def sym(M: Tensor) -> Tensor:
@@ -20,7 +25,7 @@ def sym(M: Tensor) -> Tensor:
 def identity_like(X: Tensor) -> Tensor:
     """The p x p identity in the type and on the device of X. Not to be written to."""
     p = X.shape[-1]
-    if p > 128 or torch.compiler.is_compiling():
+    if p > SMALL or torch.compiler.is_compiling():
         return torch.eye(p, dtype=X.dtype, device=X.device)
     return _small_identity(p, X.dtype, X.device)  # where making it costs as much as using it
 
@@ -60,6 +65,10 @@ SPELL_OUT_UP_TO = 8
 
 def gram_minus_identity(X: Tensor) -> Tensor:
     """``X^H X - I`` of each matrix, in one product where torch has one for it."""
+    if X.shape[-1] > SMALL:
+        D = X.mH @ X
+        D.diagonal(dim1=-2, dim2=-1).sub_(1)
+        return D
     identity = identity_like(X)
     if spelled_out(X):
         return product(X.mH, X) - identity
@@ -68,6 +77,15 @@ def gram_minus_identity(X: Tensor) -> Tensor:
     if X.ndim == 3:
         return torch.baddbmm(identity, X.mH, X, beta=-1)
     return X.mH @ X - identity
+
+
+def add_product(C: Tensor, A: Tensor, B: Tensor, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
+    """``beta C + alpha A B`` for each triple, in one product where torch has one for it."""
+    if C.ndim == 2:
+        return torch.addmm(C, A, B, beta=beta, alpha=alpha)
+    if C.ndim == 3 and not spelled_out(C):
+        return torch.baddbmm(C, A, B, beta=beta, alpha=alpha)
+    return beta * C + alpha * product(A, B)
 
 
 def sharp_gram_minus_identity(X: Tensor) -> Tensor:

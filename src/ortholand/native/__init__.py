@@ -4,7 +4,7 @@ Nothing here is needed: without a compiler the optimizers use torch's operations
 results up to rounding. Small matrices are then slower, because a step of many operations costs
 their launches rather than their arithmetic.
 
-The sources (``landing.cpp``, ``calm.cpp``) are compiled when a type and size of matrix first needs
+The sources (``*.cpp``) are compiled when a type and size of matrix first needs
 them, in a second or two, and kept in the user's cache folder for later runs.
 ``ORTHOLAND_NATIVE=0`` switches all this off.
 """
@@ -48,12 +48,24 @@ COMPILE_SECONDS = 120
 ATTRACTIONS = {"coupled": 0, "decoupled": 1, "after": 2}
 _OPTIONS = struct.Struct("10d6i")  # struct Options of landing.cpp
 
+_POINTER = ctypes.c_void_p
 SIGNATURES = {
-    "landing": {
-        "ortholand_landing": (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+    "landing": {"ortholand_landing": (ctypes.c_char_p, _POINTER, ctypes.c_int, ctypes.c_int)},
+    "large": {
+        "ortholand_residual": (*[_POINTER] * 3, ctypes.c_int64, ctypes.c_char_p),
+        "ortholand_norm": (_POINTER, ctypes.c_int64),
+        "ortholand_move": (
+            *[_POINTER] * 4,
+            ctypes.c_int64,
+            ctypes.c_double,
+            ctypes.c_double,
+            ctypes.c_char_p,
+        ),
     },
-    "calm": {"ortholand_calm": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_double)},
+    "calm": {"ortholand_calm": (_POINTER, _POINTER, ctypes.c_int, ctypes.c_double)},
 }
+
+RESULTS = {"ortholand_residual": ctypes.c_double, "ortholand_norm": ctypes.c_double}
 
 # (packed options, address of the packed parameters, their number, size of the matrices)
 Kernel = Callable[[bytes, int, int, int], None]
@@ -120,6 +132,11 @@ def _all_below(limit: float, dtype: torch.dtype, tensors: Sequence[Tensor]) -> b
     return bool(library.ortholand_calm(*pointers, len(tensors), limit))
 
 
+def large_steps(dtype: torch.dtype) -> ctypes.CDLL | None:
+    """The passes of a large matrix's step (``large.cpp``); None where there are none."""
+    return _library("large", SCALARS[dtype], 0) if dtype in SCALARS else None
+
+
 @cache
 def _library(source: str, scalar: str, size: int) -> ctypes.CDLL | None:
     """The compiled source for a type and size of matrix; None where there is none."""
@@ -132,6 +149,7 @@ def _library(source: str, scalar: str, size: int) -> ctypes.CDLL | None:
         return None
     for name, signature in SIGNATURES[source].items():
         getattr(library, name).argtypes = signature
+        getattr(library, name).restype = RESULTS.get(name, ctypes.c_int)
     return library
 
 
@@ -148,7 +166,8 @@ def _built(source: str, scalar: str, size: int) -> Path:
     """The compiled library: from the cache, or made now."""
     text = FOLDER / f"{source}.cpp"
     command = [_compiler(), *FLAGS, *_machine_flags(), f"-DSCALAR={scalar}", f"-DSIZE={size}"]
-    identity = "\n".join([text.read_text(), *command, _processor()])
+    sources = (path.read_text() for path in (text, FOLDER / "steps.h"))
+    identity = "\n".join([*sources, *command, _processor()])
     name = f"{source}-{scalar}-{size}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
     path = cache_folder() / name
     if not path.exists():

@@ -18,6 +18,8 @@
 #include <thread>
 #include <vector>
 
+#include "steps.h"
+
 #ifndef SCALAR  // type of the entries
 #define SCALAR float
 #endif
@@ -34,14 +36,6 @@ enum Moments { NONE = 0, MOMENTUM = 1, ADAM = 2 };
 
 extern "C" {
 
-// Mirrored by ortholand/native/__init__.py, field by field.
-struct Options {
-    double lr, lam, eps, farthest, omega;
-    double momentum, dampening;
-    double beta1, beta2, adam_eps;
-    int32_t attraction, safe, maximize, moments, nesterov, threads;
-};
-
 // A parameter: `count` matrices, one after the other.
 struct Parameter {
     void* X;
@@ -55,12 +49,6 @@ struct Parameter {
 }
 
 namespace {
-
-constexpr double LARGEST = std::numeric_limits<double>::max();
-
-// Bounds that let NaN pass, as torch's clamp does.
-inline double at_least(double x, double low) { return x < low ? low : x; }
-inline double at_most(double x, double high) { return x > high ? high : x; }
 
 // Layouts -----------------------------------------------------------------------------------------
 
@@ -306,7 +294,7 @@ struct Step {
         L::read(G, static_cast<const T*>(parameter.G) + offset, filled);
         transpose(Xt, X);
         relative_gradient();
-        double square[W], steps[W];
+        double square[W] = {}, steps[W] = {};
         if (o.moments == MOMENTUM) accumulate(parameter, offset, filled);
         if (o.moments == ADAM) adapt(parameter, first, offset, filled, square, steps);
         residual(X, Xt);
@@ -411,18 +399,9 @@ struct Step {
         L::product(R, A, X);
         norms(root_q, R);
 #pragma omp simd
-        for (int l = 0; l < W; ++l) eta[l] = at_most(coupled_step(root_q[l], d[l]), o.lr);
+        for (int l = 0; l < W; ++l) eta[l] = coupled_step<T>(o, root_q[l], d[l], 0);
         for (int l = 0; l < W; ++l) taken[l] = eta[l] * root_q[l] < INFINITY;
         move();
-    }
-
-    inline double coupled_step(double norm, double distance) const {
-        if (!o.safe) return o.lr;
-        norm = at_least(norm, std::numeric_limits<T>::min());
-        const double slope = o.lam * distance * (1 - distance) / norm;
-        const double reach = std::sqrt(at_least(slope * slope + o.eps - distance, 0));
-        const double step = at_most(at_least((reach + slope) / norm, 0), LARGEST);
-        return o.lam > 0 ? at_most(step, 1 / (2 * o.lam)) : step;
     }
 
     // R = X - eta A X - omega D X

@@ -1,6 +1,7 @@
-"""Steps parameters of small square matrices on the CPU by compiled code (:mod:`ortholand.native`).
+"""Which parameters compiled code steps on the CPU (:mod:`ortholand.native`), and how.
 
-The optimizers' own code is the reference for it; what this module does not take is stepped there.
+Small square matrices all at once, large ones one by one (:mod:`.large`). The optimizers' own code
+is the reference for it; what this module does not take is stepped there.
 """
 
 from array import array
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
-from ortholand.native import ATTRACTIONS, Options, has_kernel, kernel
+from ortholand.native import ATTRACTIONS, Kernel, Options, has_kernel, kernel, large_steps
 from ortholand.optim.base import OrthogonalOptimizer
+from ortholand.optim.large import is_large, step_square, step_tall
 from ortholand.optim.plain import skipped_count
 from ortholand.safe_step import farthest_before_landing
 
@@ -41,26 +43,63 @@ def fused_step(
     """
     if not wants_fused(group):
         return params
-    alike: dict[tuple[torch.dtype, int], list[Tensor]] = {}
-    rest = []
+    small: dict[tuple[torch.dtype, int], list[Tensor]] = {}
+    large, rest = [], []
     for p in params:
-        size = _size(p, group["view"])
-        state = [optimizer.load(p, name, group) for name in states] if size else []
-        if size and kernel(p.dtype, size) and all(s.is_contiguous() for s in state):
-            alike.setdefault((p.dtype, size), []).append(p)
+        rows, columns = _matrix_shape(p, group["view"])
+        state = [optimizer.load(p, name, group) for name in states]
+        if not _is_plain(p) or not all(s.is_contiguous() for s in state):
+            rest.append(p)
+        elif rows == columns and has_kernel(p.dtype, rows) and kernel(p.dtype, rows):
+            small.setdefault((p.dtype, rows), []).append(p)
+        elif _is_large(p, rows, columns, group, states, alone=len(params) == 1):
+            large.append(p)
         else:
             rest.append(p)
-    options = _options(group, len(states)).pack() if alike else b""
-    for (dtype, size), members in alike.items():
-        step = kernel(dtype, size)
-        assert step is not None
-        gradients = [p.grad.contiguous() for p in members if p.grad is not None]
-        packed = array("q")
-        for p, G in zip(members, gradients, strict=True):
-            state = [optimizer.load(p, name, group) for name in states]
-            packed.extend(_row(p, G, state, skipped_count(optimizer.state[p], p.device), size))
-        step(options, packed.buffer_info()[0], len(members), size)
+    options = _options(group, len(states)).pack() if len(rest) < len(params) else b""
+    for (dtype, size), members in small.items():
+        _step_small(optimizer, members, kernel(dtype, size), size, group, states, options)
+    for p in large:
+        _step_large(optimizer, p, group, states, options)
     return rest
+
+
+def _step_small(
+    optimizer: OrthogonalOptimizer,
+    params: list[Tensor],
+    step: Kernel | None,
+    size: int,
+    group: Group,
+    states: Sequence[str],
+    options: bytes,
+) -> None:
+    """Step parameters of square matrices of one small size."""
+    assert step is not None
+    gradients = [p.grad.contiguous() for p in params if p.grad is not None]
+    packed = array("q")
+    for p, G in zip(params, gradients, strict=True):
+        state = [optimizer.load(p, name, group) for name in states]
+        packed.extend(_row(p, G, state, skipped_count(optimizer.state[p], p.device), size))
+    step(options, packed.buffer_info()[0], len(params), size)
+
+
+def _step_large(
+    optimizer: OrthogonalOptimizer, p: Tensor, group: Group, states: Sequence[str], options: bytes
+) -> None:
+    """Step one parameter that is a large matrix."""
+    passes = large_steps(p.dtype)
+    assert passes is not None
+    assert p.grad is not None
+    G, rows = p.grad.contiguous(), _matrix_shape(p, group["view"])
+    buffer = optimizer.load(p, states[0], group) if states else None
+    increment_version([p] if buffer is None else [p, buffer])
+    if rows[0] == rows[1]:
+        taken = step_square(p, G, buffer, options, passes)
+    else:
+        taken = step_tall(p, G, group, options, passes)
+    count = skipped_count(optimizer.state[p], p.device)
+    if not taken:
+        count.add_(1)
 
 
 def _row(p: Tensor, G: Tensor, state: list[Tensor], skipped: Tensor, size: int) -> list[int]:
@@ -71,18 +110,17 @@ def _row(p: Tensor, G: Tensor, state: list[Tensor], skipped: Tensor, size: int) 
     return [p.data_ptr(), G.data_ptr(), *addresses, skipped.data_ptr(), count]
 
 
-def _size(p: Tensor, view: str) -> int:
-    """Rows of the parameter's square matrices, or 0 if compiled code cannot step it."""
+def _matrix_shape(p: Tensor, view: str) -> tuple[int, int]:
     if view == "kernel":
-        rows, columns = p.shape[-2:]
-    else:
-        rows = p.shape[0]
-        columns = p.numel() // rows
+        return p.shape[-2], p.shape[-1]
+    return p.shape[0], p.numel() // p.shape[0]
+
+
+def _is_plain(p: Tensor) -> bool:
+    """Whether weight and gradient are real numbers in plain memory of one type."""
     G = p.grad
-    fits = (
-        rows == columns
-        and has_kernel(p.dtype, rows)
-        and type(p) in (nn.Parameter, Tensor)  # subclasses (sharded, fake) are not plain memory
+    return (
+        type(p) in (nn.Parameter, Tensor)  # subclasses (sharded, fake) are not plain memory
         and type(G) is Tensor
         and p.device.type == "cpu"
         and p.is_contiguous()
@@ -91,7 +129,17 @@ def _size(p: Tensor, view: str) -> int:
         and not G.is_neg()
         and not p.is_inference()
     )
-    return rows if fits else 0
+
+
+def _is_large(
+    p: Tensor, rows: int, columns: int, group: Group, states: Sequence[str], *, alone: bool
+) -> bool:
+    return (
+        len(states) < 2  # not Adam
+        and p.numel() == rows * columns  # one matrix
+        and is_large(rows, columns, group, alone=alone)
+        and large_steps(p.dtype) is not None
+    )
 
 
 def _options(group: Group, n_states: int) -> Options:

@@ -24,11 +24,11 @@ from ortholand.fields import (
     tangent_from_relative,
 )
 from ortholand.geometry.matrices import (
+    add_product,
     is_square,
     per_matrix,
     product,
     sharp_gram_minus_identity,
-    spelled_out,
 )
 from ortholand.optim.checks import check_bool
 from ortholand.optim.finite import is_finite
@@ -59,7 +59,7 @@ def coupled(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Ten
     if group["safe_step"] is not None:
         safe = largest_step(root_q, d, group["lam"], group["eps"], tangency_error)
     eta = _step_size(group["lr"], safe, root_q)
-    return torch.addcmul(X, L, per_matrix(eta, X), value=-1), is_finite(eta * root_q)
+    return torch.addcmul(X, L, per_matrix(eta, X), value=-1, out=L), is_finite(eta * root_q)
 
 
 def decoupled(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -76,7 +76,7 @@ def decoupled(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, T
         safe = largest_step_decoupled(root_q, d, normal, omega, group["eps"], tangency_error)
     eta = _step_size(group["lr"], safe, root_q)
     taken = is_finite(eta * root_q + omega * d)
-    Y = torch.addcmul(X, R, per_matrix(eta, X), value=-1)
+    Y = torch.addcmul(X, R, per_matrix(eta, X), value=-1, out=R)
     return _unless_zero(group["lr"], Y - per_matrix(omega, X) * XD, X), taken
 
 
@@ -101,18 +101,13 @@ def after(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tenso
         taken = taken & (d < 1)  # from there on Newton-Schulz steps may lead anywhere
     # With the rule "tight" root_q is less than ||R||_F, and m too small: less gain, still safe.
     c = (length.square() / X.shape[-1] + 1).rsqrt()
-    Y = torch.addcmul(X, R, per_matrix(eta, X), value=-1) * per_matrix(c, X)
+    Y = torch.addcmul(X, R, per_matrix(eta, X), value=-1, out=R).mul_(per_matrix(c, X))
     return _unless_zero(group["lr"], newton_schulz(Y), X), taken
 
 
 def newton_schulz(Y: Tensor) -> Tensor:
     """``Y - Y (Y^H Y - I) / 2``: one step towards the polar factor of Y."""
-    E = sharp_gram_minus_identity(Y)
-    if Y.ndim == 2:
-        return torch.addmm(Y, Y, E, alpha=-0.5)
-    if Y.ndim == 3 and not spelled_out(Y):
-        return torch.baddbmm(Y, Y, E, alpha=-0.5)
-    return Y - product(Y, E) / 2
+    return add_product(Y, Y, sharp_gram_minus_identity(Y), alpha=-0.5)
 
 
 ATTRACTIONS: dict[str, Callable[[Tensor, Tensor, Mapping[str, Any]], tuple[Tensor, Tensor]]] = {

@@ -52,8 +52,9 @@ class LandingSGD(OrthogonalSGD):
         maximize: ascend instead of descend.
         foreach: step parameters of the same matrix shape as one batch (True), one by one
             (False), or whichever is quicker for their size (None).
-        fused: step square matrices of up to 128 rows on the CPU by compiled code, many times
-            faster for small ones: True, False, or None for True unless ``foreach`` is given.
+        fused: step by compiled code on the CPU, many times faster for small square matrices and
+            with less memory for large ones: True, False, or None for True unless ``foreach`` is
+            given.
             Needs a C++ compiler the first time (see :mod:`ortholand.native`); where there is
             none, and for whatever else it cannot do, the other code steps.
         orthogonal: default of the group option. Groups with ``orthogonal=False`` take the step

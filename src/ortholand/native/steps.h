@@ -1,0 +1,35 @@
+// What the sources here share: the options of a step, and how far it may go.
+
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+// Mirrored by ortholand/native/__init__.py, field by field.
+extern "C" struct Options {
+    double lr, lam, eps, farthest, omega;
+    double momentum, dampening;
+    double beta1, beta2, adam_eps;
+    int32_t attraction, safe, maximize, moments, nesterov, threads;
+};
+
+constexpr double LARGEST = std::numeric_limits<double>::max();
+
+// Bounds that let NaN pass, as torch's clamp does.
+inline double at_least(double x, double low) { return x < low ? low : x; }
+inline double at_most(double x, double high) { return x > high ? high : x; }
+
+// ortholand.safe_step.largest_step for a field of this norm, and lr if that is less.
+template <class T>
+inline double coupled_step(const Options& o, double norm, double distance, double tangency_error) {
+    if (!o.safe) return o.lr;
+    norm = at_least(norm, std::numeric_limits<T>::min());
+    const double slope = (o.lam * distance * (1 - distance) - tangency_error) / norm;
+    const double room = o.eps - distance;
+    const double reach = std::sqrt(at_least(slope * slope + room, 0));
+    // Nothing cancels for negative slopes either.
+    const double ahead = slope >= 0 ? reach + slope : at_least(room, 0) / (reach - slope);
+    const double step = at_most(at_least(ahead / norm, 0), LARGEST);
+    return at_most(o.lam > 0 ? at_most(step, 1 / (2 * o.lam)) : step, o.lr);
+}
