@@ -7,6 +7,7 @@ backward through them, besides the optimizer's step.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
@@ -154,12 +155,12 @@ def pogo(case: Case) -> dict[str, Action]:
     """POGO with its two base optimizers. It wants stacks of matrices."""
     if not find_spec("pogo"):
         return {}
-    from pogo import POGO, base
-
-    makers: Mapping[str, Callable[[], Any]] = {"SGD": base.SGD, "VectorAdam": base.VectorAdam}
+    library = import_module("pogo")
     return {
-        f"POGO + {name}": POGO(parameters(case, stacked=True), make(), LR, rows=False).step
-        for name, make in makers.items()
+        f"POGO + {base}": library.POGO(
+            parameters(case, stacked=True), getattr(library.base, base)(), LR, rows=False
+        ).step
+        for base in ("SGD", "VectorAdam")
     }
 
 
@@ -167,9 +168,7 @@ def geoopt(case: Case) -> dict[str, Action]:
     """geoopt's RiemannianSGD with its two Stiefel manifolds."""
     if not find_spec("geoopt"):
         return {}
-    import geoopt
-
-    library: Any = geoopt
+    library = import_module("geoopt")
     actions: dict[str, Action] = {}
     for name in ("Stiefel", "EuclideanStiefel"):
         params = []
@@ -196,9 +195,7 @@ def _by_torch(holder: nn.Module) -> None:
 
 
 def _by_geotorch(holder: nn.Module) -> None:
-    import geotorch
-
-    geotorch.orthogonal(holder, "weight", triv="cayley")
+    import_module("geotorch").orthogonal(holder, "weight", triv="cayley")
 
 
 def _parametrized(case: Case, parametrize: Callable[[nn.Module], None]) -> Action:
