@@ -155,10 +155,10 @@ def pogo(case: Case) -> dict[str, Action]:
     """POGO with its two base optimizers. It wants stacks of matrices."""
     if not find_spec("pogo"):
         return {}
-    library = import_module("pogo")
+    library, bases = import_module("pogo"), import_module("pogo.base")
     return {
         f"POGO + {base}": library.POGO(
-            parameters(case, stacked=True), getattr(library.base, base)(), LR, rows=False
+            parameters(case, stacked=True), getattr(bases, base)(), LR, rows=False
         ).step
         for base in ("SGD", "VectorAdam")
     }
