@@ -145,8 +145,11 @@ def torch_sgd(case: Case) -> dict[str, Action]:
 
 
 def muon(case: Case) -> dict[str, Action]:
-    """torch's Muon, which makes updates orthogonal, not weights. Matrices only."""
-    if len(case.shape) != 2 or not hasattr(torch.optim, "Muon"):
+    """torch's Muon, which makes updates orthogonal, not weights. Matrices only.
+
+    Its products are in bfloat16: on a CPU, seconds for a large matrix, not worth the wait.
+    """
+    if len(case.shape) != 2 or case.rows > 300 or not hasattr(torch.optim, "Muon"):
         return {}
     return {"torch Muon": torch.optim.Muon(parameters(case), lr=LR).step}
 

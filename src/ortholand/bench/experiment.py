@@ -282,7 +282,11 @@ BENCH = Experiment(
         "smoke": Settings(
             cases=("40x40", "lenet-96-of-5x5"), sizes=(4, 16), counts=(1, 10), seconds=0.05
         ),
-        "quick": Settings(seconds=1.0, sizes=(4, 8, 16, 32, 64, 128, 256, 512, 1024)),
+        "quick": Settings(
+            seconds=1.0,
+            sizes=(4, 8, 16, 32, 64, 128, 256, 512),
+            counts=(1, 10, 100, 1_000, 10_000, 100_000),
+        ),
         "paper": Settings(),
     },
     plan=plan,
@@ -292,7 +296,7 @@ BENCH = Experiment(
         FigureSpec("bench-size", "Time of one step against the size of the matrix.", draw_sizes),
         FigureSpec("bench-count", "Time of one step against the number of matrices.", draw_counts),
     ),
-    seconds={"smoke": 5, "quick": 100, "paper": 250},
+    seconds={"smoke": 15, "quick": 180, "paper": 600},
 )
 
 

@@ -56,7 +56,8 @@ template <class T, int P_, int W_>
 struct Lanes {
     using Scalar = T;
     static constexpr int W = W_, P = P_, PP = P_ * P_;
-    struct alignas(32) Buffer {
+    typedef T Vector __attribute__((vector_size(W_ * sizeof(T)), may_alias));
+    struct alignas(64) Buffer {
         T v[PP * W];
     };
     static constexpr int p() { return P; }
@@ -91,17 +92,21 @@ struct Lanes {
 
     // C = A B
     static inline void product(Buffer& C, const Buffer& A, const Buffer& B) {
+        const Vector *a = vectors(A), *b = vectors(B);
+        Vector* c = reinterpret_cast<Vector*>(C.v);
+#pragma GCC unroll 8
         for (int i = 0; i < P; ++i)
+#pragma GCC unroll 8
             for (int j = 0; j < P; ++j) {
-                T sum[W] = {};
-                for (int k = 0; k < P; ++k) {
-                    const T* a = A.v + (i * P + k) * W;
-                    const T* b = B.v + (k * P + j) * W;
-#pragma omp simd
-                    for (int l = 0; l < W; ++l) sum[l] += a[l] * b[l];
-                }
-                std::memcpy(C.v + (i * P + j) * W, sum, sizeof sum);
+                Vector sum = a[i * P] * b[j];
+#pragma GCC unroll 8
+                for (int k = 1; k < P; ++k) sum += a[i * P + k] * b[k * P + j];
+                c[i * P + j] = sum;
             }
+    }
+
+    static inline const Vector* vectors(const Buffer& A) {
+        return reinterpret_cast<const Vector*>(A.v);
     }
 
     // The diagonal of D = Y Y^T - I, summed in double precision.
@@ -134,8 +139,8 @@ struct Lanes {
 
     static inline void read(Buffer& A, const T* from, int filled) {
         if (filled == W) {
-            for (int l = 0; l < W; ++l)
-                for (int e = 0; e < PP; ++e) A.v[e * W + l] = from[l * PP + e];
+            for (int e = 0; e < PP; ++e)
+                for (int l = 0; l < W; ++l) A.v[e * W + l] = from[l * PP + e];
             return;
         }
         A = Buffer{};
@@ -397,11 +402,29 @@ struct Step {
         const T lam = T(o.lam);
         L::each([&](int e, int) { A.v[e] += lam * D.v[e]; });
         L::product(R, A, X);
-        norms(root_q, R);
-#pragma omp simd
-        for (int l = 0; l < W; ++l) eta[l] = coupled_step<T>(o, root_q[l], d[l], 0);
-        for (int l = 0; l < W; ++l) taken[l] = eta[l] * root_q[l] < INFINITY;
+        double q[W];
+        L::sum_of_squares(R, q);
+        if (lr_is_safe(q)) {
+            for (int l = 0; l < W; ++l) eta[l] = o.lr, taken[l] = true;
+        } else {
+            for (int l = 0; l < W; ++l) {
+                root_q[l] = std::sqrt(q[l]);
+                eta[l] = coupled_step<T>(o, root_q[l], d[l], 0);
+                taken[l] = eta[l] * root_q[l] < INFINITY;
+            }
+        }
         move();
+    }
+
+    // Whether d - 2 lr b + lr^2 q <= eps for all: then the safe step is no shorter than lr, and its
+    // roots and quotients, which take as long as all else, need not be known. False for NaN.
+    inline bool lr_is_safe(const double* q) const {
+        if (!o.safe || 2 * o.lam * o.lr > 1) return false;
+        int unsafe = 0;
+#pragma omp simd reduction(+ : unsafe)
+        for (int l = 0; l < W; ++l)
+            unsafe += !(d[l] - 2 * o.lr * o.lam * d[l] * (1 - d[l]) + o.lr * o.lr * q[l] <= o.eps);
+        return unsafe == 0;
     }
 
     // R = X - eta A X - omega D X
@@ -492,7 +515,7 @@ template <class L>
 void run_blocks(const Options& o, const Parameter* parameters, const Block* begin,
                 const Block* end, int p) {
     // Not on the stack, which may be small in other threads, and not made anew in each step.
-    alignas(32) static thread_local char memory[sizeof(Step<L>)];
+    alignas(Step<L>) static thread_local char memory[sizeof(Step<L>)];
     Step<L>& step = *new (memory) Step<L>(o);
     if constexpr (L::W == 1) L::resize(p);
     for (const Block* b = begin; b != end; ++b)
