@@ -371,6 +371,12 @@ def test_a_short_run_decides_nothing_against_the_paper(claim):
     assert check(short).verdict is Verdict.OPEN
 
 
+def test_a_short_run_does_not_decide_for_landing_either():
+    early = records_of({"landing": {"error": (1e-5, 1e-2, 1e-9)}}, iterations=1_000)
+    assert near(early).verdict is Verdict.OPEN
+    assert near(records_of({"landing": {"error": (1e-5, 1e-2, 1e-9)}})).verdict is Verdict.HOLDS
+
+
 @pytest.mark.parametrize("iterations", [99, 100])
 @pytest.mark.parametrize(
     "name", ["momentum_is_fastest", "landing_needs_as_many_iterations", "momentum_helps"]
