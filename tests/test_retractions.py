@@ -1,5 +1,3 @@
-import warnings
-
 import numpy as np
 import pymanopt.manifolds
 import pytest
@@ -7,23 +5,13 @@ import scipy.linalg
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from peers import METHODS, each_method, gaussian, geoopt
 from recorder import Recorder
 
 import ortholand as ol
 from ortholand import retractions
 from ortholand.geometry.derivatives import remove_normal
 from ortholand.retractions import RETRACTIONS, find_retraction
-
-with warnings.catch_warnings():  # geoopt compiles functions when it is imported
-    warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
-    import geoopt
-
-METHODS = ("exponential", "polar", "cayley", "qr")
-each_method = pytest.mark.parametrize("method", METHODS)
-
-
-def gaussian(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def norm(M):

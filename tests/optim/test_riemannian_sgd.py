@@ -1,27 +1,16 @@
 import io
 import math
-import warnings
 
 import pymanopt.manifolds
 import pytest
 import torch
+from peers import METHODS, each_method, gaussian, geoopt
 from recorder import Recorder
 from torch import nn
 
 import ortholand as ol
 from ortholand.problems import Procrustes
 from ortholand.retractions import RETRACTIONS
-
-with warnings.catch_warnings():  # geoopt compiles functions when it is imported
-    warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
-    import geoopt
-
-METHODS = ("exponential", "polar", "cayley", "qr")
-each_method = pytest.mark.parametrize("method", METHODS)
-
-
-def gaussian(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def parameter(*shape, seed=0, dtype=torch.float64):

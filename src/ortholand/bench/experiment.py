@@ -158,7 +158,7 @@ def _pair(record: Record, theirs: str) -> tuple[float, float]:
 def _verdict(ratios: Sequence[float], bound: float) -> Verdict:
     if any(r != r for r in ratios):
         return Verdict.OPEN
-    return Verdict.HOLDS if all(r <= bound for r in ratios) else Verdict.FAILS
+    return Verdict.of(all(r <= bound for r in ratios))
 
 
 def cheaper_than_pogo(records: Records) -> Finding:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from ortholand.cache import cache_folder
 from ortholand.datasets import cifar10, digits, mnist
 from ortholand.datasets.base import Dataset, DatasetError, Source
 from ortholand.datasets.download import DownloadError, RemoteFile, download_folder
@@ -190,12 +191,6 @@ def data_notice(name: Name, identity: str) -> str:
 def dataset_title(name: Name) -> str:
     """What a data set is called."""
     return DATASETS[name].title
-
-
-def cache_folder() -> Path:
-    """Where downloads are kept."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "ortholand"
 
 
 def _folder_of_variable() -> Sequence[Path]:

@@ -15,12 +15,11 @@ from ortholand.experiments.classification import (
     data_of,
     is_kernel,
     label_plainly,
-    listed,
     median_times,
     run_unit,
     timing_unit,
 )
-from ortholand.experiments.figures import plot_method
+from ortholand.experiments.figures import listed, plot_method
 from ortholand.experiments.methods import RETRACTION_METHODS, TRAINING_METHODS, Trainee
 from ortholand.experiments.mnist import prepare_lenet
 from ortholand.experiments.records import Records
@@ -147,7 +146,7 @@ def _finding(records: Records, measured: str, holds: bool) -> Finding:
     repetitions = min(timing.configuration["repetitions"] for timing in records.values())
     if repetitions < FEWEST_REPETITIONS:
         return Finding(f"{measured}; too few were timed to tell", Verdict.OPEN)
-    return Finding(measured, Verdict.HOLDS if holds else Verdict.FAILS)
+    return Finding(measured, Verdict.of(holds))
 
 
 # Figures.

@@ -16,7 +16,6 @@ from ortholand.experiments.classification import (
     draw_learning_rates,
     draw_training,
     is_kernel,
-    listed,
     median_times,
     run_unit,
     stays_in_ball,
@@ -25,6 +24,7 @@ from ortholand.experiments.classification import (
     training_unit,
     tried_rates,
 )
+from ortholand.experiments.figures import listed
 from ortholand.experiments.methods import Trainee, prepare
 from ortholand.experiments.records import Record, Records
 from ortholand.experiments.spec import (
@@ -199,7 +199,7 @@ def rates_are_the_same(records: Records) -> Finding:
     return Finding(
         f"rates {listed_rates}: the {len(losses[0])} losses recorded with each before they drop "
         f"{'are' if same else 'are not'} the same to the last bit",
-        Verdict.HOLDS if same else Verdict.FAILS,
+        Verdict.of(same),
     )
 
 
@@ -215,7 +215,7 @@ def _decided(best: Mapping[str, Tried], measured: str, holds: bool) -> Finding:
     measured = f"{measured}; iterations: {listed(lengths, ',')}"
     if any(run["iterations"] < TRAINED or run["width"] < PAPER_WIDTH for run in runs):
         return Finding(f"{measured}; too few, or of too small a network, to tell", Verdict.OPEN)
-    return Finding(measured, Verdict.HOLDS if holds else Verdict.FAILS)
+    return Finding(measured, Verdict.of(holds))
 
 
 CIFAR = Experiment(

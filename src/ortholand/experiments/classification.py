@@ -1,7 +1,7 @@
 """Image classifiers with orthogonal kernels: what mnist, cifar and batch-size have in common."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean, median
@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize
 from ortholand.datasets import Dataset
 from ortholand.experiments.environment import Stopwatch
 from ortholand.experiments.figures import METHODS as STYLES
-from ortholand.experiments.figures import plot_method
+from ortholand.experiments.figures import listed, plot_method
 from ortholand.experiments.methods import Trainee
 from ortholand.experiments.records import Record, Records, Result
 from ortholand.experiments.spec import Context, Finding, Unit, Verdict
@@ -341,12 +341,7 @@ def takes_longer(
     if repetitions < FEWEST_REPETITIONS:
         return Finding(f"{measured}; too few were timed to tell", Verdict.OPEN)
     holds = min(ratios.values()) >= factor
-    return Finding(measured, Verdict.HOLDS if holds else Verdict.FAILS)
-
-
-def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """What follows for all, if each of several must hold."""
-    return min(verdicts, key=(Verdict.FAILS, Verdict.OPEN, Verdict.HOLDS).index)
+    return Finding(measured, Verdict.of(holds))
 
 
 def stays_in_ball(methods: Sequence[str], eps: float, records: Records) -> Finding:
@@ -357,13 +352,8 @@ def stays_in_ball(methods: Sequence[str], eps: float, records: Records) -> Findi
     holds = all(error <= eps for error in errors)  # false also where one is not a number
     return Finding(
         f"at most {max(errors):.3g} in {len(runs)} runs, measured {len(errors)} times; eps = {eps}",
-        Verdict.HOLDS if holds else Verdict.FAILS,
+        Verdict.of(holds),
     )
-
-
-def listed(numbers: Mapping[str, float], form: str) -> str:
-    """Numbers with the names of their methods."""
-    return ", ".join(f"{STYLES[method].label} {x:{form}}" for method, x in numbers.items())
 
 
 # Figures.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ortholand.experiments.environment import Stopwatch
 from ortholand.experiments.figures import METHODS as STYLES
-from ortholand.experiments.figures import plot_method
+from ortholand.experiments.figures import listed, plot_method
 from ortholand.experiments.measuring import marks
 from ortholand.experiments.methods import (
     RETRACTION_METHODS,
@@ -301,6 +301,7 @@ def common_level(runs: Mapping[str, Record]) -> float | None:
 
 # Claims.
 
+_listed = partial(listed, between="; ")  # numbers with the names of their methods
 TOO_EARLY = Finding("some methods have hardly begun to learn", Verdict.OPEN)
 
 
@@ -313,7 +314,7 @@ def momentum_is_fastest(records: Records) -> Finding:
     needed = {method: time_to(records, method, level) for method in TRAINING_METHODS}
     fastest = min(needed, key=needed.__getitem__)
     measured = f"p = {p}, to a test loss of {level:.2g}, in seconds: {_listed(needed, '.2g')}"
-    return Finding(measured, _verdict(fastest == "landing-momentum"))
+    return Finding(measured, Verdict.of(fastest == "landing-momentum"))
 
 
 def landing_needs_as_many_iterations(records: Records) -> Finding:
@@ -328,7 +329,7 @@ def landing_needs_as_many_iterations(records: Records) -> Finding:
     }
     similar = all(abs(k / needed["landing"] - 1) <= SIMILAR for k in needed.values())
     measured = f"to a test loss of {level:.2g}: {_listed(needed, '.0f')} iterations"
-    return Finding(measured, _verdict(similar))
+    return Finding(measured, Verdict.of(similar))
 
 
 def momentum_helps(records: Records) -> Finding:
@@ -339,7 +340,7 @@ def momentum_helps(records: Records) -> Finding:
     losses = {method: final_loss(run) for method, run in runs.items()}
     return Finding(
         f"in the end: {_listed(losses, '.2g')}",
-        _verdict(losses["landing-momentum"] < losses["landing"]),
+        Verdict.of(losses["landing-momentum"] < losses["landing"]),
     )
 
 
@@ -349,7 +350,7 @@ def iteration_is_faster(records: Records) -> Finding:
     landing = seconds.pop("landing")
     ratios = {method: s / landing for method, s in seconds.items()}
     measured = f"p = {p}: landing {1e3 * landing:.2g} ms, {_listed(ratios, '.2f')} times as long"
-    return _at_size(p, Finding(measured, _verdict(min(ratios.values()) > FASTER)))
+    return _at_size(p, Finding(measured, Verdict.of(min(ratios.values()) > FASTER)))
 
 
 def trivializations_are_slower(records: Records) -> Finding:
@@ -359,7 +360,7 @@ def trivializations_are_slower(records: Records) -> Finding:
     slowest = max(seconds, key=seconds.__getitem__)
     ratios = {method: s / seconds[slowest] for method, s in slow.items()}
     measured = f"p = {p}, in times of {STYLES[slowest].label}: {_listed(ratios, '.2f')}"
-    return _at_size(p, Finding(measured, _verdict(min(ratios.values()) > FASTER)))
+    return _at_size(p, Finding(measured, Verdict.of(min(ratios.values()) > FASTER)))
 
 
 def ends_nearer(method: str, records: Records) -> Finding:
@@ -371,7 +372,9 @@ def ends_nearer(method: str, records: Records) -> Finding:
         # The retractions' errors add up, and landing's is as small as its gradients are: who is
         # nearer early says little, either way.
         return Finding(f"{measured}; the paper iterates longer", Verdict.OPEN)
-    return Finding(measured, _verdict(errors[method] < min(errors[m] for m in RETRACTION_METHODS)))
+    return Finding(
+        measured, Verdict.of(errors[method] < min(errors[m] for m in RETRACTION_METHODS))
+    )
 
 
 def retractions_accumulate(records: Records) -> Finding:
@@ -392,7 +395,7 @@ def trivializations_are_exact(records: Records) -> Finding:
     rounding = torch.finfo(torch.float32).eps * runs["trivialization-sgd"].configuration["p"]
     largest = {m: _largest(run.series("largest_error")) / rounding for m, run in runs.items()}
     measured = f"in units of p times the rounding unit: {_listed(largest, '.2g')}"
-    return Finding(measured, _verdict(_largest([*largest.values()]) <= ROUNDING))
+    return Finding(measured, Verdict.of(_largest([*largest.values()]) <= ROUNDING))
 
 
 def stays_in_ball(records: Records) -> Finding:
@@ -400,7 +403,7 @@ def stays_in_ball(records: Records) -> Finding:
     runs = [records[unit_name(m, lr)] for m in LANDING_METHODS for lr in LEARNING_RATES]
     largest = _largest([_largest(run.series("largest_error")) for run in runs])
     return Finding(
-        f"at most {largest:.4f} in {len(runs)} runs, eps = {EPS}", _verdict(largest <= EPS)
+        f"at most {largest:.4f} in {len(runs)} runs, eps = {EPS}", Verdict.of(largest <= EPS)
     )
 
 
@@ -430,15 +433,6 @@ def _at_size(p: int, finding: Finding) -> Finding:
 def _largest(numbers: Sequence[float]) -> float:
     """The maximum; NaN if there is one, which max() may pass over."""
     return math.nan if any(map(math.isnan, numbers)) else max(numbers)
-
-
-def _listed(numbers: Mapping[str, float], form: str) -> str:
-    """Numbers with the names of their methods."""
-    return "; ".join(f"{STYLES[method].label} {x:{form}}" for method, x in numbers.items())
-
-
-def _verdict(holds: bool) -> Verdict:
-    return Verdict.HOLDS if holds else Verdict.FAILS
 
 
 # Figures.

@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -72,6 +72,11 @@ def plot_method(axes: Axes, method: str, x: Sequence[float], y: Sequence[float])
     style = METHODS[method]
     look = dict(color=style.colour, linestyle=style.dashes, linewidth=style.width)
     axes.plot(x, y, label=style.label, **look)
+
+
+def listed(numbers: Mapping[str, float], form: str, *, between: str = ", ") -> str:
+    """Numbers with the names of their methods, as the legends have them."""
+    return between.join(f"{METHODS[method].label} {x:{form}}" for method, x in numbers.items())
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> str:

@@ -199,7 +199,7 @@ def both_converge(records: Records) -> Finding:
     ends = {STYLES[m].label: records[m].series("to_optimum")[-1] for m in (LANDING, RETRACTION)}
     start = records[LANDING].series("to_optimum")[0]
     measured = ", ".join(f"{label} {end:.1e}" for label, end in ends.items())
-    return Finding(f"from {start:.2g} to: {measured}", _holds(max(ends.values()) < ARRIVED))
+    return Finding(f"from {start:.2g} to: {measured}", Verdict.of(max(ends.values()) < ARRIVED))
 
 
 def only_landing_leaves(records: Records) -> Finding:
@@ -210,7 +210,7 @@ def only_landing_leaves(records: Records) -> Finding:
         f"retraction at most {max(retraction):.1e}"
     )
     away_and_back = max(landing) > LEFT and landing[-1] < ARRIVED
-    return Finding(measured, _holds(away_and_back and max(retraction) < ROUNDING))
+    return Finding(measured, Verdict.of(away_and_back and max(retraction) < ROUNDING))
 
 
 def parts_are_orthogonal(records: Records) -> Finding:
@@ -223,13 +223,13 @@ def parts_are_orthogonal(records: Records) -> Finding:
         f"cosine of their angle at most {largest:.1e}, at {len(cosines)} of {len(pairs)} points; "
         "one of them vanishes at the others"
     )
-    return Finding(measured, _holds(largest < ROUNDING))
+    return Finding(measured, Verdict.of(largest < ROUNDING))
 
 
 def lands_from_anywhere(records: Records) -> Finding:
     """As printed: regardless of the start, so from a singular matrix too."""
     runs = [records[name] for name in (*AWAY, SINGULAR)]
-    return Finding(_from_to(runs), _holds(all(_lands(run) for run in runs)))
+    return Finding(_from_to(runs), Verdict.of(all(_lands(run) for run in runs)))
 
 
 def lands_from_full_rank(records: Records) -> Finding:
@@ -237,7 +237,7 @@ def lands_from_full_rank(records: Records) -> Finding:
     runs, singular = [records[name] for name in AWAY], records[SINGULAR]
     stays = min(singular.series("to_manifold")) >= 1
     measured = f"{_from_to(runs)}; singular: {_from_to([singular])}"
-    return Finding(measured, _holds(stays and all(_lands(run) for run in runs)))
+    return Finding(measured, Verdict.of(stays and all(_lands(run) for run in runs)))
 
 
 def _lands(run: Record) -> bool:
@@ -254,11 +254,7 @@ def picture_is_complete(records: Records) -> Finding:
     """That nothing is hidden by drawing two of four coefficients."""
     names = (LANDING, RETRACTION, *AWAY)
     furthest = max(max(records[name].series("out_of_plane")) for name in names)
-    return Finding(f"at most {furthest:.1e} out of the plane", _holds(furthest < ROUNDING))
-
-
-def _holds(condition: bool) -> Verdict:
-    return Verdict.HOLDS if condition else Verdict.FAILS
+    return Finding(f"at most {furthest:.1e} out of the plane", Verdict.of(furthest < ROUNDING))
 
 
 # The figure.

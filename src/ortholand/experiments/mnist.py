@@ -16,14 +16,13 @@ from ortholand.experiments.classification import (
     draw_learning_rates,
     draw_training,
     is_kernel,
-    listed,
     run_unit,
     stays_in_ball,
     takes_longer,
     timing_unit,
     training_unit,
-    worst,
 )
+from ortholand.experiments.figures import listed
 from ortholand.experiments.methods import (
     ADAPTIVE_METHODS,
     RETRACTION_METHODS,
@@ -127,7 +126,9 @@ def trivializations_are_slower(records: Records) -> Finding:
     for method in (*RETRACTION_METHODS, "landing"):
         times = {m: best[m].seconds for m in (method, *ADAPTIVE_METHODS)}
         findings.append(takes_longer(times, ADAPTIVE_METHODS, ORDER_OF_MAGNITUDE, repetitions))
-    return Finding("; ".join(f.measured for f in findings), worst(f.verdict for f in findings))
+    return Finding(
+        "; ".join(f.measured for f in findings), Verdict.worst(f.verdict for f in findings)
+    )
 
 
 def ends_nearer(records: Records) -> Finding:
@@ -160,7 +161,7 @@ def _decided(best: dict[str, Tried], measured: str, holds: bool) -> Finding:
     measured = f"after {_span(lengths)} iterations: {measured}"
     if min(lengths) < EPOCH:
         return Finding(f"{measured}; less than an epoch decides nothing", Verdict.OPEN)
-    return Finding(measured, Verdict.HOLDS if holds else Verdict.FAILS)
+    return Finding(measured, Verdict.of(holds))
 
 
 def _span(lengths: list[int]) -> str:

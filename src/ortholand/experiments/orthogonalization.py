@@ -154,7 +154,7 @@ def polar_projects(records: Records) -> Finding:
         p = records[unit_name("polar", dtype)].configuration["p"]
         holds = holds and worst < 10 * p * torch.finfo(getattr(torch, dtype)).eps
         measured.append(f"{dtype}: at most {worst:.1e}")
-    return Finding("; ".join(measured), _holds(holds))
+    return Finding("; ".join(measured), Verdict.of(holds))
 
 
 def carried_when_small(records: Records) -> Finding:
@@ -162,20 +162,23 @@ def carried_when_small(records: Records) -> Finding:
     found = {m: ratios(records[unit_name(m, "float64")])[0] for m in CARRIED}
     measured = ", ".join(f"{STYLES[m].label} {r:.4f}" for m, r in found.items())
     return Finding(
-        f"{measured} of the error before", _holds(all(abs(r - 1) < SAME for r in found.values()))
+        f"{measured} of the error before",
+        Verdict.of(all(abs(r - 1) < SAME for r in found.values())),
     )
 
 
 def increased_when_large(records: Records) -> Finding:
     """As printed: both retractions, in float64 or in float32."""
     increases = [all(_increases(records, m, dtype) for m in CARRIED) for dtype in DTYPES]
-    return Finding(_list_largest(records), _holds(any(increases)))
+    return Finding(_list_largest(records), Verdict.of(any(increases)))
 
 
 def carried_always(records: Records) -> Finding:
     """As corrected: an orthogonal factor changes no singular value, however long the step."""
     found = [ratio for m in CARRIED for ratio in ratios(records[unit_name(m, "float64")])]
-    return Finding(_list_largest(records), _holds(all(abs(ratio - 1) < SAME for ratio in found)))
+    return Finding(
+        _list_largest(records), Verdict.of(all(abs(ratio - 1) < SAME for ratio in found))
+    )
 
 
 def _increases(records: Records, method: str, dtype: str) -> list[float]:
@@ -203,7 +206,7 @@ def landing_reduces(
     run = records[unit_name(LANDING, "float64")]
     factor, goal = 1 / ratios(run)[0], expected(run)
     measured = f"{run.series('before')[0]:.4f} to {run.series('after')[0]:.5f}, {factor:.3f} times"
-    return Finding(measured, _holds(goal / within < factor < goal * within))
+    return Finding(measured, Verdict.of(goal / within < factor < goal * within))
 
 
 def paper_factor(_: Record) -> float:
@@ -222,7 +225,7 @@ def landing_corrects_itself(records: Records) -> Finding:
     landing = found[LANDING]
     measured = ", ".join(f"{STYLES[m].label} {r:.3f}" for m, r in found.items())
     corrects = landing < 1 - SAME and all(found[m] > 1 - SAME for m in CARRIED)
-    return Finding(f"{measured} of the error before", _holds(corrects))
+    return Finding(f"{measured} of the error before", Verdict.of(corrects))
 
 
 def landing_errs_when_large(records: Records) -> Finding:
@@ -233,7 +236,7 @@ def landing_errs_when_large(records: Records) -> Finding:
     reduced = [gamma for gamma, ratio in pairs if ratio < 1]
     turn = f"reduced up to gamma = {max(reduced):.2g}" if reduced else "never reduced"
     gamma, ratio = pairs[-1]
-    return Finding(f"{turn}; {ratio:.1e} times the error at {gamma:g}", _holds(ratio > others))
+    return Finding(f"{turn}; {ratio:.1e} times the error at {gamma:g}", Verdict.of(ratio > others))
 
 
 def move_then_land(records: Records) -> Finding:
@@ -241,11 +244,7 @@ def move_then_land(records: Records) -> Finding:
     run = records[unit_name(AFTER, "float64")]
     before, after = run.series("before")[0], run.series("after")[0]
     measured = f"{before:.4f} to {after:.1e}, {before / after:.0f} times"
-    return Finding(measured, _holds(after < before**2))
-
-
-def _holds(condition: bool) -> Verdict:
-    return Verdict.HOLDS if condition else Verdict.FAILS
+    return Finding(measured, Verdict.of(after < before**2))
 
 
 # The figure.

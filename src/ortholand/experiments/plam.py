@@ -229,7 +229,7 @@ def mostly_explodes(records: Records) -> Finding:
     if not _is_long(run) or run.configuration["problems"] < MANY:
         return Finding(f"{_shares(run)}; too few, or not long enough", Verdict.OPEN)
     exploded, landed = run.series("exploded")[-1], run.series("near")[-1]
-    return Finding(_shares(run), _holds(0.68 < exploded < 0.8 and 0.17 < landed < 0.29))
+    return Finding(_shares(run), Verdict.of(0.68 < exploded < 0.8 and 0.17 < landed < 0.29))
 
 
 def landing_always_lands(records: Records) -> Finding:
@@ -238,7 +238,7 @@ def landing_always_lands(records: Records) -> Finding:
     share = run.series("near")[-1]
     measured = f"{_shares(run)}; never further than {run.value('largest_distance'):.3f}"
     if share == 1:
-        return Finding(measured, _holds(run.series("exploded")[-1] == 0))
+        return Finding(measured, Verdict.of(run.series("exploded")[-1] == 0))
     return Finding(measured, Verdict.FAILS if _is_long(run) else Verdict.OPEN)
 
 
@@ -248,7 +248,7 @@ def landing_stays_near(records: Records) -> Finding:
     largest, eps = run.value("largest_distance"), run.configuration["eps"]
     measured = f"at most {largest:.4f}, eps = {eps}; PLAM: "
     measured += f"{records[problems_name('plam')].value('largest_distance'):.1e}"
-    return Finding(measured, _holds(largest <= eps))
+    return Finding(measured, Verdict.of(largest <= eps))
 
 
 def _shares(run: Record) -> str:
@@ -324,7 +324,7 @@ def example_lands(records: Records) -> Finding:
     found = fates(run)
     ends = [abs(run.series(start_name(i))[-1] - 1) for i in range(len(found))]
     measured = f"|x - 1| at most {max(ends):.1e} in the end, {len(ends)} starts"
-    return Finding(measured, _holds(set(found.values()) == {"lands"}))
+    return Finding(measured, Verdict.of(set(found.values()) == {"lands"}))
 
 
 def _list_fates(found: Mapping[tuple[float, float], str]) -> str:
@@ -337,10 +337,6 @@ def _list_fates(found: Mapping[tuple[float, float], str]) -> str:
         listed = ", ".join(f"alpha {' '.join(a)} {name}" for name, a in by_fate.items())
         parts.append(f"delta {delta:g}: {listed}")
     return "; ".join(parts)
-
-
-def _holds(condition: bool) -> Verdict:
-    return Verdict.HOLDS if condition else Verdict.FAILS
 
 
 # Figures.

@@ -20,8 +20,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from torch import Tensor, nn
 
 from ortholand.experiments.environment import Stopwatch
-from ortholand.experiments.figures import METHODS as STYLES
-from ortholand.experiments.figures import plot_method
+from ortholand.experiments.figures import listed, plot_method
 from ortholand.experiments.measuring import marks
 from ortholand.experiments.records import Record, Records, Result
 from ortholand.experiments.spec import (
@@ -289,7 +288,7 @@ def lands(records: Records) -> Finding:
     )
     if any(run.value("largest_distance") < 100 * LANDED for run in runs):
         return Finding(measured, Verdict.FAILS)  # it never left
-    return Finding(measured, _worst([lands_within(run, LANDED) for run in runs]))
+    return Finding(measured, Verdict.worst([lands_within(run, LANDED) for run in runs]))
 
 
 def stays_in_ball(records: Records) -> Finding:
@@ -300,7 +299,7 @@ def stays_in_ball(records: Records) -> Finding:
     holds = all(run.value("largest_distance") <= run.configuration["eps"] for run in runs)
     return Finding(
         f"at most {largest:.4f} in {len(runs)} runs, eps = {eps}",
-        Verdict.HOLDS if holds else Verdict.FAILS,
+        Verdict.of(holds),
     )
 
 
@@ -311,7 +310,7 @@ def unscaled_lands(records: Records) -> Finding:
         f"{run.configuration['dtype']}: in the end {run.series('to_manifold')[-1]:.2g}"
         for run in runs
     )
-    return Finding(measured, _worst([settles(run, "to_manifold", LANDED) for run in runs]))
+    return Finding(measured, Verdict.worst([settles(run, "to_manifold", LANDED) for run in runs]))
 
 
 def unscaled_rides_boundary(records: Records) -> Finding:
@@ -324,7 +323,7 @@ def unscaled_rides_boundary(records: Records) -> Finding:
     holds = nearest > eps / 2 and longest < lr
     return Finding(
         f"second half: distance at least {nearest:.2g}, steps at most {longest:.2g} of {lr}",
-        Verdict.HOLDS if holds else Verdict.FAILS,
+        Verdict.of(holds),
     )
 
 
@@ -355,7 +354,7 @@ def local_rate(records: Records) -> Finding:
     near = abs(measured / predicted - 1) < 0.1
     return Finding(
         f"{measured:.3g} per iteration, predicted {predicted:.3g}",
-        Verdict.HOLDS if near else Verdict.FAILS,
+        Verdict.of(near),
     )
 
 
@@ -370,7 +369,7 @@ def momentum_is_faster(records: Records) -> Finding:
         within = momentum.configuration["iterations"]
         return Finding(f"not as near ({goal:.1e}) within {within} iterations", Verdict.FAILS)
     measured = f"to {goal:.1e}: {total} iterations without, {there} with momentum"
-    return Finding(measured, Verdict.HOLDS if 2 * there <= total else Verdict.FAILS)
+    return Finding(measured, Verdict.of(2 * there <= total))
 
 
 def similar_iterations(records: Records) -> Finding:
@@ -385,8 +384,8 @@ def similar_iterations(records: Records) -> Finding:
     needed = {method: iterations_to(run, goal) for method, run in runs.items()}
     similar = all(abs(k / needed["landing"] - 1) <= SIMILAR for k in needed.values())
     return Finding(
-        f"from {start:.2g} to {goal:.2g}: {_listed(needed, '.0f')} iterations",
-        Verdict.HOLDS if similar else Verdict.FAILS,
+        f"from {start:.2g} to {goal:.2g}: {listed(needed, '.0f')} iterations",
+        Verdict.of(similar),
     )
 
 
@@ -397,10 +396,10 @@ def landing_is_faster(plain: bool, records: Records) -> Finding:
         times = times_per_iteration(records[TIMING], dtype, plain=plain)
         landing = times.pop("landing")
         ratios = {method: seconds / landing for method, seconds in times.items()}
-        listed = _listed(ratios, ".2f")
-        measured.append(f"{dtype}: landing {1e6 * landing:.0f} µs, {listed} times as long")
+        others = listed(ratios, ".2f")
+        measured.append(f"{dtype}: landing {1e6 * landing:.0f} µs, {others} times as long")
         lowest = min(lowest, *ratios.values())
-    verdict = Verdict.HOLDS if lowest > FASTER else Verdict.FAILS
+    verdict = Verdict.of(lowest > FASTER)
     return Finding("; ".join(measured), verdict)
 
 
@@ -412,7 +411,7 @@ def ends_nearer(dtype: str, records: Records) -> Finding:
     nearest = min(ends["exponential"], ends["cayley"])
     verdict = lands_within(runs["landing"], nearest)
     on_its_way = "; landing is still on its way" if verdict is Verdict.OPEN else ""
-    measured = f"after {iterations:.0f} iterations: {_listed(ends, '.1e')}{on_its_way}"
+    measured = f"after {iterations:.0f} iterations: {listed(ends, '.1e')}{on_its_way}"
     return Finding(measured, verdict)
 
 
@@ -421,9 +420,9 @@ def projections_do_not_drift(records: Records) -> Finding:
     measured, largest = [], 0.0
     for dtype in DTYPES:
         growths = {m: growth(records[unit_name(m, dtype)], "to_manifold") for m in RETRACTIONS}
-        measured.append(f"{dtype}: {_listed(growths, '.2g')}")
+        measured.append(f"{dtype}: {listed(growths, '.2g')}")
         largest = max(largest, growths["polar"], growths["qr"])
-    verdict = Verdict.HOLDS if largest < DRIFTED else Verdict.FAILS
+    verdict = Verdict.of(largest < DRIFTED)
     return Finding("growth in " + "; ".join(measured), verdict)
 
 
@@ -472,11 +471,6 @@ def growth(run: Record, series: str) -> float:
     return run.series(series)[-1] / max(early, sys.float_info.min)
 
 
-def _listed(numbers: Mapping[str, float], form: str) -> str:
-    """Numbers with the names of their methods."""
-    return ", ".join(f"{STYLES[method].label} {x:{form}}" for method, x in numbers.items())
-
-
 def lands_within(run: Record, tolerance: float) -> Verdict:
     """Whether a run ends so near to the manifold; not decided on its way to the optimum.
 
@@ -500,11 +494,6 @@ def _last_half(run: Record, series: str) -> list[float]:
     half = run.series("iteration")[-1] / 2
     pairs = zip(run.series("iteration"), run.series(series), strict=True)
     return [value for k, value in pairs if k >= half]
-
-
-def _worst(verdicts: Sequence[Verdict]) -> Verdict:
-    order = (Verdict.FAILS, Verdict.OPEN, Verdict.HOLDS)
-    return min(verdicts, key=order.index)
 
 
 # Figures.

@@ -2,7 +2,7 @@
 
 import enum
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -28,6 +28,16 @@ class Verdict(enum.Enum):
     HOLDS = "holds"
     FAILS = "does not hold"
     OPEN = "not decided"
+
+    @classmethod
+    def of(cls, holds: bool) -> "Verdict":
+        """The verdict on what can be told."""
+        return cls.HOLDS if holds else cls.FAILS
+
+    @classmethod
+    def worst(cls, verdicts: Iterable["Verdict"]) -> "Verdict":
+        """What follows for all, if each of several must hold."""
+        return min(verdicts, key=(cls.FAILS, cls.OPEN, cls.HOLDS).index)
 
 
 @dataclass(frozen=True)

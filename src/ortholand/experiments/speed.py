@@ -199,7 +199,7 @@ def landing_is_faster(form: str, records: Records) -> Finding:
     if not found:
         return _no_large_size()
     holds = min(min(ratio.values()) for ratio in found) > FASTER
-    return Finding(_ranges(records, form), _holds(holds))
+    return Finding(_ranges(records, form), Verdict.of(holds))
 
 
 def about_eight_times(anywhere: bool, records: Records) -> Finding:
@@ -209,7 +209,7 @@ def about_eight_times(anywhere: bool, records: Records) -> Finding:
         return _no_large_size()
     holds = min(min(ratio.values()) for ratio in found) > PAPER_FACTOR / ABOUT
     if anywhere or _on_gpu(records):
-        return Finding(_ranges(records, TEXTBOOK), _holds(holds))
+        return Finding(_ranges(records, TEXTBOOK), Verdict.of(holds))
     return Finding("not run on a GPU", Verdict.OPEN)
 
 
@@ -223,7 +223,7 @@ def exponential_is_fastest(records: Records) -> Finding:
     named = ", ".join(
         f"p = {p}: {STYLES[name].label}" for p, name in zip(sizes, fastest, strict=True)
     )
-    return Finding(f"fastest at {named}", _holds(set(fastest) == {"exponential"}))
+    return Finding(f"fastest at {named}", Verdict.of(set(fastest) == {"exponential"}))
 
 
 def polar_is_slowest_by_far(records: Records) -> Finding:
@@ -238,7 +238,7 @@ def polar_is_slowest_by_far(records: Records) -> Finding:
     measured = f"{min(factors):.1f} to {max(factors):.1f} times the slowest other, on {device}"
     if not _on_gpu(records):
         return Finding(f"{measured}; not run on a GPU", Verdict.OPEN)
-    return Finding(measured, _holds(min(factors) >= ORDER_OF_MAGNITUDE))
+    return Finding(measured, Verdict.of(min(factors) >= ORDER_OF_MAGNITUDE))
 
 
 def field_costs_half_more(records: Records) -> Finding:
@@ -279,10 +279,6 @@ def _no_large_size() -> Finding:
 
 def _on_gpu(records: Records) -> bool:
     return not next(iter(records.values())).request.options.device.startswith("cpu")
-
-
-def _holds(condition: bool) -> Verdict:
-    return Verdict.HOLDS if condition else Verdict.FAILS
 
 
 # Figures.

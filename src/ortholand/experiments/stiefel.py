@@ -260,7 +260,7 @@ def all_converge(records: Records) -> Finding:
     needed = {p: {m: iterations_needed(records, m, p) for m in METHODS} for p in all_sizes(records)}
     measured = "; ".join(f"p = {p}: {_listed(by, '.0f')}" for p, by in needed.items())
     finite = all(math.isfinite(k) for by in needed.values() for k in by.values())
-    return Finding(f"iterations: {measured}", _holds(finite))
+    return Finding(f"iterations: {measured}", Verdict.of(finite))
 
 
 def is_faster(
@@ -278,7 +278,7 @@ def is_faster(
         ratios = {rival: quantity(records, rival, p) / own for rival in rivals}
         measured.append(f"p = {p}: {_listed(ratios, '.2f')}")
         lowest = min(lowest, *ratios.values())
-    return Finding("times as long: " + "; ".join(measured), _holds(lowest > FASTER))
+    return Finding("times as long: " + "; ".join(measured), Verdict.of(lowest > FASTER))
 
 
 def not_much_faster_than_cayley(records: Records) -> Finding:
@@ -289,7 +289,7 @@ def not_much_faster_than_cayley(records: Records) -> Finding:
     n = records[unit_name("cayley", p)].configuration["n"]
     ratio = seconds_per_iteration(records, "cayley", p) / seconds_per_iteration(records, LANDING, p)
     measured = f"n = {n}, p = {p}: Cayley takes {ratio:.2f} times as long"
-    return Finding(measured, _holds(ratio < MUCH_FASTER))
+    return Finding(measured, Verdict.of(ratio < MUCH_FASTER))
 
 
 def tight_rule_pays(records: Records) -> Finding:
@@ -300,7 +300,7 @@ def tight_rule_pays(records: Records) -> Finding:
     iterations = {m: iterations_needed(records, m, p) for m in (LANDING, TIGHT)}
     times = {m: time_needed(records, m, p) for m in (LANDING, TIGHT)}
     measured = f"p = {p}: {_listed(iterations, '.0f')} iterations; {_listed(times, '.2f')} seconds"
-    return Finding(measured, _holds(times[TIGHT] * FASTER < times[LANDING]))
+    return Finding(measured, Verdict.of(times[TIGHT] * FASTER < times[LANDING]))
 
 
 def ends_on_manifold(records: Records) -> Finding:
@@ -310,7 +310,7 @@ def ends_on_manifold(records: Records) -> Finding:
         for m in METHODS
     }
     landed = all(ends[m] < LANDED for m in LANDINGS)
-    return Finding(f"in the end at most: {_listed(ends, '.1e')}", _holds(landed))
+    return Finding(f"in the end at most: {_listed(ends, '.1e')}", Verdict.of(landed))
 
 
 def ends_nearer_than_cayley(records: Records) -> Finding:
@@ -321,7 +321,9 @@ def ends_nearer_than_cayley(records: Records) -> Finding:
         for p in all_sizes(records)
     }
     measured = ", ".join(f"p = {p}: {factor:.1f}" for p, factor in factors.items())
-    return Finding(f"Cayley's distance in landing's: {measured}", _holds(min(factors.values()) > 1))
+    return Finding(
+        f"Cayley's distance in landing's: {measured}", Verdict.of(min(factors.values()) > 1)
+    )
 
 
 def stays_in_ball(records: Records) -> Finding:
@@ -332,7 +334,9 @@ def stays_in_ball(records: Records) -> Finding:
         for m in LANDINGS
     }
     eps = runs[0].configuration["eps"]
-    return Finding(f"{_listed(largest, '.2g')}; eps = {eps}", _holds(max(largest.values()) <= eps))
+    return Finding(
+        f"{_listed(largest, '.2g')}; eps = {eps}", Verdict.of(max(largest.values()) <= eps)
+    )
 
 
 def gradient_dominates(records: Records) -> Finding:
@@ -344,7 +348,7 @@ def gradient_dominates(records: Records) -> Finding:
         for p in large_sizes(records)
     }
     measured = ", ".join(f"p = {p}: {ratio:.1f}" for p, ratio in ratios.items())
-    return Finding(f"in landing's time: {measured}", _holds(min(ratios.values()) > 1))
+    return Finding(f"in landing's time: {measured}", Verdict.of(min(ratios.values()) > 1))
 
 
 def _too_small() -> Finding:
@@ -353,10 +357,6 @@ def _too_small() -> Finding:
 
 def _listed(numbers: Mapping[str, float], form: str) -> str:
     return ", ".join(f"{LOOKS[method].label} {x:{form}}" for method, x in numbers.items())
-
-
-def _holds(condition: bool) -> Verdict:
-    return Verdict.HOLDS if condition else Verdict.FAILS
 
 
 # Figures.

@@ -27,6 +27,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ortholand.cache import cache_folder
+
 log = logging.getLogger(__name__)
 
 LANES_UP_TO = 8  # matrices up to this size are computed side by side, and compiled by size
@@ -97,8 +99,8 @@ class Options(NamedTuple):
 
 
 def has_kernel(dtype: torch.dtype, size: int) -> bool:
-    """Whether matrices of this type and size can be stepped by compiled code, if it compiles."""
-    return dtype in SCALARS and size <= LARGEST_SIZE
+    """Whether matrices ``size x size`` can be stepped by compiled code here."""
+    return dtype in SCALARS and size <= LARGEST_SIZE and kernel(dtype, size) is not None
 
 
 def kernel(dtype: torch.dtype, size: int) -> Kernel | None:
@@ -169,7 +171,7 @@ def _built(source: str, scalar: str, size: int) -> Path:
     sources = (path.read_text() for path in (text, FOLDER / "steps.h"))
     identity = "\n".join([*sources, *command, _processor()])
     name = f"{source}-{scalar}-{size}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
-    path = cache_folder() / name
+    path = library_folder() / name
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         # Elsewhere first, then moved in one step: other processes may be doing the same.
@@ -185,12 +187,10 @@ def _built(source: str, scalar: str, size: int) -> Path:
     return path
 
 
-def cache_folder() -> Path:
-    """Where compiled code is kept: ``ORTHOLAND_CACHE``, or the user's cache folder."""
-    if folder := os.environ.get("ORTHOLAND_CACHE"):
-        return Path(folder) / "native"
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "ortholand" / "native"
+def library_folder() -> Path:
+    """Where compiled code is kept: in ``ORTHOLAND_CACHE``, or in the user's cache folder."""
+    folder = os.environ.get("ORTHOLAND_CACHE")
+    return (Path(folder) if folder else cache_folder()) / "native"
 
 
 def _compiler() -> str:

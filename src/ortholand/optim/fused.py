@@ -19,6 +19,7 @@ from ortholand.optim.plain import skipped_count
 from ortholand.safe_step import farthest_before_landing
 
 Group = Mapping[str, Any]
+Stepped = tuple[Tensor, list[Tensor]]  # a parameter and its state
 
 
 def wants_fused(group: Group) -> bool:
@@ -43,58 +44,58 @@ def fused_step(
     """
     if not wants_fused(group):
         return params
-    small: dict[tuple[torch.dtype, int], list[Tensor]] = {}
-    large, rest = [], []
+    small: dict[tuple[torch.dtype, int], list[Stepped]] = {}
+    large: list[Stepped] = []
+    rest = []
     for p in params:
         rows, columns = _matrix_shape(p, group["view"])
         state = [optimizer.load(p, name, group) for name in states]
         if not _is_plain(p) or not all(s.is_contiguous() for s in state):
             rest.append(p)
-        elif rows == columns and has_kernel(p.dtype, rows) and kernel(p.dtype, rows):
-            small.setdefault((p.dtype, rows), []).append(p)
+        elif rows == columns and has_kernel(p.dtype, rows):
+            small.setdefault((p.dtype, rows), []).append((p, state))
         elif _is_large(p, rows, columns, group, states, alone=len(params) == 1):
-            large.append(p)
+            large.append((p, state))
         else:
             rest.append(p)
-    options = _options(group, len(states)).pack() if len(rest) < len(params) else b""
+    options = _options(group, len(states)).pack() if small or large else b""
     for (dtype, size), members in small.items():
-        _step_small(optimizer, members, kernel(dtype, size), size, group, states, options)
-    for p in large:
-        _step_large(optimizer, p, group, states, options)
+        step = kernel(dtype, size)
+        assert step is not None  # has_kernel
+        _step_small(optimizer, members, step, size, options)
+    for p, state in large:
+        _step_large(optimizer, p, state, group, options)
     return rest
 
 
 def _step_small(
     optimizer: OrthogonalOptimizer,
-    params: list[Tensor],
-    step: Kernel | None,
+    members: Sequence[Stepped],
+    step: Kernel,
     size: int,
-    group: Group,
-    states: Sequence[str],
     options: bytes,
 ) -> None:
     """Step parameters of square matrices of one small size."""
-    assert step is not None
-    gradients = [p.grad.contiguous() for p in params if p.grad is not None]
+    # Held until the step is done: they may be copies.
+    gradients = [p.grad.contiguous() for p, _ in members if p.grad is not None]
     packed = array("q")
-    for p, G in zip(params, gradients, strict=True):
-        state = [optimizer.load(p, name, group) for name in states]
+    for (p, state), G in zip(members, gradients, strict=True):
         packed.extend(_row(p, G, state, skipped_count(optimizer.state[p], p.device), size))
-    step(options, packed.buffer_info()[0], len(params), size)
+    step(options, packed.buffer_info()[0], len(members), size)
 
 
 def _step_large(
-    optimizer: OrthogonalOptimizer, p: Tensor, group: Group, states: Sequence[str], options: bytes
+    optimizer: OrthogonalOptimizer, p: Tensor, state: list[Tensor], group: Group, options: bytes
 ) -> None:
     """Step one parameter that is a large matrix."""
     passes = large_steps(p.dtype)
     assert passes is not None
     assert p.grad is not None
-    G, rows = p.grad.contiguous(), _matrix_shape(p, group["view"])
-    buffer = optimizer.load(p, states[0], group) if states else None
-    increment_version([p] if buffer is None else [p, buffer])
-    if rows[0] == rows[1]:
-        taken = step_square(p, G, buffer, options, passes)
+    increment_version([p, *state])
+    G = p.grad.contiguous()
+    rows, columns = _matrix_shape(p, group["view"])
+    if rows == columns:
+        taken = step_square(p, G, state[0] if state else None, options, passes)
     else:
         taken = step_tall(p, G, group, options, passes)
     count = skipped_count(optimizer.state[p], p.device)
