@@ -22,6 +22,7 @@ from ortholand.optim import PLAM, LandingAdam, LandingSGD, PenaltySGD, PowerLawL
 from ortholand.parameters import orthogonality_error, orthogonalize_, param_groups
 from ortholand.retractions import RETRACTIONS, retract
 from ortholand.safe_step import paper_step_size, safe_step_size
+from ortholand.solve import minimize
 from ortholand.trivializations import rebase_, trivialize_, untrivialize_
 
 try:
@@ -41,6 +42,7 @@ __all__ = [
     "distance",
     "gram_residual",
     "landing_field",
+    "minimize",
     "orthogonality_error",
     "orthogonalize_",
     "paper_step_size",

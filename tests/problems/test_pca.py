@@ -79,3 +79,20 @@ def test_a_rotation_of_the_problem_is_the_diagonal_one():
 def test_sizes_that_make_no_sense_are_an_error(wrong):
     with pytest.raises(ValueError, match="0 < p < n"):
         PCA.with_gap(5, **{"p": 2, **wrong})
+
+
+def test_hermitian_matrices_have_real_costs_and_errors():
+    problem = PCA.with_gap(6, 2, seed=0, dtype=torch.complex128)
+    torch.testing.assert_close(problem.optimum(), torch.tensor(-1.5, dtype=torch.float64))
+    rotation = ol.random_orthogonal(2, 2, seed=0, dtype=torch.complex128)
+    error = problem.subspace_error(problem.solution() @ rotation)
+    assert not error.is_complex()
+    assert error < 1e-7
+    assert problem.subspace_error(problem.start(0)) > 0.1
+
+
+def test_any_spectrum_can_be_asked_for():
+    values = torch.tensor([2.0, -1.0, 0.5, 7.0], dtype=torch.float64)
+    problem = PCA.with_spectrum(values, 2, seed=0)
+    torch.testing.assert_close(torch.linalg.eigvalsh(problem.C), values.sort().values)
+    torch.testing.assert_close(problem.optimum(), torch.tensor(-9.0, dtype=torch.float64))

@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 import ortholand as ol
@@ -31,3 +32,19 @@ def test_no_random_rotation_is_better_than_the_solution():
 def test_planted_solution_is_found():
     problem = Procrustes.planted(6, seed=0)
     assert problem.fun(problem.solution()) < 1e-24
+
+
+def test_the_unitary_solution_is_the_best_and_has_no_determinant_to_choose():
+    problem = Procrustes.gaussian(4, seed=0, dtype=torch.complex128)
+    others = ol.random_orthogonal(500, 4, 4, seed=0, dtype=torch.complex128)
+    assert (problem.fun(others) > problem.optimum()).all()
+    with pytest.raises(ValueError, match="needs real data"):
+        problem.solution(determinant=1)
+
+
+def test_matrices_need_not_be_square():
+    A = torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    Q = ol.random_orthogonal(3, 3, seed=0, dtype=torch.float64)
+    problem = Procrustes(A, Q @ A)
+    assert problem.shape == (3, 3)
+    torch.testing.assert_close(problem.solution(), Q)

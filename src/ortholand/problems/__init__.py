@@ -1,6 +1,21 @@
 """Optimisation problems with known optima, for users, tests and benchmarks."""
 
+from ortholand.problems.base import Problem
+from ortholand.problems.brockett import Brockett
+from ortholand.problems.dictionary import Dictionary
+from ortholand.problems.ica import ICA, amari_distance, whiten
+from ortholand.problems.joint_diagonalization import JointDiagonalization
 from ortholand.problems.pca import PCA
 from ortholand.problems.procrustes import Procrustes
 
-__all__ = ["PCA", "Procrustes"]
+__all__ = [
+    "ICA",
+    "PCA",
+    "Brockett",
+    "Dictionary",
+    "JointDiagonalization",
+    "Problem",
+    "Procrustes",
+    "amari_distance",
+    "whiten",
+]

@@ -1,5 +1,7 @@
 """Principal component analysis: the subspace that keeps most of the variance."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -7,20 +9,34 @@ import torch
 from torch import Tensor
 
 from ortholand.geometry.manifold import random_orthogonal
+from ortholand.problems.base import Problem, check_tensor, drawn_in, inner
 
 
-@dataclass(frozen=True)
-class PCA:
-    """``f(X) = -Tr(X^T C X)`` over n x p X with orthonormal columns; C symmetric.
+@dataclass(frozen=True, eq=False)
+class PCA(Problem):
+    """``f(X) = -Tr(X^H C X)`` over n x p X with orthonormal columns; C symmetric or Hermitian.
 
     Every orthonormal basis of the leading p-dimensional eigenspace is a minimiser, so progress is
     measured by :meth:`subspace_error`. A diagonal C may be given as the vector of its diagonal:
     the gradient then costs next to nothing, and the problem is as general as with any C, since
     methods that respect orthogonality see both in the same way, up to a rotation of the start.
+
+    >>> problem = PCA.with_gap(6, 2)
+    >>> round(problem.optimum().item(), 6)  # of the eigenvalues 1, 1/2, and 1/4 to 0
+    -1.5
     """
 
     C: Tensor  # (n, n), or (n,) for a diagonal matrix
     p: int
+
+    def __post_init__(self) -> None:
+        check_tensor("C", self.C, (1, 2), allow_complex=True)
+        if self.C.ndim == 1:
+            check_tensor("A diagonal C", self.C, 1, allow_complex=False)
+        elif self.C.shape[0] != self.C.shape[1]:
+            raise ValueError(f"C must be square, or a vector, got shape {tuple(self.C.shape)}.")
+        if not 0 < self.p <= self.n:
+            raise ValueError(f"PCA needs 0 < p <= n components, got p={self.p}, n={self.n}.")
 
     @classmethod
     def with_gap(
@@ -30,9 +46,9 @@ class PCA:
         *,
         gap: float = 0.25,
         diagonal: bool = False,
-        seed: int = 0,
+        seed: int | torch.Generator = 0,
         dtype: torch.dtype = torch.float64,
-    ) -> "PCA":
+    ) -> PCA:
         """Eigenvalues from 1 to 1/2 for p components, and from ``1/2 - gap`` to 0 for the others.
 
         Args:
@@ -52,21 +68,50 @@ class PCA:
         values = torch.cat([leading, others])
         if diagonal:
             return cls(values.to(dtype), p)
-        Q = random_orthogonal(n, n, seed=seed, dtype=torch.float64)
-        return cls(((Q * values) @ Q.mT).to(dtype), p)
+        return cls.with_spectrum(values, p, seed=seed, dtype=dtype)
+
+    @classmethod
+    def with_spectrum(
+        cls,
+        values: Tensor,
+        p: int,
+        *,
+        seed: int | torch.Generator,
+        dtype: torch.dtype = torch.float64,
+    ) -> PCA:
+        """``C = Q diag(values) Q^H`` for a random orthogonal (unitary) Q."""
+        check_tensor("values", values, 1, allow_complex=False)
+        n = len(values)
+        Q = random_orthogonal(n, n, seed=seed, dtype=drawn_in(dtype))
+        return cls(((Q * values.to(torch.float64)) @ Q.mH).to(dtype), p)
 
     @property
     def n(self) -> int:
         """Dimension of the data."""
         return self.C.shape[-1]
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of X."""
+        return self.n, self.p
+
+    @property
+    def data(self) -> Tensor:
+        """C: X has its type and lives on its device."""
+        return self.C
+
     def fun(self, X: Tensor) -> Tensor:
         """Cost of X."""
-        return -(X * self.times(X)).sum((-2, -1))
+        return -inner(X, self.times(X))
 
     def grad(self, X: Tensor) -> Tensor:
         """Euclidean gradient at X."""
         return -2 * self.times(X)
+
+    def fun_and_grad(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`fun` and :meth:`grad` from one product ``C X``."""
+        CX = self.times(X)
+        return -inner(X, CX), -2 * CX
 
     def hessp(self, X: Tensor, V: Tensor) -> Tensor:  # noqa: ARG002
         """Euclidean Hessian at X applied to V."""
@@ -94,11 +139,11 @@ class PCA:
     def subspace_error(self, X: Tensor) -> Tensor:
         """``(sum of sin^2)^(1/2)`` over the angles between the span of X and the solution's.
 
-        For X of full rank, orthonormal or not: ``Tr (X^T X)^-1 X^T (I - V V^T) X``.
+        For X of full rank, orthonormal or not: ``Tr (X^H X)^-1 X^H (I - V V^H) X``.
         """
         if self.C.ndim == 1:
             E = X.index_fill(-2, self.leading, 0)
         else:
-            E = X - self.leading @ (self.leading.mT @ X)
-        ratios = torch.linalg.solve(X.mT @ X, E.mT @ E)
-        return ratios.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=0).sqrt()
+            E = X - self.leading @ (self.leading.mH @ X)
+        ratios = torch.linalg.solve(X.mH @ X, E.mH @ E)
+        return ratios.diagonal(dim1=-2, dim2=-1).sum(-1).real.clamp(min=0).sqrt()

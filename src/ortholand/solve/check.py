@@ -1,0 +1,519 @@
+"""Does the gradient belong to the function? Does the Hessian? Ask before you minimise.
+
+Along a curve X(t) on the manifold with velocity xi at X, f differs from its Taylor polynomial by
+``O(t^2)`` if the gradient is right, and by ``O(t^3)`` if the Hessian is right too. On logarithmic
+axes these are lines of slope 2 and 3. The curve is the polar factor of ``X + t xi``: a retraction
+of second order, so the Hessian's line is straight also where the gradient is not zero.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ortholand.geometry.derivatives import remove_normal, riemannian_hessian
+from ortholand.geometry.manifold import polar_projection
+from ortholand.geometry.matrices import is_square, sym
+from ortholand.solve.objective import Array, Door, HessianProduct, Objective
+from ortholand.solve.points import inner, norm
+
+Curve = Callable[[float], Tensor]
+Verdict = Literal["right", "wrong", "undecided"]
+
+PER_DECADE = 8  # steps t per decade
+ABOVE_NOISE = 10.0  # an error counts where it is this many times what rounding makes of f
+STRAIGHT = 0.03  # deviation from a line, root mean square in decades, that is still a line
+NORMAL_LENGTH = 0.2  # so that X + t N stays where d < 1/2: in the ball where solvers evaluate f
+N_DIAGNOSTIC = 5  # directions that tell one mistake from another
+SEED_OFFSET = 0x5EED
+
+
+@dataclass(frozen=True, repr=False)
+class CheckResult:
+    """What a check has found. True if everything is right; printed, it is a report.
+
+    Attributes:
+        ok: the verdict; False also if nothing could be measured.
+        slope: of the errors on logarithmic axes, over the decade where they are most like a line;
+            NaN where rounding hides them.
+        steps: the steps t.
+        errors: distance of f from its Taylor polynomial at each step along the manifold, root mean
+            square over a few directions.
+        message: the verdict in words: what was measured, and what to do.
+    """
+
+    ok: bool
+    slope: float
+    steps: tuple[float, ...]
+    errors: tuple[float, ...]
+    message: str
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self._table()}"
+
+    __repr__ = __str__
+
+    def _columns(self) -> dict[str, tuple[float, ...]]:
+        return {"t": self.steps, "error": self.errors}
+
+    def _table(self) -> str:
+        columns = self._columns()
+        header = "".join(f"{name:>10}" for name in columns)
+        rows = list(zip(*columns.values(), strict=True))[::PER_DECADE]
+        return "\n".join([header, *("".join(f"{x:10.1e}" for x in row) for row in rows)])
+
+
+@dataclass(frozen=True, repr=False)
+class GradientCheck(CheckResult):
+    """What :func:`check_gradient` has found, besides :class:`CheckResult`.
+
+    Attributes:
+        normal_slope: slope of the errors in a normal direction.
+        normal_errors: errors in a normal direction, at the same steps.
+        gradient_norm: norm of the Riemannian gradient at x0.
+    """
+
+    normal_slope: float
+    normal_errors: tuple[float, ...]
+    gradient_norm: float
+
+    def _columns(self) -> dict[str, tuple[float, ...]]:
+        return {"t": self.steps, "tangent": self.errors, "normal": self.normal_errors}
+
+
+@dataclass(frozen=True, repr=False)
+class HessianCheck(CheckResult):
+    """What :func:`check_hessian` has found, besides :class:`CheckResult`.
+
+    Attributes:
+        symmetry_error: ``|<H a, b> - <a, H b>|`` for random tangent a and b, relative to the sizes
+            of a and H a.
+        linearity_error: ``||H(a + 2 b) - H a - 2 H b||``, relative to the size of H a.
+    """
+
+    symmetry_error: float
+    linearity_error: float
+
+
+def check_gradient(
+    fun: Callable[..., Any],
+    jac: Callable[..., Any] | bool | None,
+    x0: Array,
+    *,
+    args: Sequence[Any] = (),
+    seed: int | torch.Generator = 0,
+) -> GradientCheck:
+    """Check that jac is the Euclidean gradient of fun, along the manifold and across it.
+
+    Args:
+        fun: ``fun(X, *args)``, a real number, in NumPy or torch as x0 is.
+        jac: ``jac(X, *args)``, the Euclidean gradient, without any projection; True if fun returns
+            the pair; None for autograd. For complex X, ``f(X + E) = f(X) + Re <G, E> + o(E)``.
+        x0: a matrix; the check is made at the nearest one with orthonormal columns (rows if wide).
+            A random one is best: at a critical point a wrong gradient may look right.
+        args: further arguments of fun and jac.
+        seed: of the directions.
+
+    The tangent directions decide whether a minimiser is found. The normal one matters too: solvers
+    that leave the manifold use the multiplier ``Sym(X^H G)``. Relative errors of the gradient show
+    from about 1e-6 on in double precision, and from about 0.1 on in single.
+
+    >>> import torch
+    >>> import ortholand as ol
+    >>> C = torch.diag(torch.arange(6.0, dtype=torch.float64))
+    >>> x0 = ol.random_orthogonal(6, 2, seed=0, dtype=torch.float64)
+    >>> result = check_gradient(lambda X: (X * (C @ X)).sum(), lambda X: C @ X, x0)
+    >>> result.ok, round(result.slope)
+    (False, 1)
+    >>> "jac must be multiplied by 2" in result.message
+    True
+    """
+    objective, X, random = _prepare(fun, x0, jac, None, args, seed)
+    value, G = objective.value_and_gradient(X)
+    directions = [_tangent(X, random) for _ in range(_n_directions(X))]
+    N = _normal(X, random)
+    curves = [(_along(X, xi), [value, inner(G, xi)]) for xi in directions]
+    tangent = _expand(objective, curves, norm(G))
+    normal = _expand(objective, [(lambda t: X + t * N, [value, inner(G, N)])], norm(G))
+    gradient_norm = norm(remove_normal(X, G))
+    sentences = [
+        f"The gradient {_verdict(tangent, normal)}. Along the manifold f differs from its Taylor "
+        f"polynomial {tangent.finding}; across it, {normal.finding}.",
+        _explain_gradient(objective, X, G, tangent, normal, random),
+    ]
+    if gradient_norm <= torch.finfo(X.dtype).eps ** 0.5 * norm(G):
+        sentences.append(
+            "This says little: the Riemannian gradient is zero at x0 up to rounding, and multiples "
+            "of it are as right. Check at a random x0."
+        )
+    return GradientCheck(
+        ok=tangent.verdict == normal.verdict == "right",
+        slope=tangent.slope,
+        steps=tangent.steps,
+        errors=tangent.errors,
+        message=" ".join(filter(None, sentences)),
+        normal_slope=normal.slope,
+        normal_errors=normal.errors,
+        gradient_norm=gradient_norm * objective.scale,
+    )
+
+
+def check_hessian(
+    fun: Callable[..., Any],
+    x0: Array,
+    *,
+    jac: Callable[..., Any] | bool | None = None,
+    hessp: Callable[..., Any] | None = None,
+    args: Sequence[Any] = (),
+    seed: int | torch.Generator = 0,
+) -> HessianCheck:
+    """Check that hessp is the Euclidean Hessian of fun; first, :func:`check_gradient`.
+
+    Args:
+        fun: ``fun(X, *args)``, a real number, in NumPy or torch as x0 is.
+        x0: a matrix; the check is made at the nearest one with orthonormal columns (rows if wide).
+        jac: as for :func:`check_gradient`.
+        hessp: ``hessp(X, V, *args)``, the Euclidean Hessian at X applied to V, without any
+            projection. None: what ``minimize(method="newton")`` would take in its place, that is
+            autograd, or differences of jac where there is a jac.
+        args: further arguments of the functions.
+        seed: of the directions.
+
+    The Riemannian Hessian that follows from jac and hessp must fit f to third order along the
+    manifold, be symmetric, and linear. (Tangent it is by construction.) Relative errors of the
+    Hessian show from about 1e-4 on in double precision, and from about 0.1 on in single.
+
+    >>> import torch
+    >>> import ortholand as ol
+    >>> C = torch.diag(torch.arange(6.0, dtype=torch.float64))
+    >>> x0 = ol.random_orthogonal(6, 2, seed=0, dtype=torch.float64)
+    >>> result = check_hessian(lambda X: (X * (C @ X)).sum(), x0, hessp=lambda X, V: 2 * C @ V)
+    >>> result.ok, round(result.slope)
+    (True, 3)
+    """
+    objective, X, random = _prepare(fun, x0, jac, hessp, args, seed)
+    value, G = objective.value_and_gradient(X)
+    product = objective.hessian(X, G)
+
+    def hessian(V: Tensor) -> Tensor:
+        return riemannian_hessian(X, V, gradient=G, hessian_product=product(V))
+
+    directions = [_tangent(X, random) for _ in range(_n_directions(X))]
+    polynomials = [[value, inner(G, xi), inner(hessian(xi), xi) / 2] for xi in directions]
+    curves = zip([_along(X, xi) for xi in directions], polynomials, strict=True)
+    tangent = _expand(objective, list(curves), norm(G) + norm(product(directions[0])))
+    symmetry, linearity = _algebra(hessian, _tangent(X, random), _tangent(X, random))
+    tolerance = torch.finfo(X.dtype).eps ** 0.4  # differences of gradients are good to eps^(1/2)
+    algebra = _explain_algebra(symmetry, linearity, tolerance)
+    sentences = [
+        f"The Hessian {'is wrong' if algebra else _verdict(tangent)}. Along the manifold f differs "
+        f"from its Taylor polynomial {tangent.finding}.",
+        _explain_hessian(objective, X, G, product, tangent, random),
+        algebra,
+    ]
+    return HessianCheck(
+        ok=tangent.verdict == "right" and not algebra,
+        slope=tangent.slope,
+        steps=tangent.steps,
+        errors=tangent.errors,
+        message=" ".join(filter(None, sentences)),
+        symmetry_error=symmetry,
+        linearity_error=linearity,
+    )
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """How far f is from its Taylor polynomial along a curve, and what that says."""
+
+    steps: tuple[float, ...]
+    errors: tuple[float, ...]
+    slope: float
+    verdict: Verdict
+    finding: str  # what was seen, to follow "f differs from its Taylor polynomial "
+
+
+def _expand(
+    objective: Objective, curves: list[tuple[Curve, list[float]]], size: float
+) -> Expansion:
+    """Compare f along curves with ``taylor[0] + taylor[1] t + taylor[2] t^2 + ...``.
+
+    With several curves, root mean squares: one error passes through zero where terms cancel.
+    The size of the derivatives tells what in the polynomial is rounding.
+    """
+    eps = torch.finfo(objective.door.dtype).eps
+    lowest = round(math.log10(eps) / 2)
+    steps = np.logspace(lowest, 0, PER_DECADE * -lowest + 1)
+    # Where X hardly moves, f changes by what rounding does to it and by nothing else.
+    tiny = eps * np.arange(1, 9)
+    t = np.concatenate([tiny, steps])
+    values = np.array([[objective.value_and_gradient(c(s))[0] for s in t] for c, _ in curves])
+    polynomials = np.array([np.polynomial.polynomial.polyval(t, taylor) for _, taylor in curves])
+    with np.errstate(invalid="ignore", over="ignore"):
+        errors = np.sqrt(np.mean((values - polynomials) ** 2, axis=0))
+        noise = np.maximum(errors[: len(tiny)].max(), eps * np.abs(values).max(axis=0))
+    errors, noise = errors[len(tiny) :], noise[len(tiny) :]
+    terms = np.abs([taylor for _, taylor in curves]).max(axis=0)
+    terms[1:][terms[1:] < 100 * eps * size] = 0
+    slope, verdict, finding = _judge(steps, errors, noise, terms, eps)
+    errors = errors * objective.scale
+    return Expansion(tuple(steps.tolist()), tuple(errors.tolist()), slope, verdict, finding)
+
+
+def _judge(
+    steps: np.ndarray, errors: np.ndarray, noise: np.ndarray, terms: np.ndarray, eps: float
+) -> tuple[float, Verdict, str]:
+    """Slope, verdict, and the finding in words."""
+    order = len(terms)
+    if not (np.isfinite(errors).all() and np.isfinite(terms).all()):
+        return math.nan, "wrong", "by something infinite or NaN: fun or a derivative is not finite"
+    windows = _windows(steps, errors, noise)
+    if not windows:
+        return math.nan, *_judge_noise(errors.max(), noise.max(), terms[1:].max(), eps)
+    best = min(windows, key=lambda window: window.deviation)
+    smaller_steps = [w for w in windows if w.start < best.start and w.deviation < STRAIGHT]
+    flattest = min([best, *smaller_steps], key=lambda window: window.slope)
+    tolerance = 0.15 if eps < 1e-10 else 0.4  # few decades are left of single precision
+    if best.slope < order - tolerance:
+        return best.slope, "wrong", f"like t^{best.slope:.2f}, not like t^{order}"
+    if flattest.slope < order - 0.3:
+        finding = f"like t^{best.slope:.2f}, but like t^{flattest.slope:.2f} for smaller t"
+        return flattest.slope, "wrong", f"{finding}, so that something small is missing"
+    return best.slope, "right", f"like t^{best.slope:.2f}, and like t^{order} it should"
+
+
+def _judge_noise(error: float, noise: float, term: float, eps: float) -> tuple[Verdict, str]:
+    """The verdict where no error stands out of the noise, from the largest of each."""
+    constant = term == 0 and error <= ABOVE_NOISE * noise
+    if constant or error <= eps**0.5 * term or (error <= 100 * noise and term >= 1e4 * noise):
+        return "right", "by rounding only: it is exact"
+    return "undecided", "by hardly more than the noise of fun, too little to measure"
+
+
+@dataclass(frozen=True)
+class Window:
+    """A line through the errors over about a decade of steps."""
+
+    start: int
+    slope: float
+    deviation: float
+
+
+def _windows(steps: np.ndarray, errors: np.ndarray, noise: np.ndarray) -> list[Window]:
+    """Lines through all decades, or else half decades, in which no error is noise."""
+    above = errors > ABOVE_NOISE * noise
+    x, y = np.log10(steps), np.log10(np.maximum(errors, np.finfo(float).tiny))
+    for length in (PER_DECADE + 1, PER_DECADE // 2 + 1):
+        starts = [i for i in range(len(x) - length + 1) if above[i : i + length].all()]
+        if starts:
+            return [_line(i, x[i : i + length], y[i : i + length]) for i in starts]
+    return []
+
+
+def _line(start: int, x: np.ndarray, y: np.ndarray) -> Window:
+    slope, offset = np.polyfit(x, y, 1)
+    deviation = np.sqrt(np.mean((y - slope * x - offset) ** 2))
+    return Window(start, float(slope), float(deviation))
+
+
+def _algebra(hessian: HessianProduct, a: Tensor, b: Tensor) -> tuple[float, float]:
+    """By how much a Hessian is not symmetric, and not linear."""
+    Ha, Hb = hessian(a), hessian(b)
+    size = max(norm(Ha) + norm(Hb), torch.finfo(a.dtype).tiny)
+    symmetry = abs(inner(Ha, b) - inner(a, Hb)) / (size * max(norm(a), 1.0))
+    return symmetry, norm(hessian(a + 2 * b) - Ha - 2 * Hb) / size
+
+
+def _verdict(*expansions: Expansion) -> str:
+    verdicts = [expansion.verdict for expansion in expansions]
+    if "wrong" in verdicts:
+        return "is wrong"
+    return "cannot be judged" if "undecided" in verdicts else "is right"
+
+
+def _explain_gradient(
+    objective: Objective,
+    X: Tensor,
+    G: Tensor,
+    tangent: Expansion,
+    normal: Expansion,
+    random: torch.Generator,
+) -> str:
+    """What mistake explains the measurements, if one does."""
+    if "undecided" in (tangent.verdict, normal.verdict):
+        return NOISY
+    if tangent.verdict == normal.verdict == "right" or math.isnan(tangent.slope + normal.slope):
+        return ""
+    if tangent.verdict == "right":
+        projected = norm(sym(X.mH @ G)) <= 1e-3 * norm(G)
+        return (
+            f"jac is {'projected, like a Riemannian gradient' if projected else 'not Euclidean'}: "
+            "return the derivative with respect to the entries of X as if they were free. Solvers "
+            "that leave the manifold need it."
+        )
+    directions = [_tangent(X, random) for _ in range(N_DIAGNOSTIC)]
+    measured = _slopes(objective, X, directions)
+    candidates = {"jac": G}
+    if X.is_complex():
+        candidates["the conjugate of jac"] = G.conj()
+    if is_square(X):
+        candidates["the transpose of jac"] = G.mT
+        candidates["the conjugate transpose of jac"] = G.mH
+    for name, candidate in candidates.items():
+        factor = _factor(measured, [inner(candidate, xi) for xi in directions], X)
+        if factor is not None:
+            return _mistake(name, "jac", factor)
+    return (
+        "Typical reasons: a missing factor 2; a transposed or (for complex X) conjugated gradient; "
+        "a mean in fun and a sum in jac; other data in jac than in fun."
+    )
+
+
+def _explain_hessian(
+    objective: Objective,
+    X: Tensor,
+    G: Tensor,
+    product: HessianProduct,
+    tangent: Expansion,
+    random: torch.Generator,
+) -> str:
+    """What mistake explains the measurements, if one does."""
+    if tangent.verdict == "undecided":
+        return NOISY
+    if tangent.verdict == "right" or math.isnan(tangent.slope):
+        return ""
+    if tangent.slope < 1.5:
+        return "The gradient is wrong already: see check_gradient."
+    directions = [_tangent(X, random) for _ in range(N_DIAGNOSTIC)]
+    measured = _curvatures(objective, X, directions)
+    from_hessp = [inner(product(xi), xi) for xi in directions]
+    multiplier = sym(X.mH @ G)
+    euclidean = [m + inner(xi @ multiplier, xi) for m, xi in zip(measured, directions, strict=True)]
+    factor = _factor(euclidean, from_hessp, X)
+    if factor is not None:
+        return _mistake("hessp", "hessp", factor)
+    if _factor(measured, from_hessp, X) is not None:
+        return (
+            "hessp looks like a Riemannian Hessian. Return the Euclidean one, the derivative of "
+            "the Euclidean gradient along V; what the manifold adds to it is ours to add."
+        )
+    return (
+        "The gradient is right, so hessp is to blame: it must be the derivative of jac along V, "
+        "hessp(X, V) = lim (jac(X + h V) - jac(X)) / h."
+    )
+
+
+def _explain_algebra(symmetry: float, linearity: float, tolerance: float) -> str:
+    sentences = []
+    if not symmetry <= tolerance:  # NaN too
+        sentences.append(f"It is not symmetric: <H a, b> and <a, H b> differ by {symmetry:.1e}.")
+    if not linearity <= tolerance:
+        sentences.append(f"It is not linear: H(a + 2 b) and H a + 2 H b differ by {linearity:.1e}.")
+    return " ".join(sentences)
+
+
+NOISY = (
+    "The noise of fun hides what is to be measured: use double precision, or take large constants "
+    "out of fun."
+)
+
+
+def _mistake(name: str, function: str, factor: float) -> str:
+    multiplied = "" if math.isclose(factor, 1, rel_tol=1e-3) else f" multiplied by {factor:.4g}"
+    if name == function:
+        return f"{function} must be{multiplied}: then it fits fun."
+    return f"In place of {function} return {name}{multiplied}: that fits fun."
+
+
+def _factor(measured: list[float], predicted: list[float], X: Tensor) -> float | None:
+    """By which number to multiply what was predicted, if that makes it right."""
+    n, p = X.shape
+    dimension = 2 * n * p - p * p if X.is_complex() else n * p - p * (p + 1) // 2
+    m, q = np.array(measured), np.array(predicted)
+    if dimension < N_DIAGNOSTIC or not q @ q > 0:
+        return None  # in few dimensions a factor may fit by chance
+    factor = float(m @ q / (q @ q))
+    tolerance = 1e-4 if torch.finfo(X.dtype).eps < 1e-10 else 3e-2
+    return factor if np.linalg.norm(m - factor * q) <= tolerance * np.linalg.norm(m) else None
+
+
+def _slopes(objective: Objective, X: Tensor, directions: list[Tensor]) -> list[float]:
+    """First derivatives of f along tangent directions, by symmetric differences."""
+    h = torch.finfo(X.dtype).eps ** (1 / 3)
+    return [
+        (_value(objective, X, h * xi) - _value(objective, X, -h * xi)) / (2 * h)
+        for xi in directions
+    ]
+
+
+def _curvatures(objective: Objective, X: Tensor, directions: list[Tensor]) -> list[float]:
+    """Second derivatives of f along tangent directions, by symmetric differences."""
+    h = torch.finfo(X.dtype).eps ** 0.25
+    value = _value(objective, X, torch.zeros_like(X))
+    return [
+        (_value(objective, X, h * xi) - 2 * value + _value(objective, X, -h * xi)) / h**2
+        for xi in directions
+    ]
+
+
+def _value(objective: Objective, X: Tensor, xi: Tensor) -> float:
+    return objective.value_and_gradient(polar_projection(X + xi))[0]
+
+
+def _prepare(
+    fun: Callable[..., Any],
+    x0: Array,
+    jac: Callable[..., Any] | bool | None,
+    hessp: Callable[..., Any] | None,
+    args: Sequence[Any],
+    seed: int | torch.Generator,
+) -> tuple[Objective, Tensor, torch.Generator]:
+    door = Door(x0)
+    objective = Objective(fun, door, jac=jac, hessp=hessp, args=args)
+    sizes = torch.linalg.svdvals(door.start) if door.start.isfinite().all() else torch.zeros(1)
+    if not sizes[-1] > 1e-3 * sizes[0]:
+        raise ValueError(
+            "x0 must be finite and of full rank, so that an orthonormal matrix is nearest to it, "
+            f"but its smallest singular value is {float(sizes[-1]):.1e}. Use a random one: "
+            f"ortholand.random_orthogonal({door.shape[0]}, {door.shape[1]}, seed=0)."
+        )
+    if isinstance(seed, torch.Generator):
+        return objective, polar_projection(door.start), seed
+    # Not the seed itself: with the seed that x0 was drawn with, directions would depend on x0.
+    random = torch.Generator().manual_seed(seed + SEED_OFFSET)
+    return objective, polar_projection(door.start), random
+
+
+def _n_directions(X: Tensor) -> int:
+    """In single precision only the mean over some directions is smooth enough."""
+    return 2 if torch.finfo(X.dtype).eps < 1e-10 else 8
+
+
+def _along(X: Tensor, xi: Tensor) -> Curve:
+    return lambda t: polar_projection(X + t * xi)
+
+
+def _random_like(X: Tensor, random: torch.Generator) -> Tensor:
+    noise = torch.randn(X.shape, generator=random, dtype=X.dtype, device=random.device)
+    return noise.to(X.device)
+
+
+def _tangent(X: Tensor, random: torch.Generator) -> Tensor:
+    """A random tangent vector as long as X: its entries are of the size of X's."""
+    V = remove_normal(X, _random_like(X, random))
+    if norm(V) < 1e-3:  # a real 1 x 1 matrix cannot move
+        return torch.zeros_like(X)
+    return V * (X.shape[-1] ** 0.5 / norm(V))
+
+
+def _normal(X: Tensor, random: torch.Generator) -> Tensor:
+    """A random normal vector ``X S``, S Hermitian."""
+    S = sym(_random_like(X[: X.shape[-1]], random))
+    return X @ S * (NORMAL_LENGTH / norm(S))

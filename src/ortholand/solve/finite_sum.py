@@ -1,0 +1,449 @@
+"""Costs that are means of many terms: landing steps from some of the terms at a time.
+
+``f(X) = (1/n) sum_i f_i(X)``. A pass over all terms for one step is a waste when the terms are many
+and alike. Stochastic landing steps along the gradient of one batch. Its noise never ends, so steps
+must shrink. SAGA (Ablin, Vary, Gao, Absil, JMLR 2024) remembers the last gradient of each batch and
+steps along
+
+    G_k(X) - G_k(where batch k was last evaluated) + mean of all remembered gradients,
+
+which has the right mean, and noise that vanishes with the distance to the solution: steps of
+constant length converge, at a linear rate where f is strongly convex along the manifold.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ortholand.optim.landing import coupled
+from ortholand.optim.momentum import accumulate, generator, transport
+from ortholand.safe_step import check_ball, check_rule
+from ortholand.solve.batches import Source, Stream, open_source
+from ortholand.solve.landing import _lipschitz_constant
+from ortholand.solve.loop import Run, Status, reporter
+from ortholand.solve.minimize import (
+    _better,
+    _check_start,
+    _intermediate,
+    _is_count,
+    _is_number,
+    _limits,
+    _result,
+)
+from ortholand.solve.objective import Array, Door, Objective, _unit
+from ortholand.solve.points import Point, Terrain
+
+if TYPE_CHECKING:
+    from scipy.optimize import OptimizeResult
+
+PROBES = 8  # batches that are asked for their curvature, where lr is left open
+REJECTIONS = 10  # halvings of lr in one epoch before SAGA gives up
+
+
+def minimize_finite_sum(
+    fun: Callable[..., Any],
+    x0: Array,
+    *,
+    n_terms: int | None = None,
+    data: Iterable[Any] | None = None,
+    jac: Callable[..., Any] | bool | None = None,
+    method: str = "saga",
+    batch_size: int | None = None,
+    lr: float | None = None,
+    lam: float | None = None,
+    epochs: int = 100,
+    gtol: float | None = None,
+    seed: int | torch.Generator = 0,
+    callback: Callable[..., Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> "OptimizeResult":
+    """Minimise a mean of many terms over matrices with orthonormal columns (rows, if wide).
+
+    Args:
+        fun: mean of the terms of a batch: ``fun(X, indices)`` with ``n_terms``, indices being
+            whole numbers in an int64 array or tensor; ``fun(X, batch)`` with ``data``.
+        x0: where to start: one matrix with orthonormal columns, NumPy or torch, real or complex.
+        n_terms: number of terms, for the interface by indices.
+        data: batches, for the interface by data: a list, a DataLoader, or anything else that can be
+            read again and again. Batches weigh by their number of rows. SAGA needs the same
+            batches each time: a DataLoader must not shuffle (SAGA draws the order itself), and
+            other iterables are read once and kept.
+        jac: mean of the Euclidean gradients, with the arguments of fun; True if fun returns
+            (value, gradient); for tensors None, and autograd computes it.
+        method: ``"saga"`` or ``"sgd"``.
+        batch_size: number of indices in a batch; None: so many that there are 100 batches.
+        lr: step size; None: a third of the inverse of the largest curvature of some batches' costs,
+            met by power iterations on gradient differences at the start. SAGA halves it when an
+            epoch has raised f.
+        lam: attraction to the manifold; None: 1, the paper's, beside your lr; ``1 / (4 lr)`` where
+            lr is chosen, so that each step about halves the distance.
+        epochs: as many at most; an epoch is as many steps as there are batches, and a pass over all
+            batches for f and its gradient.
+        gtol: the norm of the Riemannian gradient must fall to this fraction of its first value;
+            None: the square root of the precision, 1.5e-8 in float64.
+        seed: of the order of batches.
+        callback: called after each epoch, as by :func:`ortholand.minimize`.
+        options: ``atol``, ``maxtime`` (seconds, looked at after each epoch); ``eps`` and ``rule``
+            of the safe step; ``shuffle`` (True; False leaves indices or lists of batches in their
+            order); for sgd ``momentum`` (0) and ``decay`` (0.5): the step falls like
+            ``lr / (1 + epochs)^decay``, and stays constant for 0.
+
+    Returns:
+        SciPy's ``OptimizeResult`` as :func:`ortholand.minimize` returns it, with ``lr`` and
+        ``lam`` as they were at the end; ``nit`` counts epochs, ``nfev`` and ``njev`` batches.
+
+    SAGA keeps one gradient per batch, n x p numbers each. Each epoch ends on the manifold.
+
+    >>> import torch
+    >>> import ortholand as ol
+    >>> Z = torch.randn(500, 6, generator=torch.Generator().manual_seed(0)).double()
+    >>> Z = Z * torch.arange(1, 7)  # principal component analysis, 500 terms
+    >>> x0 = ol.random_orthogonal(6, 2, seed=0, dtype=torch.float64)
+    >>> def fun(X, indices):
+    ...     return -(Z[indices] @ X).square().sum(1).mean()
+    >>> minimize_finite_sum(fun, x0, n_terms=500).success
+    True
+    """
+    options = dict(options or {})
+    door = Door(x0)
+    random = _random(seed)
+    _check_start(door)
+    _check_numbers(epochs, lr, lam, callback)
+    limits = _limits(method, door, gtol, epochs, options)
+    shuffle = _checked("shuffle", options.pop("shuffle", True))
+    solver = _solver(method, random, lr, lam, options)
+    source = open_source(n_terms, data, batch_size, method, shuffle, random, door)
+    terrain = Terrain(FiniteSum(fun, door, source, jac=jac, remember=method == "saga"))
+    run = Run(terrain, solver, limits, reporter(callback, _intermediate))
+    with torch.no_grad():
+        status = run.from_point(terrain.at(terrain.settle(door.start)))
+    point = run.point if status is Status.CONVERGED else _better(run)
+    result = _result(run, point, status)
+    unit = terrain.objective.scale
+    result.update(lr=solver.lr / unit, lam=solver.lam * unit)
+    advice = _advice(method, run, point, result.lr)
+    result.message = advice.get(Status(result.status), result.message)
+    return result
+
+
+class GradientTable:
+    """The last gradient of every batch, and the mean of them all."""
+
+    def __init__(self, n_batches: int, like: Tensor) -> None:
+        self.gradients = like.new_zeros(n_batches, *like.shape)
+        self.mean = torch.zeros_like(like)
+        self.weights = torch.ones(n_batches, dtype=torch.float64)
+
+    def estimate(self, k: int, G: Tensor) -> Tensor:
+        """SAGA's estimate of the full gradient from batch k's; remembers G.
+
+        Unbiased if batches are drawn with probabilities ``weights``.
+        """
+        change = G - self.gradients[k]
+        estimate = self.mean + change
+        self.mean = torch.add(self.mean, change, alpha=float(self.weights[k]))
+        self.gradients[k] = G
+        return estimate
+
+
+class FiniteSum(Objective):
+    """The mean of the terms; a call for everything is one pass over all batches."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        door: Door,
+        source: Source,
+        *,
+        jac: Callable[..., Any] | bool | None = None,
+        remember: bool = False,
+    ) -> None:
+        super().__init__(fun, door, jac=jac)
+        self.source, self.n_batches = source, 0
+        self.table: GradientTable | None = None
+        if remember and not isinstance(source, Stream):
+            self.table = GradientTable(len(source), door.start)
+
+    def batch(self, X: Tensor, batch: Any) -> tuple[float, Tensor]:
+        """Cost and gradient of one batch."""
+        self.args = (batch,)
+        value, G = self._value_and_gradient(X)
+        return (value, G) if self.scale == 1 else (value / self.scale, G / self.scale)
+
+    def value_and_gradient(self, X: Tensor) -> tuple[float, Tensor]:
+        """Cost and gradient of all terms; the table, if any, then remembers those of this X."""
+        sizes, value, G = [], 0.0, torch.zeros_like(X)
+        for k, (size, batch) in enumerate(self.source):
+            v, g = self.batch(X, batch)
+            sizes.append(size)
+            value += size * v
+            G.add_(g, alpha=size)
+            if self.table is not None:
+                self.table.gradients[k] = g
+        n = sum(sizes)
+        if n == 0:
+            raise ValueError("data must have at least one batch with a term in it, got none.")
+        self.n_batches = len(sizes)
+        value, G = value / n, G / n
+        if self.table is not None:
+            self.table.mean = G
+            self.table.weights = torch.tensor(sizes, dtype=torch.float64) / n
+        return (value, G) if self.unit is not None else self._in_unit(X, value, G)
+
+    def _in_unit(self, X: Tensor, value: float, G: Tensor) -> tuple[float, Tensor]:
+        """The first gradient tells in which unit to compute; nearly always that is 1."""
+        self.unit = _unit(G)
+        return (value, G) if self.unit == 1 else self.value_and_gradient(X)
+
+    def curvature(self, X: Tensor) -> float:
+        """The largest curvature at X of some batches' costs."""
+        largest, stride = 0.0, max(1, self.n_batches // PROBES)
+        for k, (_, batch) in enumerate(self.source):
+            if k % stride or k // stride >= PROBES:
+                continue
+            part = Objective(self.fun, self.door, jac=self.jac, args=(batch,))
+            part.unit = self.unit
+            terrain = Terrain(part)
+            largest = max(largest, _lipschitz_constant(terrain, terrain.at(X)))
+            self.nfev += part.nfev
+            self.njev += part.njev
+        return largest
+
+
+class StochasticLanding:
+    """What both methods share: one call of :meth:`advance` is an epoch, ending on the manifold.
+
+    Attributes:
+        random: draws batches.
+        lr: step size; NaN until it is chosen, if the user left that open.
+        lam: attraction, likewise.
+    """
+
+    options: ClassVar[tuple[str, ...]] = ("eps", "rule")
+    patience: float = math.inf
+
+    def __init__(
+        self,
+        random: torch.Generator,
+        lr: float | None = None,
+        lam: float | None = None,
+        eps: float = 0.5,
+        rule: str = "frobenius",
+    ) -> None:
+        self.random = random
+        self.chooses_lr, self.chooses_lam = lr is None, lam is None
+        self.lr = math.nan if lr is None else float(lr)
+        self.lam = math.nan if lam is None else float(lam)
+        self.ball = {"eps": eps, "safe_step": rule}
+
+    def start(self, terrain: Terrain, point: Point) -> None:
+        """Choose what the user left open."""
+        assert isinstance(terrain.objective, FiniteSum)
+        self.terrain, self.sum = terrain, terrain.objective
+        unit = terrain.objective.scale  # what the user gave is for f as it is
+        self.lr, self.lam = unit * self.lr, self.lam / unit
+        if self.chooses_lr:
+            self.lr = 1 / (3 * self.sum.curvature(point.X))
+        if self.chooses_lam:
+            self.lam = 1 / (4 * self.lr) if self.chooses_lr else 1 / unit
+
+    def advance(self, point: Point) -> Point | None:
+        """One epoch; None if something was not finite."""
+        after = self.epoch(point.X)
+        if after is None:
+            self.terrain.saw_non_finite = True
+            return None
+        there = self.terrain.at(self.terrain.settle(after))
+        return there if there.finite else None
+
+    def epoch(self, X: Tensor) -> Tensor | None:
+        """Where the steps of an epoch lead to; None if something was not finite."""
+        raise NotImplementedError
+
+    def restart(self) -> bool:
+        """Nothing helps where an epoch failed."""
+        return False
+
+    def gradient(self, X: Tensor, batch: Any) -> Tensor | None:
+        """A batch's gradient; None if it, or the cost, is not finite."""
+        value, G = self.sum.batch(X, batch)
+        return G if math.isfinite(value) and bool(G.isfinite().all()) else None
+
+    def step(self, X: Tensor, B: Tensor, lr: float) -> Tensor | None:
+        """One landing step along a generator, no longer than is safe; None if it overflows."""
+        X, taken = coupled(X, B, {"lr": lr, "lam": self.lam, **self.ball})
+        return X if taken else None
+
+
+class SAGA(StochasticLanding):
+    """Variance-reduced landing."""
+
+    patience = 10
+
+    def advance(self, point: Point) -> Point | None:
+        """One epoch; if the step size is ours, one that does not raise f."""
+        for _ in range(REJECTIONS):
+            after = super().advance(point)
+            if after is None or not self.chooses_lr or _as_good(after, point):
+                return after
+            self.lr /= 2
+            if self.chooses_lam:
+                self.lam *= 2
+            self.terrain.at(point.X)  # so that the table is of this point again
+        return None
+
+    def epoch(self, X: Tensor) -> Tensor | None:
+        """As many steps as there are batches; a batch is drawn as often as it has terms."""
+        table, source = self.sum.table, self.sum.source
+        assert table is not None
+        assert not isinstance(source, Stream)
+        n = len(source)
+        draws = torch.multinomial(table.weights, n, replacement=True, generator=self.random)
+        there: Tensor | None = X
+        for k in draws.tolist():
+            if there is None:
+                return None
+            G = self.gradient(there, source[k])
+            if G is None:
+                return None
+            estimate = table.estimate(k, G)
+            there = self.step(there, generator(there, estimate), self.lr)
+        return there
+
+
+def _as_good(after: Point, before: Point) -> bool:
+    """Whether f did not rise; where rounding hides that, whether its gradient did not double."""
+    rounding = 100 * torch.finfo(after.X.dtype).eps * max(abs(after.value), abs(before.value))
+    if abs(after.value - before.value) > rounding:
+        return after.value < before.value
+    return after.gradient_norm <= 2 * before.gradient_norm
+
+
+class SGD(StochasticLanding):
+    """Stochastic landing, as in the paper, with momentum and steps that shrink.
+
+    Attributes:
+        momentum: of the relative gradients, in [0, 1).
+        decay: the step falls like ``lr / (1 + epochs)^decay``.
+    """
+
+    options: ClassVar[tuple[str, ...]] = ("eps", "rule", "momentum", "decay")
+
+    def __init__(
+        self,
+        random: torch.Generator,
+        lr: float | None = None,
+        lam: float | None = None,
+        momentum: float = 0.0,
+        decay: float = 0.5,
+        **ball: Any,
+    ) -> None:
+        super().__init__(random, lr, lam, **ball)
+        self.momentum, self.decay = momentum, decay
+        self.buffer: Tensor | None = None
+        self.n_steps = 0
+
+    def epoch(self, X: Tensor) -> Tensor | None:
+        """One step for each batch."""
+        there: Tensor | None = X
+        for batch in self.sum.source.epoch():
+            if there is None:
+                return None
+            G = self.gradient(there, batch)
+            if G is None:
+                return None
+            lr = self.lr / (1 + self.n_steps / self.sum.n_batches) ** self.decay
+            there = self.step(there, self._with_momentum(there, generator(there, G)), lr)
+            self.n_steps += 1
+        return there
+
+    def _with_momentum(self, X: Tensor, B: Tensor) -> Tensor:
+        if not self.momentum:
+            return B
+        buffer = torch.zeros_like(X) if self.buffer is None else self.buffer
+        B, buffer = accumulate(
+            (1 - self.momentum) * B, buffer, momentum=self.momentum, dampening=0, nesterov=False
+        )
+        self.buffer = transport(X, buffer)
+        return B
+
+
+METHODS: dict[str, type[StochasticLanding]] = {"saga": SAGA, "sgd": SGD}
+
+
+def _random(seed: int | torch.Generator) -> torch.Generator:
+    if isinstance(seed, torch.Generator) and seed.device.type == "cpu":
+        return seed
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be a whole number or a torch.Generator on the CPU, got {seed}.")
+    return torch.Generator().manual_seed(seed)
+
+
+def _check_numbers(epochs: Any, lr: Any, lam: Any, callback: Any) -> None:
+    if not _is_count(epochs):
+        raise ValueError(f"epochs must be a whole number >= 1, got {epochs!r}.")
+    if lr is not None and not (_is_number(lr) and 0 < lr < math.inf):
+        raise ValueError(f"lr must be a number > 0, or None to have it chosen, got {lr!r}.")
+    if lam is not None and not (_is_number(lam) and 0 <= lam < math.inf):
+        raise ValueError(f"lam must be a number >= 0, or None to have it chosen, got {lam!r}.")
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback must be a function or None, got {callback!r}.")
+
+
+OPTIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "shuffle": ("True or False", lambda v: isinstance(v, bool)),
+    "momentum": ("a number in [0, 1)", lambda v: _is_number(v) and 0 <= v < 1),
+    "decay": ("a number >= 0", lambda v: _is_number(v) and 0 <= v < math.inf),
+    "eps": ("a number in (0, 1)", _is_number),
+}
+
+
+def _checked(name: str, value: Any) -> Any:
+    rule = OPTIONS.get(name)
+    if rule is not None and not rule[1](value):
+        raise ValueError(f"options[{name!r}] must be {rule[0]}, got {value!r}.")
+    return value
+
+
+def _solver(
+    method: str,
+    random: torch.Generator,
+    lr: float | None,
+    lam: float | None,
+    options: dict[str, Any],
+) -> StochasticLanding:
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {tuple(METHODS)}, got {method!r}.")
+    known = METHODS[method].options
+    for name, value in options.items():
+        if name not in known:
+            known = ("atol", "maxtime", "shuffle", *known)
+            raise ValueError(f"method={method!r} has the options {known}, got {name!r}.")
+        _checked(name, value)
+    check_ball(1.0, options.get("eps", 0.5))
+    check_rule(options.get("rule", "frobenius"))
+    return METHODS[method](random, lr, lam, **options)
+
+
+def _advice(method: str, run: Run, point: Point, lr: float) -> dict[Status, str]:
+    """What to do next, where it is not what ``minimize`` advises."""
+    unit = run.terrain.objective.scale
+    reached = (
+        f"the Riemannian gradient's norm is {point.gradient_norm * unit:.1e}, "
+        f"asked for {run.terrain.goal * unit:.1e}"
+    )
+    more = {
+        "saga": "Raise epochs, start from this x, or take smaller batches: more steps per epoch.",
+        "sgd": "Steps along single batches end in noise, the more of it the longer they are: use "
+        "method='saga', or another decay or lr.",
+    }
+    return {
+        Status.MAXITER: f"Stopped after epochs={run.limits.maxiter}: {reached}. {more[method]}",
+        Status.STALLED: f"Epochs get neither lower nor flatter, with steps of {lr:.1e}: {reached}. "
+        "If that is small, it is what the precision of fun allows: raise gtol, or use float64. "
+        "Otherwise your lr is too long, or jac is not fun's gradient, or batches change: try "
+        "ortholand.check_gradient(fun, jac, x0, args=(batch,)).",
+    }

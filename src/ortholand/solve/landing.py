@@ -1,0 +1,102 @@
+"""The paper's Algorithm 1: landing steps of a given length, no shorter than safety demands.
+
+    for k = 1, 2, ...:  eta_k <- min(eta*, eta_k),  X <- X - eta_k (psi(X) X + lam (X X^H - I) X)
+
+with the safe step eta* in its corrected form; with momentum, the relative gradient is replaced by
+``A <- momentum A + (1 - momentum) psi(X)``.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ortholand.optim.landing import coupled
+from ortholand.optim.momentum import accumulate, generator, transport
+from ortholand.solve.points import Point, Terrain, norm
+
+Steps = float | Callable[[int], float]
+POWER_ITERATIONS = 8
+
+
+class Landing:
+    """Landing with a step sequence; nothing is searched for, and f is not looked at.
+
+    Attributes:
+        step: eta, or a function k -> eta_k of the iteration 1, 2, ...; None: half the inverse of
+            the gradient's Lipschitz constant near the start, from some gradients.
+        lam: attraction to the manifold; None: a quarter of 1 / eta_1, so that each step about
+            halves the distance.
+        momentum: of the relative gradients, in [0, 1).
+        eps: radius of the ball that the safe step keeps the iterates in.
+        rule: of the safe step.
+    """
+
+    patience = math.inf
+
+    def __init__(
+        self,
+        lam: float | None = None,
+        step: Steps | None = None,
+        momentum: float = 0.0,
+        eps: float = 0.5,
+        rule: str = "frobenius",
+    ) -> None:
+        self.lam, self.step, self.momentum = lam, step, momentum
+        self.options: dict[str, Any] = {"eps": eps, "safe_step": rule}
+        self.buffer: Tensor | None = None
+        self.k = 0
+
+    def start(self, terrain: Terrain, point: Point) -> None:
+        """Choose what the user left open."""
+        self.terrain, self.unit = terrain, terrain.objective.scale
+        if self.step is None:
+            self.step = 0.5 / _lipschitz_constant(terrain, point) / self.unit
+        self.lam = 1 / (4 * self._eta(1)) if self.lam is None else self.lam / self.unit
+
+    def advance(self, point: Point) -> Point | None:
+        """One step."""
+        self.k += 1
+        X, B = point.X, generator(point.X, point.euclidean)
+        if self.momentum:
+            B = self._with_momentum(X, B)
+        options = self.options | {"lam": self.lam, "lr": self._eta(self.k)}
+        X, taken = coupled(X, B, options)
+        after = self.terrain.at(X) if taken else None
+        return after if after is not None and after.finite else None
+
+    def restart(self) -> bool:
+        """Stop: the momentum is lost, and nothing else is remembered."""
+        forgot, self.buffer = self.buffer is not None, None
+        return forgot
+
+    def _with_momentum(self, X: Tensor, B: Tensor) -> Tensor:
+        buffer = torch.zeros_like(X) if self.buffer is None else self.buffer
+        B, buffer = accumulate(
+            (1 - self.momentum) * B, buffer, momentum=self.momentum, dampening=0, nesterov=False
+        )
+        self.buffer = transport(X, buffer)
+        return B
+
+    def _eta(self, k: int) -> float:
+        """The step for f in our unit; the user's is for f in his."""
+        return self.unit * (self.step(k) if callable(self.step) else float(self.step or 0))
+
+
+def _lipschitz_constant(terrain: Terrain, point: Point) -> float:
+    """Largest curvature met by a power iteration on differences of Riemannian gradients."""
+    direction, largest = point.gradient, 0.0
+    length = torch.finfo(point.X.dtype).eps ** (1 / 3) * point.X.shape[-1] ** 0.5
+    for _ in range(POWER_ITERATIONS):
+        size = norm(direction)
+        if size == 0:
+            break
+        there, _ = terrain.go(point, direction, length / size)
+        direction = terrain.frame.tangent(point.X, there.gradient - point.gradient)
+        curvature = norm(direction) / length
+        if not curvature < float("inf"):
+            break
+        largest = max(largest, curvature)
+    return largest or 1.0

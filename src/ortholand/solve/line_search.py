@@ -1,0 +1,111 @@
+"""How far to go along a descent direction: Wolfe's conditions on the merit function.
+
+A trial point is evaluated with its gradient, so slopes are known at every trial. Near a solution,
+where differences of f are rounding, they decide alone (Hager and Zhang's approximate conditions):
+this is what lets a method reach a gradient of 1e-10.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ortholand.solve.points import Point, Terrain, inner
+
+DECREASE = 1e-4  # c_1: share of the decrease that the first slope promises
+FLATTENED = 0.9  # share of the first slope that shows that a step was no mere rounding
+MAX_TRIALS = 25
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A point on the way, the step that led there, and the slope of f in the direction."""
+
+    point: Point
+    t: float
+    slope: float
+
+
+@dataclass(frozen=True)
+class Search:
+    """The way from a point along a direction.
+
+    Attributes:
+        terrain: where trials are evaluated.
+        start: where we are.
+        direction: coordinates of the direction.
+        slope: of f in it, negative.
+        lam: weight of N in the merit function.
+        flatness: c_2, up to which share of the first slope that at the end may be; a small one
+            makes an exact search.
+    """
+
+    terrain: Terrain
+    start: Point
+    direction: Tensor
+    slope: float
+    lam: float
+    flatness: float
+
+    def run(self, t: float) -> Trial | None:
+        """The first trial that fulfils the conditions, else the lowest; None if none is lower."""
+        low, high = Trial(self.start, 0.0, self.slope), None
+        best: Trial | None = None
+        for _ in range(MAX_TRIALS):
+            trial = self.attempt(t)
+            if self.is_lower(trial) and (best is None or self._merit(trial) < self._merit(best)):
+                best = trial
+            if not self.is_lower(trial) or trial.slope > -self.flatness * self.slope:
+                high = trial
+            elif trial.slope >= self.flatness * self.slope or trial.t < t:
+                return trial  # flat enough, or as far as one can go
+            else:
+                low = trial
+            t = _next(low, high)
+            if high is not None and high.t - low.t <= 1e-12 * high.t:
+                break
+        return best
+
+    def attempt(self, t: float) -> Trial:
+        """Evaluate the point at t, so near to the manifold that N does not blur the decrease."""
+        near = math.sqrt(0.01 * t * abs(self.slope) / self.lam) if self.lam else math.inf
+        near = max(near, torch.finfo(self.start.X.dtype).eps)
+        point, t = self.terrain.go(self.start, self.direction, t, near)
+        return Trial(point, t, inner(point.gradient, self.direction))
+
+    def is_lower(self, trial: Trial) -> bool:
+        """Sufficient decrease; where rounding hides it, slopes that imply it."""
+        if not trial.point.finite:
+            return False
+        change = self._merit(trial) - self.start.merit(self.lam)
+        if change <= DECREASE * trial.t * self.slope:
+            return True
+        flattened = FLATTENED * self.slope <= trial.slope <= (2 * DECREASE - 1) * self.slope
+        return change <= self._rounding and flattened
+
+    @property
+    def _rounding(self) -> float:
+        """Differences of merits that may be rounding."""
+        eps = torch.finfo(self.start.X.dtype).eps
+        return eps ** (2 / 3) * abs(self.start.value)
+
+    def _merit(self, trial: Trial) -> float:
+        return trial.point.merit(self.lam)
+
+
+def _next(low: Trial, high: Trial | None) -> float:
+    """Where the slope would vanish if it were linear; within limits."""
+    if high is None:
+        return _extrapolate(low)
+    width = high.t - low.t
+    if not math.isfinite(high.slope) or not high.point.finite:
+        return low.t + width / 10
+    if high.slope <= 0:  # too high all the same: the slopes do not tell where the valley is
+        return low.t + width / 3
+    share = low.slope / (low.slope - high.slope)
+    return low.t + width * min(max(share, 0.05), 0.95)
+
+
+def _extrapolate(low: Trial) -> float:
+    return 4 * low.t

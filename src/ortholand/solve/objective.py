@@ -1,0 +1,245 @@
+"""The user's functions as a solver sees them: torch, tall matrices, counted.
+
+NumPy crosses here, and wide matrices are transposed here, both without copies; everything beyond
+this door is written once.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Array: TypeAlias = "np.ndarray | Tensor"
+HessianProduct = Callable[[Tensor], Tensor]
+
+REAL_OR_COMPLEX = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+
+
+class Door:
+    """Between the user's matrices, NumPy or torch, tall or wide, and tall tensors."""
+
+    def __init__(self, x0: Array) -> None:
+        self.numpy = not isinstance(x0, Tensor)
+        X = _tensor(x0).detach()
+        if X.ndim != 2 or 0 in X.shape:
+            raise ValueError(
+                f"x0 must be one matrix (n, p), got shape {tuple(X.shape)}. Minimise over several "
+                "matrices one after the other, or train them with ortholand.LandingSGD."
+            )
+        if X.dtype not in REAL_OR_COMPLEX:
+            raise TypeError(
+                f"x0 must be of single or double precision, real or complex, got {X.dtype}. "
+                "Example: x0.to(torch.float64)."
+            )
+        self.dtype, self.shape = X.dtype, tuple(X.shape)
+        self.wide = X.shape[0] < X.shape[1]
+        # A copy: the solver's points must not change with the caller's array.
+        self.start = (X.mT if self.wide else X).clone(memory_format=torch.contiguous_format)
+
+    def outward(self, X: Tensor) -> Array:
+        """The user's view of X; a NumPy view cannot be written to, for X is the solver's."""
+        X = X.mT if self.wide else X
+        if not self.numpy:
+            return X
+        array = X.numpy()
+        array.flags.writeable = False
+        return array
+
+    def inward(self, G: Array, name: str) -> Tensor:
+        """A gradient or a Hessian product that a function of the user's returned."""
+        if self.numpy:
+            G = _tensor(G, f"{name} must return an array")
+        elif not isinstance(G, Tensor):
+            raise TypeError(f"{name} must return a tensor, as x0 is one, got {type(G).__name__}.")
+        if tuple(G.shape) != self.shape or G.dtype != self.dtype:
+            raise ValueError(
+                f"{name} must return a matrix like x0, of shape {self.shape} and {self.dtype}, "
+                f"got {tuple(G.shape)} and {G.dtype}. It is the Euclidean gradient (or Hessian "
+                "product), without any projection."
+            )
+        return (G.mT if self.wide else G).detach()
+
+
+class Objective:
+    """Cost, Euclidean gradient and Hessian of tall X, with the number of times each was asked."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        door: Door,
+        *,
+        jac: Callable[..., Any] | bool | None = None,
+        hessp: Callable[..., Any] | None = None,
+        args: Sequence[Any] = (),
+    ) -> None:
+        _check_functions(fun, jac, hessp, door)
+        self.fun, self.jac, self.hessp = fun, jac, hessp
+        self.door, self.args = door, tuple(args)
+        self.nfev = self.njev = self.nhev = 0
+        self.unit: float | None = None
+
+    def value_and_gradient(self, X: Tensor) -> tuple[float, Tensor]:
+        """``f(X)`` and the Euclidean gradient: ``f(X + E) = f(X) + Re <G, E> + o(E)``.
+
+        In units of the first gradient if that is very large or small, so that squares neither
+        over- nor underflow: a cost times 1e-30 is minimised by the same iterates.
+        """
+        value, G = self._value_and_gradient(X)
+        if self.unit is None:
+            self.unit = _unit(G)
+        return (value, G) if self.unit == 1 else (value / self.unit, G / self.unit)
+
+    def _value_and_gradient(self, X: Tensor) -> tuple[float, Tensor]:
+        self.nfev += 1
+        self.njev += 1
+        if not self.jac:
+            value, G, _ = self._by_autograd(X, create_graph=False)
+            return value, G
+        x = self.door.outward(X)
+        if self.jac is True:
+            value, G = _pair(self.fun(x, *self.args))
+        else:
+            value, G = self.fun(x, *self.args), self._gradient(x)
+        return _real_number(value), self.door.inward(G, "jac")
+
+    def gradient(self, X: Tensor) -> Tensor:
+        """The Euclidean gradient alone."""
+        if callable(self.jac):
+            self.njev += 1
+            return self.door.inward(self._gradient(self.door.outward(X)), "jac") / self.scale
+        return self.value_and_gradient(X)[1]
+
+    @property
+    def scale(self) -> float:
+        """What a number in here is to be multiplied with to get the user's."""
+        return self.unit or 1.0
+
+    def hessian(self, X: Tensor, G: Tensor) -> HessianProduct:
+        """``V -> Hess f(X)[V]``, by the user's ``hessp``, autograd, or differences of gradients."""
+        if self.hessp is not None:
+            return self._counted(lambda V: self._hessian_product(X, V))
+        if not self.jac:
+            self.nfev += 1
+            self.njev += 1
+            return self._counted(self._hessian_by_autograd(X))
+        return self._counted(lambda V: self._hessian_by_differences(X, G, V) * self.scale)
+
+    def _counted(self, product: HessianProduct) -> HessianProduct:
+        def counted(V: Tensor) -> Tensor:
+            self.nhev += 1
+            return product(V) if self.scale == 1 else product(V) / self.scale
+
+        return counted
+
+    def _gradient(self, x: Array) -> Any:
+        assert callable(self.jac)
+        return self.jac(x, *self.args)
+
+    def _hessian_product(self, X: Tensor, V: Tensor) -> Tensor:
+        assert self.hessp is not None
+        x, v = self.door.outward(X), self.door.outward(V)
+        return self.door.inward(self.hessp(x, v, *self.args), "hessp")
+
+    def _hessian_by_autograd(self, X: Tensor) -> HessianProduct:
+        """The gradient's graph is made once for all directions."""
+        _, G, leaf = self._by_autograd(X, create_graph=True)
+        wide = self.door.wide
+
+        def product(V: Tensor) -> Tensor:
+            if not G.requires_grad:  # f is linear
+                return torch.zeros_like(V)
+            (H,) = torch.autograd.grad(
+                G, leaf, V.mT if wide else V, retain_graph=True, materialize_grads=True
+            )
+            return H.mT if wide else H
+
+        return product
+
+    def _hessian_by_differences(self, X: Tensor, G: Tensor, V: Tensor) -> Tensor:
+        norm = float(torch.linalg.vector_norm(V))
+        if norm == 0:
+            return torch.zeros_like(V)
+        # X has orthonormal columns: its norm is the root of their number.
+        h = torch.finfo(X.dtype).eps ** 0.5 * X.shape[-1] ** 0.5 / norm
+        return (self.gradient(X + h * V) - G) / h
+
+    def _by_autograd(self, X: Tensor, *, create_graph: bool) -> tuple[float, Tensor, Tensor]:
+        """The gradient is the user's side of the door when there is a graph to differentiate."""
+        x = self.door.outward(X)
+        assert isinstance(x, Tensor)
+        leaf = x.detach().requires_grad_()
+        with torch.enable_grad():
+            value = self.fun(leaf, *self.args)
+            if not isinstance(value, Tensor) or not value.requires_grad:
+                raise ValueError(
+                    "Without jac, fun must return a tensor that autograd can differentiate, got "
+                    f"{_describe(value)}. Compute it from X by torch operations, or pass jac."
+                )
+            number = _real_number(value)
+            (G,) = torch.autograd.grad(value.sum(), leaf, create_graph=create_graph)
+        return number, G if create_graph else self.door.inward(G, "fun's derivative"), leaf
+
+
+def _unit(G: Tensor) -> float:
+    """1, or the power of two next to the largest entry if that is far from 1."""
+    largest = float(G.abs().max())
+    if not 0 < largest < math.inf or 2**-20 <= largest <= 2**20:
+        return 1.0
+    limit = 100 if torch.finfo(G.dtype).bits == 32 else 900
+    return 2.0 ** max(-limit, min(limit, math.frexp(largest)[1]))
+
+
+def _tensor(array: Any, rule: str = "x0 must be a NumPy array or a tensor") -> Tensor:
+    if isinstance(array, Tensor):
+        return array
+    array = np.asarray(array)
+    if array.dtype.kind in "iub":
+        array = array.astype(np.float64)
+    if array.dtype.kind not in "fc":
+        raise TypeError(f"{rule} of numbers, got {array.dtype}.")
+    if not array.flags.writeable or any(step < 0 for step in array.strides):
+        array = array.copy()  # torch has no tensors for these
+    return torch.from_numpy(array)
+
+
+def _real_number(value: Any) -> float:
+    is_tensor = isinstance(value, Tensor)
+    size = value.numel() if is_tensor else np.size(value)
+    if size != 1 or (value.is_complex() if is_tensor else np.iscomplexobj(value)):
+        raise ValueError(
+            f"fun must return one real number, got {_describe(value)}. Sum over the entries, "
+            "and take the real part of a complex cost."
+        )
+    return value.item() if is_tensor else float(np.asarray(value).reshape(()))
+
+
+def _pair(value: Any) -> tuple[Any, Any]:
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise ValueError(
+            f"With jac=True fun must return the pair (value, gradient), got {_describe(value)}."
+        )
+    return value
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, (Tensor, np.ndarray)):
+        return f"a {type(value).__name__} of shape {tuple(value.shape)}, {value.dtype}"
+    return f"{value!r:.60}"
+
+
+def _check_functions(fun: Any, jac: Any, hessp: Any, door: Door) -> None:
+    if not callable(fun):
+        raise TypeError(f"fun must be callable, got {_describe(fun)}.")
+    if jac is not None and not isinstance(jac, bool) and not callable(jac):
+        raise TypeError(f"jac must be a function, True or None, got {_describe(jac)}.")
+    if hessp is not None and not callable(hessp):
+        raise TypeError(f"hessp must be a function or None, got {_describe(hessp)}.")
+    if door.numpy and not jac:
+        raise ValueError(
+            "A NumPy fun needs its gradient: pass jac=gradient, or jac=True if fun returns "
+            "(value, gradient). Or write fun with torch and pass a tensor x0: then autograd "
+            "differentiates it."
+        )

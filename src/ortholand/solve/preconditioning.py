@@ -1,0 +1,22 @@
+"""An optional approximation of the inverse Hessian, given by the user as (X, V) -> V."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from ortholand.solve.points import Point, Terrain
+
+Preconditioner = Callable[[Any, Any], Any]
+
+
+def precondition(
+    preconditioner: Preconditioner | None, terrain: Terrain, point: Point, gradient: Tensor
+) -> Tensor:
+    """Apply it to coordinates of a tangent vector: out of the door and in again."""
+    if preconditioner is None:
+        return gradient
+    door, frame = terrain.objective.door, terrain.frame
+    V = frame.ambient(point.X, gradient)
+    W = preconditioner(door.outward(point.X), door.outward(V))
+    return frame.coordinates(point.X, door.inward(W, "preconditioner"))
