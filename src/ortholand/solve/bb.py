@@ -4,8 +4,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ortholand.solve.descent import cautious_step, in_our_unit, merit_weight
-from ortholand.solve.line_search import DECREASE, Search, Trial
+from ortholand.solve.descent import cautious_step
+from ortholand.solve.line_search import DECREASE, Merit, Search, Trial
 from ortholand.solve.points import Point, Terrain, inner
 
 FORGETTING = 0.85  # how many past merits the safeguard looks back on: about 1 / (1 - this)
@@ -22,13 +22,13 @@ class BarzilaiBorwein:
     patience: ClassVar[float] = 300
 
     def __init__(self, lam: float | None = None) -> None:
-        self.lam = lam
+        self.merit = Merit(lam)
         self.restart()
 
     def start(self, terrain: Terrain, point: Point) -> None:  # noqa: ARG002
         """Remember where."""
         self.terrain = terrain
-        self.lam = in_our_unit(self.lam, terrain)
+        self.merit.start(terrain)
 
     def restart(self) -> bool:
         """Forget steps and merits."""
@@ -40,7 +40,7 @@ class BarzilaiBorwein:
 
     def advance(self, point: Point) -> Point | None:
         """One step down the gradient, shortened as long as the safeguard wants."""
-        lam = merit_weight(self.lam, point)
+        lam = self.merit.weight(point)
         self._look_back(point.merit(lam))
         direction = -point.gradient
         search = Search(
@@ -50,9 +50,11 @@ class BarzilaiBorwein:
         for _ in range(40):
             trial = search.attempt(t)
             if self._accepts(search, trial):
+                self.merit.judge(search)
                 self.step = self._next_step(point, trial)
                 return trial.point
             t = trial.t * (0.25 if trial.point.finite else 0.1)
+        self.merit.judge(search)
         return None
 
     def _look_back(self, merit: float) -> None:

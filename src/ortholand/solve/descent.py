@@ -5,30 +5,27 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ortholand.solve.line_search import Search, Trial
+from ortholand.solve.line_search import Merit, Search, Trial
 from ortholand.solve.points import Point, Terrain, inner, norm
 
 
 class Descent:
     """Directions by a subclass, line search on the merit function.
 
-    Attributes:
-        lam: weight of N in the merit function; None: twice the multiplier's norm, which outweighs
-            the terms of second order.
-        flatness: how exact the line search is.
+    ``flatness`` says how exact the line search is.
     """
 
     flatness: ClassVar[float] = 0.9
     patience: ClassVar[float] = 100
 
     def __init__(self, lam: float | None = None) -> None:
-        self.lam = lam
+        self.merit = Merit(lam)
         self.last: Trial | None = None
 
     def start(self, terrain: Terrain, point: Point) -> None:  # noqa: ARG002
         """Remember where."""
         self.terrain = terrain
-        self.lam = in_our_unit(self.lam, terrain)
+        self.merit.start(terrain)
 
     def advance(self, point: Point) -> Point | None:
         """One direction, one line search."""
@@ -39,9 +36,10 @@ class Descent:
                 return None
             direction, slope = -point.gradient, -point.gradient_norm * point.gradient_norm
         search = Search(
-            self.terrain, point, direction, slope, merit_weight(self.lam, point), self.flatness
+            self.terrain, point, direction, slope, self.merit.weight(point), self.flatness
         )
         self.last = search.run(self.first_step(point, slope, direction))
+        self.merit.judge(search)
         if self.last is None:
             return None
         self.remember(point, direction, self.last)
@@ -62,16 +60,6 @@ class Descent:
         """Forget the past."""
         forgot, self.last = self.last is not None, None
         return forgot
-
-
-def in_our_unit(lam: float | None, terrain: Terrain) -> float | None:
-    """The user's lam, which is in the unit of f."""
-    return None if lam is None else lam / terrain.objective.scale
-
-
-def merit_weight(lam: float | None, point: Point) -> float:
-    """The user's lam, or one that makes the merit function's minimum lie on the manifold."""
-    return 2 * norm(point.multiplier) if lam is None else lam
 
 
 def cautious_step(point: Point, direction: Tensor) -> float:

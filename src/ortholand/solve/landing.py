@@ -8,6 +8,7 @@ with the safe step eta* in its corrected form; with momentum, the relative gradi
 
 import math
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import torch
@@ -82,7 +83,13 @@ class Landing:
 
     def _eta(self, k: int) -> float:
         """The step for f in our unit; the user's is for f in his."""
-        return self.unit * (self.step(k) if callable(self.step) else float(self.step or 0))
+        eta = self.step(k) if callable(self.step) else self.step
+        if not isinstance(eta, Real) or not 0 <= float(eta) < math.inf:
+            raise ValueError(
+                f"options['step'] must give numbers >= 0, got {eta!r} in iteration {k}. "
+                "Example: lambda k: 0.1 / k**0.5."
+            )
+        return self.unit * float(eta)
 
 
 def _lipschitz_constant(terrain: Terrain, point: Point) -> float:

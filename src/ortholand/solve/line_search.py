@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ortholand.solve.points import Point, Terrain, inner
+from ortholand.solve.points import Point, Terrain, inner, norm
 
 DECREASE = 1e-4  # c_1: share of the decrease that the first slope promises
 FLATTENED = 0.9  # share of the first slope that shows that a step was no mere rounding
 MAX_TRIALS = 25
+MANY_TRIALS = 6
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,34 @@ class Trial:
     slope: float
 
 
-@dataclass(frozen=True)
+class Merit:
+    """The weight of N in the merit function, so large that its minimum is on the manifold.
+
+    Attributes:
+        lam: the user's; None: twice the multiplier's norm, which outweighs the terms of second
+            order that come from the constraint. Those of f are not known: where searches take
+            long, the weight is raised, and trial points are landed more closely.
+    """
+
+    def __init__(self, lam: float | None) -> None:
+        self.lam = lam
+        self.caution = 1.0
+
+    def start(self, terrain: Terrain) -> None:
+        """The user's lam is in the unit of f."""
+        self.lam = None if self.lam is None else self.lam / terrain.objective.scale
+
+    def weight(self, point: Point) -> float:
+        """For steps from this point."""
+        return self.caution * (2 * norm(point.multiplier) if self.lam is None else self.lam)
+
+    def judge(self, search: "Search") -> None:
+        """Learn from how long a search took."""
+        if search.trials > MANY_TRIALS and self.caution < 1e12:
+            self.caution *= 10
+
+
+@dataclass
 class Search:
     """The way from a point along a direction.
 
@@ -47,6 +75,7 @@ class Search:
     slope: float
     lam: float
     flatness: float
+    trials: int = 0
 
     def run(self, t: float) -> Trial | None:
         """The first trial that fulfils the conditions, else the lowest; None if none is lower."""
@@ -69,6 +98,7 @@ class Search:
 
     def attempt(self, t: float) -> Trial:
         """Evaluate the point at t, so near to the manifold that N does not blur the decrease."""
+        self.trials += 1
         near = math.sqrt(0.01 * t * abs(self.slope) / self.lam) if self.lam else math.inf
         near = max(near, torch.finfo(self.start.X.dtype).eps)
         point, t = self.terrain.go(self.start, self.direction, t, near)

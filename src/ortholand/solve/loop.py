@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
 import torch
 
 from ortholand.solve.methods import Method
@@ -33,9 +34,9 @@ class Status(IntEnum):
 class Limits:
     """When to stop."""
 
-    gtol: float
+    gtol: float | None
     atol: float
-    maxiter: int
+    maxiter: float
     maxtime: float
 
 
@@ -60,7 +61,10 @@ class Run:
         if not point.finite:
             return Status.NON_FINITE
         atol = self.limits.atol / self.terrain.objective.scale
-        self.terrain.goal = max(self.limits.gtol * point.gradient_norm, atol)
+        gtol = self.limits.gtol
+        if gtol is None:
+            gtol = torch.finfo(point.X.dtype).eps ** 0.5
+        self.terrain.goal = max(gtol * point.gradient_norm, atol)
         self.method.start(self.terrain, point)
         while True:
             self._record()
@@ -71,9 +75,10 @@ class Run:
                 return Status.NON_FINITE if self.terrain.saw_non_finite else Status.STALLED
 
     def _reason_to_stop(self) -> Status | None:
+        stopped = self.nit > 0 and self.report(self)
         if self.is_stationary(self.point) and self._settled():
             return Status.CONVERGED
-        if self.nit and self.report(self):
+        if stopped:
             return Status.CALLBACK
         if self.nit >= self.limits.maxiter:
             return Status.MAXITER
@@ -94,6 +99,7 @@ class Run:
             return False
         self.nit += 1
         self.point = after
+        self.terrain.saw_non_finite = False
         return self._is_progress(after)
 
     def _is_progress(self, point: Point) -> bool:
@@ -107,10 +113,14 @@ class Run:
 
     def is_stationary(self, point: Point) -> bool:
         """Whether the gradient has fallen enough, or is rounding beside the Euclidean one."""
-        if point.gradient_norm <= self.terrain.goal:
-            return True
-        size = norm(point.euclidean)
-        return point.gradient_norm <= 8 * torch.finfo(point.X.dtype).eps * size < math.inf
+        return point.gradient_norm <= self.terrain.goal or self.is_rounding(point)
+
+    def is_rounding(self, point: Point) -> bool:
+        """Whether nothing is left of the gradient but rounding, and little of the first one."""
+        eps = torch.finfo(point.X.dtype).eps
+        if point is not self.first and point.gradient_norm > eps**0.5 * self.first.gradient_norm:
+            return False
+        return point.gradient_norm <= 8 * eps * norm(point.euclidean) < math.inf
 
     def _settled(self) -> bool:
         """Whether the point is stationary also where it lands; then it is moved there."""
@@ -150,7 +160,7 @@ def reporter(callback: Callable[..., Any] | None, intermediate: Callable[[Run], 
             answer = callback(intermediate_result=result) if by_name else callback(result.x)
         except StopIteration:
             return True
-        return answer is True
+        return isinstance(answer, (bool, np.bool_, torch.Tensor)) and bool(answer)
 
     return report
 

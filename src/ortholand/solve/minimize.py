@@ -1,22 +1,21 @@
 """``minimize``: what SciPy's users know, over matrices with orthonormal columns."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from inspect import signature
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ortholand.geometry.manifold import distance
-from ortholand.safe_step import check_ball, check_rule
 from ortholand.solve.bb import BarzilaiBorwein
 from ortholand.solve.cg import ConjugateGradient, GradientDescent
 from ortholand.solve.landing import Landing
 from ortholand.solve.lbfgs import LBFGS
-from ortholand.solve.loop import Limits, Run, Status, reporter
+from ortholand.solve.loop import Run, reporter
 from ortholand.solve.newton import Newton
 from ortholand.solve.objective import Array, Door, Objective
-from ortholand.solve.points import Move, Point, Terrain, land, retraction
+from ortholand.solve.options import check_callback, check_method, limits_from, method_options
+from ortholand.solve.points import Move, Terrain, land, retraction
+from ortholand.solve.result import intermediate_result, last_word, result_of
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
@@ -31,7 +30,6 @@ METHODS: dict[str, Callable[..., Any]] = {
     "retraction-gd": GradientDescent,
     "retraction-cg": ConjugateGradient,
 }
-LOOP_OPTIONS = ("atol", "maxtime")
 FARTHEST_START = 0.5  # the ball of the paper; Newton-Schulz steps lead back from there
 
 
@@ -41,7 +39,7 @@ def minimize(
     *,
     jac: Callable[..., Any] | bool | None = None,
     hessp: Callable[..., Any] | None = None,
-    args: Sequence[Any] = (),
+    args: Any = (),
     method: str = "lbfgs",
     lam: float | None = None,
     gtol: float | None = None,
@@ -60,7 +58,7 @@ def minimize(
             tensor x0 it may be left out: autograd computes it. Complex X: ``df = Re <jac, dX>``.
         hessp: Euclidean Hessian times a matrix, ``hessp(X, V, *args)``, for ``"newton"``; without
             it, autograd, or differences of gradients if there is a jac.
-        args: further arguments of the functions.
+        args: tuple of further arguments of the functions.
         method: ``"lbfgs"``, ``"bb"``, ``"cg"``, ``"newton"``, ``"landing"`` (the paper's), and to
             compare with, ``"retraction-gd"`` and ``"retraction-cg"``.
         lam: attraction to the manifold: weight of N in the merit function, for ``"landing"`` in
@@ -88,100 +86,27 @@ def minimize(
     >>> result.success, round(result.fun, 6)
     (True, 1.0)
     """
-    options = dict(options or {})
+    check_method(method, METHODS)
+    check_callback(callback)
+    limits, rest = limits_from(method, options, gtol, maxiter)
+    move, rest = _move(method, rest)
+    solver = METHODS[method](lam=lam, **method_options(method, METHODS[method], lam, rest))
     door = Door(x0)
     objective = Objective(fun, door, jac=jac, hessp=hessp, args=args)
     _check_start(door)
-    limits = _limits(method, door, gtol, maxiter, options)
-    move = _move(method, options)
-    solver = _solver(method, lam, options)
-    terrain = Terrain(objective, move)
-    X = door.start if method == "landing" else terrain.settle(door.start)
-    run = Run(terrain, solver, limits, reporter(callback, _intermediate))
     with torch.no_grad():
+        terrain = Terrain(objective, move)
+        X = door.start if method == "landing" else terrain.settle(door.start)
+        run = Run(terrain, solver, limits, reporter(callback, intermediate_result))
         status = run.from_point(terrain.at(X))
-        point = _last_word(run, status)
-    return _result(run, point, status)
+        return result_of(run, last_word(run, status), status)
 
 
-def _last_word(run: Run, status: Status) -> Point:
-    """The best point, on the manifold, with everything evaluated there."""
-    point = run.point if status is Status.CONVERGED else _better(run)
-    if status is Status.CONVERGED or not point.finite:
-        return point
-    return run.terrain.at(run.terrain.settle(point.X))
-
-
-def _better(run: Run) -> Point:
-    """The lowest point, unless the last is as low up to rounding and flatter."""
-    best, last = run.best, run.point
-    rounding = 1e3 * torch.finfo(last.X.dtype).eps * abs(best.value)
-    as_low = last.value - last.correction <= best.value - best.correction + rounding
-    return last if as_low and last.gradient_norm <= best.gradient_norm else best
-
-
-def _result(run: Run, point: Point, status: Status) -> "OptimizeResult":
-    from scipy.optimize import OptimizeResult  # here: importing ortholand must stay cheap
-
-    objective, door = run.terrain.objective, run.terrain.objective.door
-    if status is Status.STALLED and run.succeeded(point):
-        status = Status.CONVERGED
-    return OptimizeResult(
-        x=_owned(door.outward(point.X)),
-        fun=point.value * objective.scale,
-        jac=_owned(door.outward(point.euclidean * objective.scale)),
-        grad_norm=point.gradient_norm * objective.scale,
-        distance=point.distance,
-        nit=run.nit,
-        nfev=objective.nfev,
-        njev=objective.njev,
-        nhev=objective.nhev,
-        success=status is Status.CONVERGED,
-        status=int(status),
-        message=_message(run, point, status),
-        history=run.history,
-    )
-
-
-def _message(run: Run, point: Point, status: Status) -> str:
-    unit = run.terrain.objective.scale
-    reached = (
-        f"the Riemannian gradient's norm is {point.gradient_norm * unit:.1e}, "
-        f"asked for {run.terrain.goal * unit:.1e}"
-    )
-    return {
-        Status.CONVERGED: f"Converged: {reached}."
-        + (" x0 was stationary already: move it to leave a saddle point." if not run.nit else ""),
-        Status.MAXITER: f"Stopped after maxiter={run.limits.maxiter} iterations: {reached}. Raise "
-        "maxiter, start from this x, or try another method ('lbfgs' or 'newton').",
-        Status.CALLBACK: f"The callback stopped the run: {reached}.",
-        Status.STALLED: f"No lower point was found: {reached}. If that is small, it is what the "
-        "precision of fun allows: raise gtol, or use float64. Otherwise jac may not be fun's "
-        "gradient: try ortholand.check_gradient(fun, jac, x0).",
-        Status.NON_FINITE: "fun or jac is not finite "
-        + ("at x0. Start elsewhere." if not run.nit else "near the last point, which is returned: ")
-        + ("" if not run.nit else f"{reached}."),
-        Status.MAXTIME: f"Stopped after maxtime={run.limits.maxtime} seconds: {reached}. Raise "
-        "maxtime, or start from this x.",
-    }[status]
-
-
-def _intermediate(run: Run) -> "OptimizeResult":
-    from scipy.optimize import OptimizeResult
-
-    point, objective = run.point, run.terrain.objective
-    return OptimizeResult(
-        x=objective.door.outward(point.X),
-        fun=point.value * objective.scale,
-        grad_norm=point.gradient_norm * objective.scale,
-        distance=point.distance,
-        nit=run.nit,
-    )
-
-
-def _owned(array: Array) -> Array:
-    """A matrix of the user's own, to write to."""
-    return array.clone() if isinstance(array, torch.Tensor) else array.copy()
+def _move(method: str, options: dict[str, Any]) -> tuple[Move, dict[str, Any]]:
+    if not method.startswith("retraction"):
+        return land, options
+    rest = {name: value for name, value in options.items() if name != "retraction"}
+    return retraction(options.get("retraction", "polar")), rest
 
 
 def _check_start(door: Door) -> None:
@@ -200,72 +125,3 @@ def _check_start(door: Door) -> None:
             f"x0 must have orthonormal {side} up to ||X^H X - I|| <= {FARTHEST_START}, but it is "
             f"{d:.2g} away. Take the nearest such matrix: {project}."
         )
-
-
-def _limits(
-    method: str, door: Door, gtol: float | None, maxiter: int | None, options: dict[str, Any]
-) -> Limits:
-    gtol = torch.finfo(door.dtype).eps ** 0.5 if gtol is None else gtol
-    maxiter = (1_000 if method == "newton" else 10_000) if maxiter is None else maxiter
-    atol, maxtime = options.pop("atol", 0.0), options.pop("maxtime", math.inf)
-    for name, value in [("gtol", gtol), ("atol", atol), ("maxiter", maxiter), ("maxtime", maxtime)]:
-        if not _is_number(value) or not value >= 0:
-            raise ValueError(f"{name} must be a number >= 0, got {value!r}.")
-    return Limits(gtol, atol, int(maxiter), maxtime)
-
-
-def _move(method: str, options: dict[str, Any]) -> Move:
-    if not method.startswith("retraction"):
-        return land
-    return retraction(options.pop("retraction", "polar"))
-
-
-def _solver(method: str, lam: float | None, options: dict[str, Any]) -> Any:
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {tuple(METHODS)}, got {method!r}.")
-    if lam is not None and not (_is_number(lam) and 0 <= lam < math.inf):
-        raise ValueError(f"lam must be a number >= 0, or None for the method's own, got {lam!r}.")
-    known = tuple(name for name in signature(METHODS[method]).parameters if name != "lam")
-    _check_options(method, options, known)
-    return METHODS[method](lam=lam, **options)
-
-
-def _check_options(method: str, options: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for name, value in options.items():
-        if name not in known:
-            also = ("retraction",) if method.startswith("retraction") else ()
-            raise ValueError(
-                f"method={method!r} has the options {(*LOOP_OPTIONS, *known, *also)}, got {name!r}."
-            )
-        rule = RULES.get(name)
-        if rule is not None and not rule[1](value):
-            raise ValueError(f"options[{name!r}] must be {rule[0]}, got {value!r}.")
-    if method != "newton" and options.get("preconditioner") == "auto":
-        raise ValueError("preconditioner='auto' is for method='newton'; pass a function, or None.")
-    if "eps" in options:
-        check_ball(1.0, options["eps"])
-    if "rule" in options:
-        check_rule(options["rule"])
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "memory": ("a whole number >= 1", _is_count),
-    "inner_maxiter": ("a whole number >= 1, or None", lambda v: v is None or _is_count(v)),
-    "preconditioner": (
-        "a function (X, V) -> V, or None; for 'newton' also 'auto'",
-        lambda v: v is None or callable(v) or v == "auto",
-    ),
-    "momentum": ("a number in [0, 1)", lambda v: _is_number(v) and 0 <= v < 1),
-    "step": (
-        "a number > 0, a function k -> eta_k, or None",
-        lambda v: v is None or callable(v) or (_is_number(v) and 0 < v < math.inf),
-    ),
-}

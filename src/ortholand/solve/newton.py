@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from ortholand.solve.curvature import Curvatures
-from ortholand.solve.descent import in_our_unit, merit_weight
-from ortholand.solve.line_search import Search, Trial
+from ortholand.solve.line_search import Merit, Search, Trial
 from ortholand.solve.points import Point, Terrain, inner, norm
 from ortholand.solve.preconditioning import Preconditioner, precondition
 
@@ -68,13 +67,13 @@ class Newton:
         preconditioner: Preconditioner | Literal["auto"] | None = "auto",
         inner_maxiter: int | None = None,
     ) -> None:
-        self.lam, self.preconditioner = lam, preconditioner
+        self.merit, self.preconditioner = Merit(lam), preconditioner
         self.inner_maxiter = inner_maxiter
 
     def start(self, terrain: Terrain, point: Point) -> None:
         """The first radius: an eighth of a turn of every column."""
         self.terrain = terrain
-        self.lam = in_our_unit(self.lam, terrain)
+        self.merit.start(terrain)
         self.last_norm = point.gradient_norm
         self.forcing = 0.5
         self.largest_radius = math.sqrt(point.X.shape[-1])
@@ -89,7 +88,7 @@ class Newton:
     def advance(self, point: Point) -> Point | None:
         """Minimise the model, go there, look."""
         solution = self._minimise_model(point)
-        lam = merit_weight(self.lam, point)
+        lam = self.merit.weight(point)
         search = Search(self.terrain, point, solution.step, solution.slope, lam, 0.9)
         trial = search.attempt(1.0)
         ratio = self._ratio(search, trial, solution)
@@ -97,6 +96,7 @@ class Newton:
         if ratio > 0.1:
             return trial.point
         found = search.run(0.5 * trial.t if trial.point.finite else 0.1 * trial.t)
+        self.merit.judge(search)
         if found is None:
             return None
         self.radius = max(found.t * solution.length, 1e-3 * self.radius)

@@ -1,11 +1,11 @@
 """The user's functions as a solver sees them: torch, tall matrices, counted.
 
-NumPy crosses here, and wide matrices are transposed here, both without copies; everything beyond
-this door is written once.
+NumPy crosses here without copies, and wide matrices are transposed here; everything beyond this
+door is written once.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -41,7 +41,8 @@ class Door:
 
     def outward(self, X: Tensor) -> Array:
         """The user's view of X; a NumPy view cannot be written to, for X is the solver's."""
-        X = X.mT if self.wide else X
+        # Contiguous as x0 most likely was: not every function likes a transposed view.
+        X = X.mT.contiguous() if self.wide else X.detach()
         if not self.numpy:
             return X
         array = X.numpy()
@@ -51,7 +52,7 @@ class Door:
     def inward(self, G: Array, name: str) -> Tensor:
         """A gradient or a Hessian product that a function of the user's returned."""
         if self.numpy:
-            G = _tensor(G, f"{name} must return an array")
+            G = _tensor(G, f"{name} must return an array", like=self.dtype)
         elif not isinstance(G, Tensor):
             raise TypeError(f"{name} must return a tensor, as x0 is one, got {type(G).__name__}.")
         if tuple(G.shape) != self.shape or G.dtype != self.dtype:
@@ -73,11 +74,12 @@ class Objective:
         *,
         jac: Callable[..., Any] | bool | None = None,
         hessp: Callable[..., Any] | None = None,
-        args: Sequence[Any] = (),
+        args: Any = (),
     ) -> None:
         _check_functions(fun, jac, hessp, door)
         self.fun, self.jac, self.hessp = fun, jac, hessp
-        self.door, self.args = door, tuple(args)
+        self.door = door
+        self.args = args if isinstance(args, tuple) else (args,)
         self.nfev = self.njev = self.nhev = 0
         self.unit: float | None = None
 
@@ -100,16 +102,18 @@ class Objective:
             return value, G
         x = self.door.outward(X)
         if self.jac is True:
-            value, G = _pair(self.fun(x, *self.args))
+            value, G = _pair(self._call("fun", self.fun, x))
         else:
-            value, G = self.fun(x, *self.args), self._gradient(x)
-        return _real_number(value), self.door.inward(G, "jac")
+            value, G = self._call("fun", self.fun, x), self._call("jac", self.jac, x)
+        # A copy: functions that fill the same buffer at each call are common.
+        return _real_number(value), self.door.inward(G, "jac").clone()
 
     def gradient(self, X: Tensor) -> Tensor:
         """The Euclidean gradient alone."""
         if callable(self.jac):
             self.njev += 1
-            return self.door.inward(self._gradient(self.door.outward(X)), "jac") / self.scale
+            G = self._call("jac", self.jac, self.door.outward(X))
+            return self.door.inward(G, "jac") / self.scale
         return self.value_and_gradient(X)[1]
 
     @property
@@ -134,14 +138,19 @@ class Objective:
 
         return counted
 
-    def _gradient(self, x: Array) -> Any:
-        assert callable(self.jac)
-        return self.jac(x, *self.args)
+    def _call(self, name: str, function: Callable[..., Any] | bool | None, *matrices: Array) -> Any:
+        """Call a function of the user's, which may use autograd, and must leave X as it is."""
+        assert callable(function)
+        versions = [x._version for x in matrices if isinstance(x, Tensor)]
+        with torch.enable_grad():
+            value = function(*matrices, *self.args)
+        if versions != [x._version for x in matrices if isinstance(x, Tensor)]:
+            raise ValueError(f"{name} must not modify X, but it did. Work on a copy: X.clone().")
+        return value
 
     def _hessian_product(self, X: Tensor, V: Tensor) -> Tensor:
-        assert self.hessp is not None
-        x, v = self.door.outward(X), self.door.outward(V)
-        return self.door.inward(self.hessp(x, v, *self.args), "hessp")
+        H = self._call("hessp", self.hessp, self.door.outward(X), self.door.outward(V))
+        return self.door.inward(H, "hessp")
 
     def _hessian_by_autograd(self, X: Tensor) -> HessianProduct:
         """The gradient's graph is made once for all directions."""
@@ -172,14 +181,18 @@ class Objective:
         assert isinstance(x, Tensor)
         leaf = x.detach().requires_grad_()
         with torch.enable_grad():
-            value = self.fun(leaf, *self.args)
-            if not isinstance(value, Tensor) or not value.requires_grad:
-                raise ValueError(
-                    "Without jac, fun must return a tensor that autograd can differentiate, got "
-                    f"{_describe(value)}. Compute it from X by torch operations, or pass jac."
-                )
+            value = self._call("fun", self.fun, leaf)
             number = _real_number(value)
-            (G,) = torch.autograd.grad(value.sum(), leaf, create_graph=create_graph)
+            G = None
+            if isinstance(value, Tensor) and value.requires_grad:
+                (G,) = torch.autograd.grad(
+                    value.sum(), leaf, create_graph=create_graph, allow_unused=True
+                )
+        if G is None:
+            raise ValueError(
+                "Without jac, fun must return a tensor that autograd can differentiate, got "
+                f"{_describe(value)}. Compute it from X by torch operations, or pass jac."
+            )
         return number, G if create_graph else self.door.inward(G, "fun's derivative"), leaf
 
 
@@ -192,28 +205,42 @@ def _unit(G: Tensor) -> float:
     return 2.0 ** max(-limit, min(limit, math.frexp(largest)[1]))
 
 
-def _tensor(array: Any, rule: str = "x0 must be a NumPy array or a tensor") -> Tensor:
+def _tensor(
+    array: Any,
+    rule: str = "x0 must be a NumPy array or a tensor",
+    like: torch.dtype = torch.float64,
+) -> Tensor:
+    """A tensor that shares memory with the array where torch has one for it; integers: floats."""
     if isinstance(array, Tensor):
         return array
     array = np.asarray(array)
     if array.dtype.kind in "iub":
-        array = array.astype(np.float64)
-    if array.dtype.kind not in "fc":
-        raise TypeError(f"{rule} of numbers, got {array.dtype}.")
-    if not array.flags.writeable or any(step < 0 for step in array.strides):
-        array = array.copy()  # torch has no tensors for these
+        return torch.from_numpy(array.astype(np.float64)).to(like)
+    if array.dtype.newbyteorder("=") not in _NUMPY_TYPES:
+        raise TypeError(f"{rule} of single or double precision, got {array.dtype}.")
+    odd = any(step < 0 or step % array.itemsize for step in array.strides)
+    if odd or not array.flags.writeable or not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="), order="C")  # a copy
     return torch.from_numpy(array)
+
+
+_NUMPY_TYPES = tuple(np.dtype(name) for name in ("f2", "f4", "f8", "c8", "c16"))
 
 
 def _real_number(value: Any) -> float:
     is_tensor = isinstance(value, Tensor)
+    kind = "c" if is_tensor and value.is_complex() else "f" if is_tensor else _kind(value)
     size = value.numel() if is_tensor else np.size(value)
-    if size != 1 or (value.is_complex() if is_tensor else np.iscomplexobj(value)):
+    if size != 1 or kind not in "fiub":
         raise ValueError(
             f"fun must return one real number, got {_describe(value)}. Sum over the entries, "
             "and take the real part of a complex cost."
         )
     return value.item() if is_tensor else float(np.asarray(value).reshape(()))
+
+
+def _kind(value: Any) -> str:
+    return np.asarray(value).dtype.kind
 
 
 def _pair(value: Any) -> tuple[Any, Any]:

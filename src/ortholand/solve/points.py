@@ -57,10 +57,9 @@ class SquareFrame:
         """``Y - E Y / 2`` for Y with residual E: what remains of E is of the order of E^2."""
         return torch.addmm(Y, E, Y, alpha=-0.5)
 
-    def differentiate(self, X: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
+    def differentiate(self, X: Tensor, G: Tensor, _D: Tensor) -> tuple[Tensor, Tensor]:
         """Relative gradient and multiplier."""
-        B = G @ X.mH
-        half = B / 2
+        half = G @ X.mH / 2
         return half - half.mH, half + half.mH
 
     def tangent(self, _X: Tensor, A: Tensor) -> Tensor:
@@ -99,10 +98,15 @@ class TallFrame:
         """``Y - Y E / 2``."""
         return torch.addmm(Y, Y, E, alpha=-0.5)
 
-    def differentiate(self, X: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
-        """Riemannian gradient and multiplier."""
+    def differentiate(self, X: Tensor, G: Tensor, D: Tensor) -> tuple[Tensor, Tensor]:
+        """Riemannian gradient and multiplier.
+
+        Off the manifold G's tangent part is ``G - X M`` with ``Sym(X^H X M) = Sym(X^H G)``. M is
+        taken to first order in D, or a large normal part of G would pass for a tangent one.
+        """
         multiplier = sym(X.mH @ G)
-        return torch.addmm(G, X, multiplier, alpha=-1), multiplier
+        M = multiplier - sym(D @ multiplier)
+        return torch.addmm(G, X, M, alpha=-1), multiplier
 
     def tangent(self, X: Tensor, V: Tensor) -> Tensor:
         """V without its normal part at X."""
@@ -194,8 +198,8 @@ class Terrain:
     def at(self, X: Tensor) -> Point:
         """Evaluate everything at X."""
         value, G = self.objective.value_and_gradient(X)
-        gradient, multiplier = self.frame.differentiate(X, G)
         D = self.frame.residual(X)
+        gradient, multiplier = self.frame.differentiate(X, G, D)
         point = Point(
             X, value, G, gradient, multiplier, norm(D), inner(multiplier, D) / 2, norm(gradient)
         )

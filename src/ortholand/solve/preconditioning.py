@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ortholand.solve.points import Point, Terrain
+from ortholand.solve.points import Point, Terrain, inner, norm
 
 Preconditioner = Callable[[Any, Any], Any]
 
@@ -19,4 +19,11 @@ def precondition(
     door, frame = terrain.objective.door, terrain.frame
     V = frame.ambient(point.X, gradient)
     W = preconditioner(door.outward(point.X), door.outward(V))
-    return frame.coordinates(point.X, door.inward(W, "preconditioner"))
+    scaled = frame.coordinates(point.X, door.inward(W, "preconditioner"))
+    cosine = inner(gradient, scaled)
+    if not (cosine > 0 or norm(gradient) == 0):
+        raise ValueError(
+            "preconditioner(X, V) must be positive definite, <V, preconditioner(X, V)> > 0, got "
+            f"{cosine:.1e}. Shift or clip its eigenvalues."
+        )
+    return scaled
