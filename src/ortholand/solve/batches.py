@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ortholand.solve.minimize import _is_count
 from ortholand.solve.objective import Array, Door
+from ortholand.solve.options import is_count
 
 DEFAULT_BATCHES = 100  # where the batch size is left open
 
@@ -127,10 +127,10 @@ def open_source(
                 "and set it where data is made."
             )
         return _data_source(data, method, shuffle, random)
-    if n_terms is None or not _is_count(n_terms):
+    if n_terms is None or not is_count(n_terms):
         raise ValueError(f"n_terms must be a whole number >= 1, got {n_terms!r}.")
     size = math.ceil(n_terms / DEFAULT_BATCHES) if batch_size is None else batch_size
-    if not _is_count(size) or size > n_terms:
+    if not is_count(size) or size > n_terms:
         raise ValueError(
             f"batch_size must be a whole number from 1 to n_terms={n_terms}, got {size!r}."
         )

@@ -83,6 +83,8 @@ class Curvatures:
             frame.learn(X, hessian, self.generator)
         best = max(self.frames, key=lambda frame: frame.agreement)
         self.best = best if best.agreement > AGREEMENT else None
+        if self.best is not None:
+            self.best.prepare(X)
 
     def precondition(self, X: Tensor, A: Tensor) -> Tensor:
         """An approximation of the inverse Hessian, up to a factor; A itself if nothing is known."""
@@ -111,12 +113,15 @@ class ColumnRotations:
         """How much the probes agree on the better known block; then the other is used as well."""
         return max(self.rotations.agreement, self.moves.agreement)
 
-    def precondition(self, X: Tensor, V: Tensor) -> Tensor:
-        """Divide by the curvatures, relative to their mean."""
+    def prepare(self, X: Tensor) -> None:
+        """The factors, relative to the mean curvature."""
         scale = self.moves.mean()
-        of_moves = self.moves.inverse(scale) if self.moves.believed else 1.0
-        of_rotations = _as_matrix(self.rotations.inverse(scale), X)
-        return torch.addmm(V * of_moves, X, (X.mH @ V) * (of_rotations - of_moves))
+        self.of_moves = self.moves.inverse(scale) if self.moves.believed else 1.0
+        self.more = _as_matrix(self.rotations.inverse(scale), X) - self.of_moves
+
+    def precondition(self, X: Tensor, V: Tensor) -> Tensor:
+        """Divide by the curvatures."""
+        return torch.addmm(V * self.of_moves, X, (X.mH @ V) * self.more)
 
 
 class Rotations:
@@ -137,10 +142,13 @@ class Rotations:
         """How much the probes agree."""
         return self.rotations.agreement
 
+    def prepare(self, X: Tensor) -> None:
+        """The factors, relative to the mean curvature."""
+        self.factors = _as_matrix(self.rotations.inverse(self.rotations.mean()), X)
+
     def precondition(self, X: Tensor, A: Tensor) -> Tensor:
-        """Divide by the curvatures, relative to their mean."""
-        inverse = _as_matrix(self.rotations.inverse(self.rotations.mean()), X)
-        return self._from_frame(X, self._to_frame(X, A) * inverse)
+        """Divide by the curvatures."""
+        return self._from_frame(X, self._to_frame(X, A) * self.factors)
 
     def _to_frame(self, X: Tensor, A: Tensor) -> Tensor:
         return X.mH @ A @ X if self.of_columns else A

@@ -20,27 +20,28 @@ from torch import Tensor
 
 from ortholand.optim.landing import coupled
 from ortholand.optim.momentum import accumulate, generator, transport
-from ortholand.safe_step import check_ball, check_rule
 from ortholand.solve.batches import Source, Stream, open_source
 from ortholand.solve.landing import _lipschitz_constant
 from ortholand.solve.loop import Run, Status, reporter
-from ortholand.solve.minimize import (
-    _better,
-    _check_start,
-    _intermediate,
-    _is_count,
-    _is_number,
-    _limits,
-    _result,
-)
+from ortholand.solve.minimize import _check_start
 from ortholand.solve.objective import Array, Door, Objective, _unit
+from ortholand.solve.options import (
+    LOOP_OPTIONS,
+    RULES,
+    check_callback,
+    check_method,
+    is_count,
+    is_number,
+    limits_from,
+)
 from ortholand.solve.points import Point, Terrain
+from ortholand.solve.result import intermediate_result, result_of
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
 
 PROBES = 8  # batches that are asked for their curvature, where lr is left open
-REJECTIONS = 10  # halvings of lr in one epoch before SAGA gives up
+REJECTIONS = 20  # halvings of lr in one epoch before SAGA gives up
 
 
 def minimize_finite_sum(
@@ -107,23 +108,25 @@ def minimize_finite_sum(
     >>> minimize_finite_sum(fun, x0, n_terms=500).success
     True
     """
-    options = dict(options or {})
-    door = Door(x0)
+    check_method(method, METHODS)
+    check_callback(callback)
+    _check_numbers(epochs, lr, lam)
+    limits, rest = limits_from(method, options, gtol, epochs)
+    shuffle = rest.pop("shuffle", True)
+    _check_options(method, {"shuffle": shuffle, **rest})
     random = _random(seed)
-    _check_start(door)
-    _check_numbers(epochs, lr, lam, callback)
-    limits = _limits(method, door, gtol, epochs, options)
-    shuffle = _checked("shuffle", options.pop("shuffle", True))
-    solver = _solver(method, random, lr, lam, options)
+    solver = METHODS[method](random, lr, lam, **rest)
+    door = Door(x0)
     source = open_source(n_terms, data, batch_size, method, shuffle, random, door)
-    terrain = Terrain(FiniteSum(fun, door, source, jac=jac, remember=method == "saga"))
-    run = Run(terrain, solver, limits, reporter(callback, _intermediate))
+    objective = FiniteSum(fun, door, source, jac=jac, remember=method == "saga")
+    _check_start(door)
     with torch.no_grad():
+        terrain = Terrain(objective)
+        run = Run(terrain, solver, limits, reporter(callback, intermediate_result))
         status = run.from_point(terrain.at(terrain.settle(door.start)))
-    point = run.point if status is Status.CONVERGED else _better(run)
-    result = _result(run, point, status)
-    unit = terrain.objective.scale
-    result.update(lr=solver.lr / unit, lam=solver.lam * unit)
+    point = _returned(run, status)
+    result = result_of(run, point, status)
+    result.update(lr=solver.lr / objective.scale, lam=solver.lam * objective.scale)
     advice = _advice(method, run, point, result.lr)
     result.message = advice.get(Status(result.status), result.message)
     return result
@@ -374,7 +377,7 @@ class SGD(StochasticLanding):
 METHODS: dict[str, type[StochasticLanding]] = {"saga": SAGA, "sgd": SGD}
 
 
-def _random(seed: int | torch.Generator) -> torch.Generator:
+def _random(seed: Any) -> torch.Generator:
     if isinstance(seed, torch.Generator) and seed.device.type == "cpu":
         return seed
     if isinstance(seed, bool) or not isinstance(seed, int):
@@ -382,50 +385,39 @@ def _random(seed: int | torch.Generator) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def _check_numbers(epochs: Any, lr: Any, lam: Any, callback: Any) -> None:
-    if not _is_count(epochs):
+def _check_numbers(epochs: Any, lr: Any, lam: Any) -> None:
+    if not is_count(epochs):
         raise ValueError(f"epochs must be a whole number >= 1, got {epochs!r}.")
-    if lr is not None and not (_is_number(lr) and 0 < lr < math.inf):
+    if lr is not None and not (is_number(lr) and 0 < lr < math.inf):
         raise ValueError(f"lr must be a number > 0, or None to have it chosen, got {lr!r}.")
-    if lam is not None and not (_is_number(lam) and 0 <= lam < math.inf):
+    if lam is not None and not (is_number(lam) and 0 <= lam < math.inf):
         raise ValueError(f"lam must be a number >= 0, or None to have it chosen, got {lam!r}.")
-    if callback is not None and not callable(callback):
-        raise TypeError(f"callback must be a function or None, got {callback!r}.")
 
 
-OPTIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+OWN_RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "shuffle": ("True or False", lambda v: isinstance(v, bool)),
-    "momentum": ("a number in [0, 1)", lambda v: _is_number(v) and 0 <= v < 1),
-    "decay": ("a number >= 0", lambda v: _is_number(v) and 0 <= v < math.inf),
-    "eps": ("a number in (0, 1)", _is_number),
+    "decay": ("a number >= 0", lambda v: is_number(v) and 0 <= v < math.inf),
 }
 
 
-def _checked(name: str, value: Any) -> Any:
-    rule = OPTIONS.get(name)
-    if rule is not None and not rule[1](value):
-        raise ValueError(f"options[{name!r}] must be {rule[0]}, got {value!r}.")
-    return value
-
-
-def _solver(
-    method: str,
-    random: torch.Generator,
-    lr: float | None,
-    lam: float | None,
-    options: dict[str, Any],
-) -> StochasticLanding:
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {tuple(METHODS)}, got {method!r}.")
-    known = METHODS[method].options
+def _check_options(method: str, options: Mapping[str, Any]) -> None:
+    known = ("shuffle", *METHODS[method].options)
     for name, value in options.items():
         if name not in known:
-            known = ("atol", "maxtime", "shuffle", *known)
-            raise ValueError(f"method={method!r} has the options {known}, got {name!r}.")
-        _checked(name, value)
-    check_ball(1.0, options.get("eps", 0.5))
-    check_rule(options.get("rule", "frobenius"))
-    return METHODS[method](random, lr, lam, **options)
+            raise ValueError(
+                f"method={method!r} has the options {(*LOOP_OPTIONS, *known)}, got {name!r}."
+            )
+        rule, holds = {**RULES, **OWN_RULES}[name]
+        if not holds(value):
+            raise ValueError(f"options[{name!r}] must be {rule}, got {value!r}.")
+
+
+def _returned(run: Run, status: Status) -> Point:
+    """The lowest point, unless the last is as low up to rounding and flatter. All have landed."""
+    best, last = run.best, run.point
+    rounding = 1e3 * torch.finfo(last.X.dtype).eps * abs(best.value)
+    tied = last.value <= best.value + rounding and last.gradient_norm <= best.gradient_norm
+    return last if status is Status.CONVERGED or tied else best
 
 
 def _advice(method: str, run: Run, point: Point, lr: float) -> dict[Status, str]:

@@ -28,8 +28,8 @@ class Landing:
     Attributes:
         step: eta, or a function k -> eta_k of the iteration 1, 2, ...; None: half the inverse of
             the gradient's Lipschitz constant near the start, from some gradients.
-        lam: attraction to the manifold; None: a quarter of 1 / eta_1, so that each step about
-            halves the distance.
+        lam: attraction to the manifold; None: a quarter of the inverse of the first step, so
+            that each about halves the distance.
         momentum: of the relative gradients, in [0, 1).
         eps: radius of the ball that the safe step keeps the iterates in.
         rule: of the safe step.
@@ -55,7 +55,7 @@ class Landing:
         self.terrain, self.unit = terrain, terrain.objective.scale
         if self.step is None:
             self.step = 0.5 / _lipschitz_constant(terrain, point) / self.unit
-        self.lam = 1 / (4 * self._eta(1)) if self.lam is None else self.lam / self.unit
+        self.lam = self._attraction() if self.lam is None else self.lam / self.unit
 
     def advance(self, point: Point) -> Point | None:
         """One step."""
@@ -80,6 +80,11 @@ class Landing:
         )
         self.buffer = transport(X, buffer)
         return B
+
+    def _attraction(self) -> float:
+        """So strong that each step about halves the distance, for the first step that is one."""
+        steps = (self._eta(k) for k in range(1, 1001))
+        return 1 / (4 * next((eta for eta in steps if eta > 0), 1.0))
 
     def _eta(self, k: int) -> float:
         """The step for f in our unit; the user's is for f in his."""

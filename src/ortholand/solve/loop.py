@@ -80,6 +80,8 @@ class Run:
             return Status.CONVERGED
         if stopped:
             return Status.CALLBACK
+        if self.in_vain > self.method.patience:
+            return Status.STALLED
         if self.nit >= self.limits.maxiter:
             return Status.MAXITER
         if time.perf_counter() - self.began > self.limits.maxtime:
@@ -93,23 +95,26 @@ class Run:
             forgot = self.method.restart()
             if not forgot and self.point.distance <= feasible(self.point.X):
                 return False
-            self.point = self.terrain.at(self.terrain.settle(self.point.X))
-            after = self.method.advance(self.point)
+            settled = self.terrain.at(self.terrain.settle(self.point.X))
+            if not settled.finite:
+                return False
+            self.point = settled
+            after = self.method.advance(settled)
         if after is None:
             return False
         self.nit += 1
         self.point = after
         self.terrain.saw_non_finite = False
-        return self._is_progress(after)
+        self._look_for_progress(after)
+        return True
 
-    def _is_progress(self, point: Point) -> bool:
-        """Whether f or the gradient has been falling of late: it may rise for a while."""
+    def _look_for_progress(self, point: Point) -> None:
+        """Count the steps since f or the gradient was last lower than ever: some may pass."""
         lower = point.value - point.correction < self.best.value - self.best.correction
         self.best = point if lower else self.best
         flatter = point.gradient_norm < self.flattest
         self.flattest = min(self.flattest, point.gradient_norm)
         self.in_vain = 0 if lower or flatter else self.in_vain + 1
-        return self.in_vain <= self.method.patience
 
     def is_stationary(self, point: Point) -> bool:
         """Whether the gradient has fallen enough, or is rounding beside the Euclidean one."""
@@ -118,7 +123,7 @@ class Run:
     def is_rounding(self, point: Point) -> bool:
         """Whether nothing is left of the gradient but rounding, and little of the first one."""
         eps = torch.finfo(point.X.dtype).eps
-        if point is not self.first and point.gradient_norm > eps**0.5 * self.first.gradient_norm:
+        if self.nit and point.gradient_norm > eps**0.5 * self.first.gradient_norm:
             return False
         return point.gradient_norm <= 8 * eps * norm(point.euclidean) < math.inf
 

@@ -88,6 +88,8 @@ class Newton:
     def advance(self, point: Point) -> Point | None:
         """Minimise the model, go there, look."""
         solution = self._minimise_model(point)
+        if not solution.slope < 0:
+            return None  # nothing is left but rounding
         lam = self.merit.weight(point)
         search = Search(self.terrain, point, solution.step, solution.slope, lam, 0.9)
         trial = search.attempt(1.0)
@@ -154,9 +156,9 @@ def truncated_cg(
     limit: int,
 ) -> Solution:
     """Steihaug's: CG on ``H A = -g`` until accurate enough, at the radius, or downwards forever."""
-    r = model.point.gradient
+    g = r = model.point.gradient
     z = inverse(r)
-    d, A, HA = -z, torch.zeros_like(r), torch.zeros_like(r)
+    d, A = -z, torch.zeros_like(r)
     rz, AA, Ad, dd = inner(r, z), 0.0, 0.0, inner(z, z)
     sharpest, rounding = 0.0, torch.finfo(r.dtype).eps ** (2 / 3)
     for _ in range(limit):
@@ -168,21 +170,21 @@ def truncated_cg(
         alpha = rz / curvature if curvature > 0 else math.inf
         reach = _to_boundary(AA, Ad, dd, radius)
         if not alpha < reach:  # also if it is NaN
-            return _finish(model, A.add_(d, alpha=reach), HA.add_(Hd, alpha=reach), True)
-        A, HA = A.add_(d, alpha=alpha), HA.add_(Hd, alpha=alpha)
-        r = torch.add(r, Hd, alpha=alpha)
-        if norm(r) <= accuracy:
-            break
+            return _finish(g, A.add_(d, alpha=reach), r.add(Hd, alpha=reach), True)
+        A, r = A.add_(d, alpha=alpha), torch.add(r, Hd, alpha=alpha)
         z = inverse(r)
         rz, before = inner(r, z), rz
-        d = d.mul_(rz / before).sub_(z)
+        if (math.sqrt(rz) if z is r else norm(r)) <= accuracy:
+            break
+        d = d.mul(rz / before).sub_(z)  # a new one: the user's hessp may have kept the last
         AA += alpha * (2 * Ad + alpha * dd)
         Ad, dd = inner(A, d), inner(d, d)
-    return _finish(model, A, HA, False)
+    return _finish(g, A, r, False)
 
 
-def _finish(model: Model, A: Tensor, HA: Tensor, at_boundary: bool) -> Solution:
-    return Solution(A, inner(model.point.gradient, A), inner(A, HA), at_boundary, norm(A))
+def _finish(g: Tensor, A: Tensor, r: Tensor, at_boundary: bool) -> Solution:
+    """The residual ``r = g + H A`` tells the model's curvature along A."""
+    return Solution(A, inner(g, A), inner(A, r - g), at_boundary, norm(A))
 
 
 def _to_boundary(AA: float, Ad: float, dd: float, radius: float) -> float:

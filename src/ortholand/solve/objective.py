@@ -82,6 +82,8 @@ class Objective:
         self.args = args if isinstance(args, tuple) else (args,)
         self.nfev = self.njev = self.nhev = 0
         self.unit: float | None = None
+        self.keeps_graph = False  # whether Hessian products will be asked for
+        self._graph: tuple[Tensor, Tensor, Tensor] | None = None  # X, gradient, leaf
 
     def value_and_gradient(self, X: Tensor) -> tuple[float, Tensor]:
         """``f(X)`` and the Euclidean gradient: ``f(X + E) = f(X) + Re <G, E> + o(E)``.
@@ -98,8 +100,7 @@ class Objective:
         self.nfev += 1
         self.njev += 1
         if not self.jac:
-            value, G, _ = self._by_autograd(X, create_graph=False)
-            return value, G
+            return self._by_autograd(X)
         x = self.door.outward(X)
         if self.jac is True:
             value, G = _pair(self._call("fun", self.fun, x))
@@ -126,8 +127,6 @@ class Objective:
         if self.hessp is not None:
             return self._counted(lambda V: self._hessian_product(X, V))
         if not self.jac:
-            self.nfev += 1
-            self.njev += 1
             return self._counted(self._hessian_by_autograd(X))
         return self._counted(lambda V: self._hessian_by_differences(X, G, V) * self.scale)
 
@@ -153,8 +152,12 @@ class Objective:
         return self.door.inward(H, "hessp")
 
     def _hessian_by_autograd(self, X: Tensor) -> HessianProduct:
-        """The gradient's graph is made once for all directions."""
-        _, G, leaf = self._by_autograd(X, create_graph=True)
+        """By differentiating the gradient's graph, which serves all directions."""
+        self.keeps_graph = True
+        if self._graph is None or self._graph[0] is not X:
+            self._value_and_gradient(X)
+        assert self._graph is not None
+        _, G, leaf = self._graph
         wide = self.door.wide
 
         def product(V: Tensor) -> Tensor:
@@ -175,8 +178,7 @@ class Objective:
         h = torch.finfo(X.dtype).eps ** 0.5 * X.shape[-1] ** 0.5 / norm
         return (self.gradient(X + h * V) - G) / h
 
-    def _by_autograd(self, X: Tensor, *, create_graph: bool) -> tuple[float, Tensor, Tensor]:
-        """The gradient is the user's side of the door when there is a graph to differentiate."""
+    def _by_autograd(self, X: Tensor) -> tuple[float, Tensor]:
         x = self.door.outward(X)
         assert isinstance(x, Tensor)
         leaf = x.detach().requires_grad_()
@@ -186,14 +188,15 @@ class Objective:
             G = None
             if isinstance(value, Tensor) and value.requires_grad:
                 (G,) = torch.autograd.grad(
-                    value.sum(), leaf, create_graph=create_graph, allow_unused=True
+                    value.sum(), leaf, create_graph=self.keeps_graph, allow_unused=True
                 )
         if G is None:
             raise ValueError(
                 "Without jac, fun must return a tensor that autograd can differentiate, got "
                 f"{_describe(value)}. Compute it from X by torch operations, or pass jac."
             )
-        return number, G if create_graph else self.door.inward(G, "fun's derivative"), leaf
+        self._graph = (X, G, leaf) if self.keeps_graph else None
+        return number, self.door.inward(G, "fun's derivative")
 
 
 def _unit(G: Tensor) -> float:

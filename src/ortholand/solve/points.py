@@ -238,9 +238,9 @@ def inner(A: Tensor, B: Tensor) -> float:
     """``Re <A, B>``."""
     if A.is_complex():
         A, B = torch.view_as_real(A.resolve_conj()), torch.view_as_real(B.resolve_conj())
-    return float(torch.dot(A.reshape(-1), B.reshape(-1)))
+    return torch.dot(A.contiguous().view(-1), B.contiguous().view(-1)).item()
 
 
 def norm(A: Tensor) -> float:
     """Frobenius norm."""
-    return float(torch.linalg.vector_norm(A))
+    return torch.linalg.vector_norm(A).item()

@@ -21,6 +21,8 @@ def last_word(run: Run, status: Status) -> Point:
     if run.point is run.best:
         return best
     last = _settled(run, run.point)
+    if not last.finite:
+        return best
     rounding = 1e3 * torch.finfo(last.X.dtype).eps * abs(best.value)
     if last.value < best.value - rounding:
         return last
