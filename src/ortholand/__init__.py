@@ -22,7 +22,8 @@ from ortholand.optim import PLAM, LandingAdam, LandingSGD, PenaltySGD, PowerLawL
 from ortholand.parameters import orthogonality_error, orthogonalize_, param_groups
 from ortholand.retractions import RETRACTIONS, retract
 from ortholand.safe_step import paper_step_size, safe_step_size
-from ortholand.solve import minimize
+from ortholand.flow import landing_flow
+from ortholand.solve import check_gradient, check_hessian, minimize, minimize_finite_sum
 from ortholand.trivializations import rebase_, trivialize_, untrivialize_
 
 try:
@@ -39,10 +40,14 @@ __all__ = [
     "PenaltySGD",
     "PowerLawLR",
     "RiemannianSGD",
+    "check_gradient",
+    "check_hessian",
     "distance",
     "gram_residual",
     "landing_field",
+    "landing_flow",
     "minimize",
+    "minimize_finite_sum",
     "orthogonality_error",
     "orthogonalize_",
     "paper_step_size",

@@ -82,6 +82,19 @@ def numpy_version() -> Callable[..., Any]:
     return wrap
 
 
+@pytest.fixture
+def at_distance_of() -> Callable[[float, Tensor], Tensor]:
+    """``at_distance_of(d, X)``: a matrix with ``||X^H X - I||_F = d`` near X on the manifold."""
+
+    def move(d: float, X: Tensor) -> Tensor:
+        p = min(X.shape)
+        e = torch.linspace(-1, 1.5, p, dtype=torch.float64) if p > 1 else torch.ones(1)
+        e = (1 + d * e / torch.linalg.vector_norm(e)).sqrt().to(X.dtype)
+        return X * (e[:, None] if X.shape[0] < X.shape[1] else e)
+
+    return move
+
+
 class Counted:
     """A function that counts its calls."""
 

@@ -1,5 +1,7 @@
 """Solvers for a cost on matrices with orthonormal columns, without retractions."""
 
+from ortholand.solve.check import check_gradient, check_hessian
+from ortholand.solve.finite_sum import minimize_finite_sum
 from ortholand.solve.minimize import METHODS, minimize
 
-__all__ = ["METHODS", "minimize"]
+__all__ = ["METHODS", "check_gradient", "check_hessian", "minimize", "minimize_finite_sum"]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ortholand.optim.landing import coupled
 from ortholand.optim.momentum import accumulate, generator, transport
-from ortholand.solve.points import Point, Terrain, norm
+from ortholand.solve.points import Point, Terrain, feasible, norm
 
 Steps = float | Callable[[int], float]
 POWER_ITERATIONS = 8
@@ -99,6 +99,8 @@ class Landing:
 
 def _lipschitz_constant(terrain: Terrain, point: Point) -> float:
     """Largest curvature met by a power iteration on differences of Riemannian gradients."""
+    if point.distance > feasible(point.X):  # the trial points below are landed, so must this be
+        point = terrain.at(terrain.settle(point.X))
     direction, largest = point.gradient, 0.0
     length = torch.finfo(point.X.dtype).eps ** (1 / 3) * point.X.shape[-1] ** 0.5
     for _ in range(POWER_ITERATIONS):

@@ -71,13 +71,13 @@ class Newton:
         self.inner_maxiter = inner_maxiter
 
     def start(self, terrain: Terrain, point: Point) -> None:
-        """The first radius: an eighth of a turn of every column."""
+        """The first radius: half a radian for every column."""
         self.terrain = terrain
         self.merit.start(terrain)
         self.last_norm = point.gradient_norm
         self.forcing = 0.5
         self.largest_radius = math.sqrt(point.X.shape[-1])
-        self.radius = self.largest_radius / 8
+        self.radius = self.largest_radius / 2
         self.curvatures = Curvatures(point.X)
         self.effort = 0  # Hessian products in the last step
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ortholand.geometry.derivatives import remove_normal
 from ortholand.geometry.matrices import gram_minus_identity, is_square, skew, sym
-from ortholand.retractions import retract
+from ortholand.retractions import find_retraction, retract
 from ortholand.solve.objective import Objective
 
 
@@ -172,6 +172,7 @@ def _schulz(frame: Frame, Y: Tensor, E: Tensor, error: float, near: float) -> Te
 
 def retraction(kind: str) -> Move:
     """Move by a retraction instead: the methods to compare with, in the same loop."""
+    find_retraction(kind)
 
     def move(
         frame: Frame,

@@ -1,0 +1,172 @@
+"""The preconditioner that Newton's method learns from random probes."""
+
+import pytest
+import torch
+
+from ortholand import minimize, random_orthogonal, riemannian_hessian
+from ortholand.problems import PCA, Brockett
+from ortholand.solve.curvature import ColumnRotations, Curvatures, Rotations
+from ortholand.solve.newton import Model
+from ortholand.solve.objective import Door, Objective
+from ortholand.solve.points import Terrain, inner
+
+
+def model_at(fun, X):
+    door = Door(X)
+    terrain = Terrain(Objective(fun, door))
+    return Model(terrain, terrain.at(door.start))
+
+
+def eigenvector_problem(n, p):
+    """Brockett's cost and its minimiser, where the Hessian is diagonal in the frame of X."""
+    problem = Brockett.linear(n, p, seed=0)
+    return problem, problem.solution()
+
+
+def curvature_along(problem, X, V):
+    H = riemannian_hessian(X, V, gradient=problem.grad(X), hessian_product=problem.hessp(X, V))
+    return float((V * H).sum() / (V * V).sum())
+
+
+class TestProbesOfTallMatrices:
+    def test_estimate_the_curvature_of_every_rotation(self):
+        problem, X = eigenvector_problem(12, 4)
+        frame = ColumnRotations()
+        frame.learn(X, model_at(problem.fun, X).hessian, torch.Generator().manual_seed(0))
+        rows, columns = torch.triu_indices(4, 4, offset=1)
+        for k, (i, j) in enumerate(zip(rows, columns, strict=True)):
+            Z = torch.zeros(4, 4, dtype=X.dtype)
+            Z[i, j], Z[j, i] = 1, -1
+            expected = curvature_along(problem, X, X @ Z)
+            assert frame.rotations.squares[k].sqrt() == pytest.approx(expected, rel=1e-8)
+
+    def test_estimate_the_mean_curvature_of_every_columns_moves(self):
+        n, p = 400, 3
+        problem, X = eigenvector_problem(n, p)
+        frame = ColumnRotations()
+        frame.learn(X, model_at(problem.fun, X).hessian, torch.Generator().manual_seed(0))
+        values = torch.linalg.eigvalsh(problem.A)
+        for j in range(p):
+            weight = curvature_along(problem, X, _move(X, problem, j, p)) / (values[p] - values[j])
+            mean = float(weight * (values[p:].mean() - values[j]))
+            assert frame.moves.squares[j].sqrt() == pytest.approx(mean, rel=0.2)
+
+    def test_agree_at_a_solution_of_brocketts_and_not_on_pca(self):
+        random = torch.Generator().manual_seed(0)
+        problem, X = eigenvector_problem(60, 10)
+        frame = ColumnRotations()
+        hessian = model_at(problem.fun, X).hessian
+        for _ in range(2):
+            frame.learn(X, hessian, random)
+        assert frame.agreement > 0.9
+        pca = PCA.with_gap(60, 10, seed=0)
+        X = pca.solution() @ random_orthogonal(10, 10, seed=1, dtype=torch.float64)
+        frame = ColumnRotations()
+        hessian = model_at(pca.fun, X).hessian
+        for _ in range(2):
+            frame.learn(X, hessian, random)
+        assert frame.agreement <= 0.5
+
+    def test_the_preconditioner_is_symmetric_and_positive(self):
+        problem, X = eigenvector_problem(30, 5)
+        model = model_at(problem.fun, X)
+        curvatures = Curvatures(X)
+        for _ in range(2):
+            curvatures.learn(X, model.hessian)
+        assert curvatures.best is not None
+        U, V = (model.terrain.frame.tangent(X, torch.randn_like(X)) for _ in range(2))
+        PU, PV = curvatures.precondition(X, U), curvatures.precondition(X, V)
+        assert inner(U, PV) == pytest.approx(inner(V, PU), rel=1e-10)
+        assert inner(U, PU) > 0
+        torch.testing.assert_close(model.terrain.frame.tangent(X, PU), PU)
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+    def test_nothing_is_known_of_one_column(self, dtype):
+        X = random_orthogonal(5, 1, seed=0, dtype=dtype)
+        curvatures = Curvatures(X)
+        curvatures.learn(X, lambda V: V)
+        assert curvatures.precondition(X, X) is X
+
+
+def _move(X, problem, column, eigenvector):
+    V = torch.zeros_like(X)
+    V[:, column] = torch.linalg.eigh(problem.A).eigenvectors[:, eigenvector]
+    return V
+
+
+class TestProbesOfSquareMatrices:
+    def test_find_the_side_on_which_the_cost_is_separable(self):
+        problem, X = eigenvector_problem(8, 8)
+        for fun, at, side in [
+            (problem.fun, X, "columns"),
+            (lambda X: problem.fun(X.mT), X.mT.contiguous(), "rows"),
+        ]:
+            curvatures = Curvatures(at)
+            hessian = model_at(fun, at).hessian
+            for _ in range(2):
+                curvatures.learn(at, hessian)
+            assert isinstance(curvatures.best, Rotations)
+            assert curvatures.best.of_columns == (side == "columns")
+
+    def test_complex_rotations(self):
+        Q = random_orthogonal(5, 5, seed=0, dtype=torch.complex128)
+        values = torch.arange(1.0, 6, dtype=torch.float64)
+        A = (Q * values) @ Q.mH
+        weights = values.flip(0).to(torch.complex128)
+        fun = lambda X: (X.conj() * (A @ X * weights)).sum().real  # noqa: E731
+        frame = Rotations(of_columns=True)
+        hessian = model_at(fun, Q).hessian
+        frame.learn(Q, hessian, torch.Generator().manual_seed(0))
+        # (a_i - a_j)(w_j - w_i) per unit of rotation, counted for both entries
+        first = float(frame.rotations.squares[0].sqrt())
+        fourth = float(frame.rotations.squares[3].sqrt())
+        assert fourth / first == pytest.approx(16, rel=1e-8)
+
+
+class TestNewton:
+    def test_takes_far_fewer_products_where_the_cost_is_separable(self):
+        problem = Brockett.linear(150, 30, seed=0)
+        x0 = problem.start(seed=1)
+        products = {}
+        for preconditioner in ("auto", None):
+            result = minimize(
+                problem.fun_and_grad,
+                x0,
+                jac=True,
+                hessp=problem.hessp,
+                method="newton",
+                gtol=1e-6,
+                options={"preconditioner": preconditioner},
+            )
+            assert result.success
+            assert result.fun == pytest.approx(float(problem.optimum()), rel=1e-9)
+            products[preconditioner] = result.nhev
+        assert products["auto"] < 0.5 * products[None]
+
+    def test_costs_little_where_it_is_not(self):
+        problem = PCA.with_gap(150, 30, seed=0)
+        x0 = problem.start(seed=1)
+        products = {}
+        for preconditioner in ("auto", None):
+            options = {"preconditioner": preconditioner}
+            result = minimize(
+                problem.fun, x0, hessp=problem.hessp, method="newton", gtol=1e-8, options=options
+            )
+            assert result.success
+            products[preconditioner] = result.nhev
+        assert products["auto"] < 1.3 * products[None]
+
+    def test_takes_the_users(self):
+        problem = Brockett.linear(60, 8, seed=0)
+        x0 = problem.start(seed=1)
+        calls = []
+
+        def preconditioner(X, V):
+            calls.append(V.shape)
+            return V / 7
+
+        result = minimize(
+            problem.fun, x0, method="newton", options={"preconditioner": preconditioner}
+        )
+        assert result.success
+        assert len(calls) > 10
