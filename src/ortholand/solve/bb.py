@@ -46,7 +46,7 @@ class BarzilaiBorwein:
         search = Search(
             self.terrain, point, direction, -point.gradient_norm * point.gradient_norm, lam, 0.9
         )
-        t = cautious_step(point, direction) if self.step is None else self.step
+        t = cautious_step(point, point.gradient_norm) if self.step is None else self.step
         for _ in range(40):
             trial = search.attempt(t)
             if self._accepts(search, trial):
@@ -72,10 +72,10 @@ class BarzilaiBorwein:
         """``<s, s> / <s, y>`` and ``<s, y> / <y, y>`` in turn; longer where f is not convex."""
         self.count += 1
         y: Tensor = trial.point.gradient - point.gradient
-        sy = -trial.t * inner(point.gradient, y)
-        if sy <= 0:
+        sy, yy = -trial.t * inner(point.gradient, y), inner(y, y)
+        if sy <= 0 or yy == 0 or trial.point.gradient_norm == 0:
             return 4 * trial.t
         ss = trial.t * trial.t * point.gradient_norm * point.gradient_norm
-        step = ss / sy if self.count % 2 else sy / inner(y, y)
-        cautious = cautious_step(trial.point, trial.point.gradient)
+        step = ss / sy if self.count % 2 else sy / yy
+        cautious = cautious_step(trial.point, trial.point.gradient_norm)
         return min(max(step, cautious / RANGE), cautious * RANGE)

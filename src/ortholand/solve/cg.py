@@ -25,9 +25,10 @@ class GradientDescent(Descent):
     def first_step(self, point: Point, slope: float, direction: Tensor) -> float:
         """As far as would decrease f by as much as the last step did."""
         before, self.promised = self.promised, slope
+        cautious = cautious_step(point, norm(direction))
         if self.last is None:
-            return cautious_step(point, direction)
-        return min(self.last.t * before / slope, 10 * cautious_step(point, direction))
+            return cautious
+        return min(self.last.t * before / slope, 10 * cautious)
 
 
 class ConjugateGradient(GradientDescent):

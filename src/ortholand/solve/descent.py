@@ -62,6 +62,6 @@ class Descent:
         return forgot
 
 
-def cautious_step(point: Point, direction: Tensor) -> float:
-    """A first step without knowledge of f: a tenth of a turn of a typical column."""
-    return 0.1 * math.sqrt(point.X.shape[-1]) / norm(direction)
+def cautious_step(point: Point, length: float) -> float:
+    """A first step along a direction of this length, f unknown: a tenth of a radian per column."""
+    return 0.1 * math.sqrt(point.X.shape[-1]) / length

@@ -32,6 +32,7 @@ from ortholand.solve.options import (
     check_method,
     is_count,
     is_number,
+    is_whole,
     limits_from,
 )
 from ortholand.solve.points import Point, Terrain
@@ -380,9 +381,9 @@ METHODS: dict[str, type[StochasticLanding]] = {"saga": SAGA, "sgd": SGD}
 def _random(seed: Any) -> torch.Generator:
     if isinstance(seed, torch.Generator) and seed.device.type == "cpu":
         return seed
-    if isinstance(seed, bool) or not isinstance(seed, int):
+    if not is_whole(seed):
         raise TypeError(f"seed must be a whole number or a torch.Generator on the CPU, got {seed}.")
-    return torch.Generator().manual_seed(seed)
+    return torch.Generator().manual_seed(int(seed))
 
 
 def _check_numbers(epochs: Any, lr: Any, lam: Any) -> None:

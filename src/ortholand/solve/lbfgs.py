@@ -78,7 +78,7 @@ class LBFGS(Descent):
 
     def first_step(self, point: Point, slope: float, direction: Tensor) -> float:  # noqa: ARG002
         """The quasi-Newton step itself."""
-        return 1.0 if self.order else cautious_step(point, direction)
+        return 1.0 if self.order else cautious_step(point, norm(direction))
 
     def remember(self, point: Point, direction: Tensor, trial: Trial) -> None:
         """Keep the pair if it shows curvature."""

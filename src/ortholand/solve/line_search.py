@@ -118,7 +118,7 @@ class Search:
     def _rounding(self) -> float:
         """Differences of merits that may be rounding."""
         eps = torch.finfo(self.start.X.dtype).eps
-        return eps ** (2 / 3) * abs(self.start.value)
+        return eps ** (2 / 3) * max(abs(self.start.value), self.terrain.magnitude)
 
     def _merit(self, trial: Trial) -> float:
         return trial.point.merit(self.lam)

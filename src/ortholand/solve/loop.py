@@ -65,6 +65,7 @@ class Run:
         if gtol is None:
             gtol = torch.finfo(point.X.dtype).eps ** 0.5
         self.terrain.goal = max(gtol * point.gradient_norm, atol)
+        self.terrain.magnitude = max(abs(point.value), norm(point.euclidean) * norm(point.X))
         self.method.start(self.terrain, point)
         while True:
             self._record()

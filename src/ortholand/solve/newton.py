@@ -124,20 +124,22 @@ class Newton:
         """Residual for CG: Eisenstat and Walker's second choice, which follows the last decrease.
 
         Quadratic convergence where Newton steps work, little effort where they do not yet; and no
-        more than the run asks for, or the last system would be solved in vain.
+        more than the run asks for or rounding allows, or the last system would be solved in vain.
         """
         decrease = point.gradient_norm / self.last_norm
         self.last_norm = point.gradient_norm
         cautious = 0.9 * self.forcing**2 if self.forcing > 0.3 else 0.0
         self.forcing = min(max(0.9 * decrease**2, cautious), 0.5)
-        return max(self.forcing * point.gradient_norm, 0.3 * self.terrain.goal)
+        rounding = 8 * torch.finfo(point.X.dtype).eps * norm(point.euclidean)
+        return max(self.forcing * point.gradient_norm, 0.3 * self.terrain.goal, rounding)
 
     def _ratio(self, search: Search, trial: Trial, solution: Solution) -> float:
         """Actual over predicted decrease; 1 where both are rounding."""
         after = trial.point
         if not after.finite:
             return -math.inf
-        rounding = 1e3 * torch.finfo(after.X.dtype).eps * max(abs(search.start.value), 1e-30)
+        size = max(abs(search.start.value), self.terrain.magnitude)
+        rounding = 1e3 * torch.finfo(after.X.dtype).eps * size
         actual = search.start.merit(search.lam) - after.merit(search.lam)
         return (actual + rounding) / (solution.decrease(trial.t) + rounding)
 
@@ -156,7 +158,8 @@ def truncated_cg(
     limit: int,
 ) -> Solution:
     """Steihaug's: CG on ``H A = -g`` until accurate enough, at the radius, or downwards forever."""
-    g = r = model.point.gradient
+    # Tangent to rounding of its own, not only of the Euclidean gradient: CG would find the rest.
+    g = r = model.terrain.frame.tangent(model.point.X, model.point.gradient)
     z = inverse(r)
     d, A = -z, torch.zeros_like(r)
     rz, AA, Ad, dd = inner(r, z), 0.0, 0.0, inner(z, z)

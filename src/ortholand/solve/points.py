@@ -195,6 +195,7 @@ class Terrain:
         self.frame: Frame = SquareFrame() if is_square(objective.door.start) else TallFrame()
         self.saw_non_finite = False
         self.goal = 0.0  # the gradient's norm at which the run will end
+        self.magnitude = 0.0  # of f: what its rounding is relative to, also where f vanishes
 
     def at(self, X: Tensor) -> Point:
         """Evaluate everything at X."""

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 def last_word(run: Run, status: Status) -> Point:
     """The best point, on the manifold, with everything evaluated there."""
-    if status is Status.CONVERGED or not run.first.finite:
+    if status is Status.CONVERGED:
         return run.point
+    if not run.first.finite:
+        return _landed(run, run.first)
     best = _settled(run, run.best)
     if run.point is run.best:
         return best
@@ -32,13 +34,15 @@ def last_word(run: Run, status: Status) -> Point:
 
 
 def _settled(run: Run, point: Point) -> Point:
-    terrain = run.terrain
-    X = terrain.settle(point.X)
-    after = terrain.at(X)
-    if after.finite:
-        return after
-    # fun has broken down since: what it said before counts.
-    return replace(point, X=X, distance=norm(terrain.frame.residual(X)))
+    after = run.terrain.at(run.terrain.settle(point.X))
+    # If fun has broken down since, what it said before counts.
+    return after if after.finite else _landed(run, point)
+
+
+def _landed(run: Run, point: Point) -> Point:
+    """The point moved to the manifold, without asking fun again."""
+    X = run.terrain.settle(point.X)
+    return replace(point, X=X, distance=norm(run.terrain.frame.residual(X)))
 
 
 def result_of(run: Run, point: Point, status: Status) -> "OptimizeResult":
