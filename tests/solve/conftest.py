@@ -15,7 +15,7 @@ from ortholand import random_orthogonal, riemannian_gradient
 
 @dataclass
 class Cost:
-    """``f(X) = Tr(X^H A X N)`` with eigenvalues 1 to n of A and weights p to 1; wide X transposed."""
+    """``Tr(X^H A X N)``, eigenvalues 1 to n of A, weights p to 1; of the transpose if X is wide."""
 
     A: Tensor
     mu: Tensor
@@ -55,7 +55,7 @@ def brockett() -> Callable[..., Cost]:
     """``brockett(shape, dtype, seed)``: a Hermitian cost without spurious minima."""
 
     def make(
-        shape: tuple[int, int] = (6, 2), dtype: torch.dtype = torch.float64, seed: int = 0
+        shape: tuple[int, int] = (4, 2), dtype: torch.dtype = torch.float64, seed: int = 0
     ) -> Cost:
         n, p = max(shape), min(shape)
         double = torch.complex128 if dtype.is_complex else torch.float64
@@ -161,14 +161,17 @@ def verified(distance, roundings) -> Callable[..., bool]:
         assert distance(X) < roundings(X), result.message
         assert result.distance < roundings(X)
         assert result.success == (result.status == 0)
+        assert {len(values) for values in result.history.values()} == {result.nit + 1}
         if not result.success:
             return False
         eps = torch.finfo(X.dtype).eps
         G = torch.as_tensor(jac(X)).detach()
-        assert bool(G.isfinite().all()) and math.isfinite(float(fun(X)))
+        assert bool(G.isfinite().all())
+        assert math.isfinite(float(fun(X)))
         norm, scale = scaled_norm(riemannian_gradient(X, G)), scaled_norm(G)
         goal = max((eps**0.5 if gtol is None else gtol) * result.history["grad_norm"][0], atol)
-        assert norm <= max(1.001 * goal, 10 * eps * scale), (norm, goal, result.message)
+        # 8 eps of it are the solver's rule, the rest is rounding here.
+        assert norm <= max(1.001 * goal, 50 * eps * scale), (norm, goal, result.message)
         return True
 
     return verify

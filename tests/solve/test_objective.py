@@ -1,7 +1,8 @@
-"""The door: NumPy and torch, layouts and types, gradients and Hessians in all the ways they come."""
+"""The door: NumPy and torch, layouts and types, gradients and Hessians however they come."""
 
 import gc
 import weakref
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from ortholand.solve.objective import Door
 
 METHOD_NAMES = tuple(METHODS)
 DTYPES = [torch.float32, torch.float64, torch.complex64, torch.complex128]
-SHAPES = [(4, 4), (6, 2), (2, 6), (5, 1)]
+SHAPES = [(3, 3), (4, 2), (2, 4), (4, 1)]
 
 methods = pytest.mark.parametrize("method", METHOD_NAMES)
 
@@ -37,7 +38,7 @@ class TestNumpyAndTorch:
         self, method, shape, dtype, brockett, numpy_version
     ):
         cost = brockett(shape, dtype)
-        options = dict(method=method, gtol=1e-3)
+        options = dict(method=method, gtol=1e-6, maxiter=8)
         torch_seen, torch_result = iterates(cost.fun, cost.start, jac=cost.jac, **options)
         numpy_seen, numpy_result = iterates(
             numpy_version(cost.fun),
@@ -45,7 +46,7 @@ class TestNumpyAndTorch:
             jac=numpy_version(cost.jac),
             **options,
         )
-        assert len(torch_seen) == len(numpy_seen) > 1
+        assert len(torch_seen) == len(numpy_seen) > 2
         for X, Y in zip(torch_seen, numpy_seen, strict=True):
             assert X.dtype == Y.dtype
             assert np.array_equal(X, Y)
@@ -55,27 +56,26 @@ class TestNumpyAndTorch:
 
     @methods
     def test_independent_arithmetic_gives_close_iterates(self, method, brockett):
-        """NumPy's products and torch's autograd differ in rounding, which grows from step to step."""
+        """NumPy's products and torch's autograd differ in rounding, which grows with each step."""
         cost = brockett((6, 3))
         A, mu = cost.A.numpy(), cost.mu.numpy()
-        torch_seen, _ = iterates(cost.fun, cost.start, method=method)
+        torch_seen, _ = iterates(cost.fun, cost.start, method=method, maxiter=5)
         numpy_seen, _ = iterates(
             lambda X: float(np.einsum("ij,ik,kj,j->", X, A, X, mu)),
             cost.start.numpy(),
             jac=lambda X: 2 * (A @ X) * mu,
             hessp=lambda X, V: 2 * (A @ V) * mu,
             method=method,
+            maxiter=5,
         )
-        for X, Y in zip(torch_seen[:5], numpy_seen[:5], strict=True):
+        for X, Y in zip(torch_seen, numpy_seen, strict=True):
             np.testing.assert_allclose(X, Y, rtol=0, atol=1e-12)
 
     @methods
     @pytest.mark.parametrize("shape", [(6, 2), (2, 6)])
     def test_numpy_in_numpy_out(self, method, shape, brockett, numpy_version):
         cost = brockett(shape, torch.complex128)
-        result = minimize(
-            numpy_version(cost.both), cost.start.numpy(), jac=True, method=method
-        )
+        result = minimize(numpy_version(cost.both), cost.start.numpy(), jac=True, method=method)
         assert result.success
         for array in (result.x, result.jac):
             assert type(array) is np.ndarray
@@ -143,7 +143,7 @@ class TestWhatFunctionsReceive:
         assert not any(array.flags.writeable for array in given)
 
     def test_fun_and_jac_see_the_same_memory(self, brockett):
-        """No copy is made between the two calls of one evaluation, and none is reused in the next."""
+        """No copy is made between the calls of one evaluation, and the next one has its own."""
         cost, seen = brockett(), []
         A, mu = cost.A.numpy(), cost.mu.numpy()
 
@@ -157,7 +157,7 @@ class TestWhatFunctionsReceive:
 
         minimize(fun, cost.start.numpy(), jac=jac)
         assert len(seen) > 3
-        assert not any(np.shares_memory(X, Y) for X, Y in zip(seen, seen[1:], strict=False))
+        assert not any(np.shares_memory(X, Y) for X, Y in pairwise(seen))
 
     @pytest.mark.parametrize("shape", [(6, 2), (4, 4)])
     def test_the_door_makes_no_copies(self, shape):
@@ -209,16 +209,17 @@ class TestWhatFunctionsReceive:
         assert result.success
 
 
+LAYOUTS = {
+    "fortran": np.asfortranarray,
+    "strided": lambda x: np.repeat(np.repeat(x, 2, 0), 3, 1)[::2, ::3],
+    "reversed": lambda x: x[::-1, ::-1].copy()[::-1, ::-1],
+    "big-endian": lambda x: x.astype(x.dtype.newbyteorder(">")),
+    "list": lambda x: x.tolist(),
+}
+
+
 class TestStarts:
     """x0 in whatever memory it comes."""
-
-    LAYOUTS = {
-        "fortran": np.asfortranarray,
-        "strided": lambda x: np.repeat(np.repeat(x, 2, 0), 3, 1)[::2, ::3],
-        "reversed": lambda x: x[::-1, ::-1].copy()[::-1, ::-1],
-        "big-endian": lambda x: x.astype(x.dtype.newbyteorder(">")),
-        "list": lambda x: x.tolist(),
-    }
 
     @pytest.mark.parametrize("layout", LAYOUTS)
     @pytest.mark.parametrize("shape", [(6, 2), (2, 6), (4, 4)])
@@ -226,13 +227,13 @@ class TestStarts:
         cost = brockett(shape)
         x0 = cost.start.numpy()
         expected = minimize(numpy_version(cost.both), x0, jac=True)
-        result = minimize(numpy_version(cost.both), self.LAYOUTS[layout](x0), jac=True)
+        result = minimize(numpy_version(cost.both), LAYOUTS[layout](x0), jac=True)
         assert result.success
         assert np.array_equal(result.x, expected.x)
 
     def test_field_of_a_record_array(self, brockett, numpy_version):
         cost = brockett()
-        records = np.zeros(6, dtype=[("x", "f8", 2), ("flag", "i1")])
+        records = np.zeros(4, dtype=[("x", "f8", 2), ("flag", "i1")])
         records["x"] = cost.start.numpy()
         result = minimize(numpy_version(cost.both), records["x"], jac=True)
         assert result.success
@@ -258,7 +259,7 @@ class TestStarts:
 
     def test_integers_are_taken_for_float64(self, brockett, numpy_version):
         cost = brockett()
-        result = minimize(numpy_version(cost.both), np.eye(6, 2, dtype=int)[::-1], jac=True)
+        result = minimize(numpy_version(cost.both), np.eye(4, 2, dtype=int)[::-1], jac=True)
         assert result.x.dtype == np.float64
         assert result.fun == pytest.approx(cost.optimum)
 
@@ -293,6 +294,17 @@ class TestStarts:
             x0 = cost.start
         assert minimize(cost.fun, x0).success
 
+    @methods
+    @pytest.mark.parametrize("shape", [(4, 4), (6, 3)])
+    def test_any_default_device(self, method, shape, brockett):
+        """Nothing is made on torch's default device rather than on x0's: a stand-in for a GPU."""
+        cost = brockett(shape)
+        x0 = cost.start
+        expected = minimize(cost.fun, x0, method=method, maxiter=25)
+        with torch.device("meta"):
+            result = minimize(cost.fun, x0, method=method, maxiter=25)
+        assert torch.equal(result.x, expected.x)
+
     def test_any_default_dtype(self, brockett):
         cost = brockett((6, 2), torch.float32)
         expected = minimize(cost.fun, cost.start)
@@ -311,7 +323,7 @@ class TestGradients:
     def test_callable_pair_and_autograd_agree(self, method, shape, dtype, brockett):
         """Df = Re <jac, dX>, as autograd has it."""
         cost = brockett(shape, dtype)
-        options = dict(method=method, gtol=1e-2, hessp=cost.hessp)
+        options = dict(method=method, maxiter=3, hessp=cost.hessp)
         results = [
             minimize(cost.fun, cost.start, jac=cost.jac, **options),
             minimize(cost.both, cost.start, jac=True, **options),
@@ -319,10 +331,8 @@ class TestGradients:
             minimize(cost.fun, cost.start, jac=False, **options),
         ]
         for result in results:
-            assert result.success
-            np.testing.assert_allclose(
-                result.history["fun"][:4], results[0].history["fun"][:4], rtol=1e-9
-            )
+            assert result.nit == 3
+            np.testing.assert_allclose(result.history["fun"], results[0].history["fun"], rtol=1e-9)
 
     @methods
     @pytest.mark.parametrize("way", ["callable", "pair"])
@@ -340,12 +350,12 @@ class TestGradients:
             return buffer
 
         both = lambda X: (fun(X), reusing(X))  # noqa: E731
-        expected = minimize(fun, x0, jac=jac, method=method)
+        expected = minimize(fun, x0, jac=jac, method=method, maxiter=15)
         if way == "callable":
-            result = minimize(fun, x0, jac=reusing, method=method)
+            result = minimize(fun, x0, jac=reusing, method=method, maxiter=15)
         else:
-            result = minimize(both, x0, jac=True, method=method)
-        assert result.history["grad_norm"] == expected.history["grad_norm"]
+            result = minimize(both, x0, jac=True, method=method, maxiter=15)
+        assert np.array_equal(result.history["grad_norm"], expected.history["grad_norm"])
         assert np.array_equal(result.x, expected.x)
         assert np.array_equal(result.jac, expected.jac)
         buffer[...] = 0
@@ -374,7 +384,9 @@ class TestGradients:
 
     def test_lazily_conjugated_gradients(self, brockett):
         cost = brockett((6, 2), torch.complex128)
-        result = minimize(cost.fun, cost.start, jac=lambda X: cost.jac(X).conj().resolve_conj().conj())
+        result = minimize(
+            cost.fun, cost.start, jac=lambda X: cost.jac(X).conj().resolve_conj().conj()
+        )
         assert result.success
         result.jac.numpy()
 
@@ -476,6 +488,25 @@ class TestHessians:
         result = minimize(lambda X: (C * X).sum(), x0, method="newton")
         assert result.success
         assert result.fun == pytest.approx(-float(torch.linalg.svdvals(C).sum()))
+
+    def test_a_cost_that_can_be_differentiated_only_once(self, brockett):
+        """Differences of its gradients then, not a Hessian of zero."""
+        cost = brockett((6, 3))
+
+        class Once(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, X):
+                ctx.save_for_backward(X)
+                return cost.fun(X)
+
+            @staticmethod
+            @torch.autograd.function.once_differentiable
+            def backward(ctx, gradient):
+                return gradient * cost.jac(*ctx.saved_tensors)
+
+        result = minimize(Once.apply, cost.start, method="newton", gtol=1e-8)
+        assert result.success
+        assert result.nit < 40
 
     def test_a_product_that_is_its_argument(self):
         """Hess f = I, returned as V itself: nothing of CG's may be overwritten through it."""

@@ -72,7 +72,7 @@ class Curvatures:
             if is_square(X)
             else [ColumnRotations()]
         )
-        self.generator = torch.Generator().manual_seed(0)
+        self.generator = torch.Generator(device="cpu").manual_seed(0)
         self.best: ColumnRotations | Rotations | None = None
 
     def learn(self, X: Tensor, hessian: Hessian) -> None:
@@ -160,7 +160,7 @@ class Rotations:
 def _random_signs(X: Tensor, generator: torch.Generator) -> Tensor:
     """A skew matrix of entries +-1 (complex: of modulus 1) with a zero diagonal."""
     p = X.shape[-1]
-    angles = torch.rand(p, p, generator=generator, dtype=torch.float64)
+    angles = torch.rand(p, p, generator=generator, dtype=torch.float64, device="cpu")
     signs = torch.where(angles < 0.5, -1.0, 1.0)
     if X.is_complex():
         signs = torch.polar(torch.ones_like(angles), 2 * math.pi * angles)
@@ -169,7 +169,7 @@ def _random_signs(X: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _normal(X: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(X.shape, generator=generator, dtype=torch.float64).to(X)
+    return torch.randn(X.shape, generator=generator, dtype=torch.float64, device="cpu").to(X)
 
 
 def _off_diagonal(M: Tensor) -> Tensor:

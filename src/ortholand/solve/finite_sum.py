@@ -21,10 +21,10 @@ from torch import Tensor
 from ortholand.optim.landing import coupled
 from ortholand.optim.momentum import accumulate, generator, transport
 from ortholand.solve.batches import Source, Stream, open_source
-from ortholand.solve.landing import _lipschitz_constant
+from ortholand.solve.landing import lipschitz_constant
 from ortholand.solve.loop import Run, Status, reporter
-from ortholand.solve.minimize import _check_start
-from ortholand.solve.objective import Array, Door, Objective, _unit
+from ortholand.solve.minimize import check_start
+from ortholand.solve.objective import Array, Door, Objective, power_of_two_near
 from ortholand.solve.options import (
     LOOP_OPTIONS,
     RULES,
@@ -120,7 +120,7 @@ def minimize_finite_sum(
     door = Door(x0)
     source = open_source(n_terms, data, batch_size, method, shuffle, random, door)
     objective = FiniteSum(fun, door, source, jac=jac, remember=method == "saga")
-    _check_start(door)
+    check_start(door)
     with torch.no_grad():
         terrain = Terrain(objective)
         run = Run(terrain, solver, limits, reporter(callback, intermediate_result))
@@ -199,7 +199,7 @@ class FiniteSum(Objective):
 
     def _in_unit(self, X: Tensor, value: float, G: Tensor) -> tuple[float, Tensor]:
         """The first gradient tells in which unit to compute; nearly always that is 1."""
-        self.unit = _unit(G)
+        self.unit = power_of_two_near(G)
         return (value, G) if self.unit == 1 else self.value_and_gradient(X)
 
     def curvature(self, X: Tensor) -> float:
@@ -211,7 +211,7 @@ class FiniteSum(Objective):
             part = Objective(self.fun, self.door, jac=self.jac, args=(batch,))
             part.unit = self.unit
             terrain = Terrain(part)
-            largest = max(largest, _lipschitz_constant(terrain, terrain.at(X)))
+            largest = max(largest, lipschitz_constant(terrain, terrain.at(X)))
             self.nfev += part.nfev
             self.njev += part.njev
         return largest

@@ -54,7 +54,7 @@ class Landing:
         """Choose what the user left open."""
         self.terrain, self.unit = terrain, terrain.objective.scale
         if self.step is None:
-            self.step = 0.5 / _lipschitz_constant(terrain, point) / self.unit
+            self.step = 0.5 / lipschitz_constant(terrain, point) / self.unit
         self.lam = self._attraction() if self.lam is None else self.lam / self.unit
 
     def advance(self, point: Point) -> Point | None:
@@ -97,7 +97,7 @@ class Landing:
         return self.unit * float(eta)
 
 
-def _lipschitz_constant(terrain: Terrain, point: Point) -> float:
+def lipschitz_constant(terrain: Terrain, point: Point) -> float:
     """Largest curvature met by a power iteration on differences of Riemannian gradients."""
     if point.distance > feasible(point.X):  # the trial points below are landed, so must this be
         point = terrain.at(terrain.settle(point.X))

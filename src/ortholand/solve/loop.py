@@ -59,6 +59,7 @@ class Run:
         self.point = self.best = self.first = point
         self.flattest, self.in_vain = point.gradient_norm, 0
         if not point.finite:
+            self._record()
             return Status.NON_FINITE
         atol = self.limits.atol / self.terrain.objective.scale
         gtol = self.limits.gtol
@@ -81,7 +82,7 @@ class Run:
             return Status.CONVERGED
         if stopped:
             return Status.CALLBACK
-        if self.in_vain > self.method.patience:
+        if self.in_vain > self.method.patience or self.is_rounding(self.point):
             return Status.STALLED
         if self.nit >= self.limits.maxiter:
             return Status.MAXITER
@@ -119,13 +120,15 @@ class Run:
 
     def is_stationary(self, point: Point) -> bool:
         """Whether the gradient has fallen enough, or is rounding beside the Euclidean one."""
-        return point.gradient_norm <= self.terrain.goal or self.is_rounding(point)
+        if point.gradient_norm <= self.terrain.goal:
+            return True
+        # A Euclidean gradient that is almost all normal could hide much in its rounding.
+        little = torch.finfo(point.X.dtype).eps ** 0.5 * self.first.gradient_norm
+        return self.is_rounding(point) and (self.nit == 0 or point.gradient_norm <= little)
 
     def is_rounding(self, point: Point) -> bool:
-        """Whether nothing is left of the gradient but rounding, and little of the first one."""
+        """Whether nothing is left of the gradient but rounding: there is nothing to gain."""
         eps = torch.finfo(point.X.dtype).eps
-        if self.nit and point.gradient_norm > eps**0.5 * self.first.gradient_norm:
-            return False
         return point.gradient_norm <= 8 * eps * norm(point.euclidean) < math.inf
 
     def _settled(self) -> bool:
@@ -166,9 +169,16 @@ def reporter(callback: Callable[..., Any] | None, intermediate: Callable[[Run], 
             answer = callback(intermediate_result=result) if by_name else callback(result.x)
         except StopIteration:
             return True
-        return isinstance(answer, (bool, np.bool_, torch.Tensor)) and bool(answer)
+        return _is_true(answer)
 
     return report
+
+
+def _is_true(answer: Any) -> bool:
+    """True of Python, NumPy or torch; not a number or a matrix that happens to be returned."""
+    if isinstance(answer, torch.Tensor):
+        return answer.dtype == torch.bool and answer.numel() == 1 and bool(answer)
+    return isinstance(answer, (bool, np.bool_)) and bool(answer)
 
 
 def _wants_result(callback: Callable[..., Any]) -> bool:

@@ -93,7 +93,7 @@ def minimize(
     solver = METHODS[method](lam=lam, **method_options(method, METHODS[method], lam, rest))
     door = Door(x0)
     objective = Objective(fun, door, jac=jac, hessp=hessp, args=args)
-    _check_start(door)
+    check_start(door)
     with torch.no_grad():
         terrain = Terrain(objective, move)
         X = door.start if method == "landing" else terrain.settle(door.start)
@@ -109,7 +109,8 @@ def _move(method: str, options: dict[str, Any]) -> tuple[Move, dict[str, Any]]:
     return retraction(options.get("retraction", "polar")), rest
 
 
-def _check_start(door: Door) -> None:
+def check_start(door: Door) -> None:
+    """Raise unless x0 is finite and near the manifold."""
     X = door.start
     if not bool(X.isfinite().all()):
         raise ValueError("x0 must be finite, but it has infinite or NaN entries.")

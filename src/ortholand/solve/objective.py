@@ -93,7 +93,7 @@ class Objective:
         """
         value, G = self._value_and_gradient(X)
         if self.unit is None:
-            self.unit = _unit(G)
+            self.unit = power_of_two_near(G)
         return (value, G) if self.unit == 1 else (value / self.unit, G / self.unit)
 
     def _value_and_gradient(self, X: Tensor) -> tuple[float, Tensor]:
@@ -127,7 +127,9 @@ class Objective:
         if self.hessp is not None:
             return self._counted(lambda V: self._hessian_product(X, V))
         if not self.jac:
-            return self._counted(self._hessian_by_autograd(X))
+            by_autograd = self._hessian_by_autograd(X)
+            if by_autograd is not None:
+                return self._counted(by_autograd)
         return self._counted(lambda V: self._hessian_by_differences(X, G, V) * self.scale)
 
     def _counted(self, product: HessianProduct) -> HessianProduct:
@@ -151,18 +153,21 @@ class Objective:
         H = self._call("hessp", self.hessp, self.door.outward(X), self.door.outward(V))
         return self.door.inward(H, "hessp")
 
-    def _hessian_by_autograd(self, X: Tensor) -> HessianProduct:
-        """By differentiating the gradient's graph, which serves all directions."""
+    def _hessian_by_autograd(self, X: Tensor) -> HessianProduct | None:
+        """By differentiating the gradient's graph, which serves all directions, if it has one.
+
+        Then f is linear, or its backward pass can be differentiated only once.
+        """
         self.keeps_graph = True
         if self._graph is None or self._graph[0] is not X:
             self._value_and_gradient(X)
         assert self._graph is not None
         _, G, leaf = self._graph
         wide = self.door.wide
+        if not G.requires_grad:
+            return None
 
         def product(V: Tensor) -> Tensor:
-            if not G.requires_grad:  # f is linear
-                return torch.zeros_like(V)
             (H,) = torch.autograd.grad(
                 G, leaf, V.mT if wide else V, retain_graph=True, materialize_grads=True
             )
@@ -199,7 +204,7 @@ class Objective:
         return number, self.door.inward(G, "fun's derivative")
 
 
-def _unit(G: Tensor) -> float:
+def power_of_two_near(G: Tensor) -> float:
     """1, or the power of two next to the largest entry if that is far from 1."""
     largest = float(G.abs().max())
     if not 0 < largest < math.inf or 2**-20 <= largest <= 2**20:

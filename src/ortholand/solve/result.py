@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from ortholand.solve.loop import Run, Status
@@ -65,7 +66,8 @@ def result_of(run: Run, point: Point, status: Status) -> "OptimizeResult":
         success=status is Status.CONVERGED,
         status=int(status),
         message=_message(run, point, status),
-        history=run.history,
+        # As arrays, which SciPy prints in brief.
+        history={name: np.array(values) for name, values in run.history.items()},
     )
 
 
@@ -75,7 +77,7 @@ def intermediate_result(run: Run) -> "OptimizeResult":
 
     point, objective = run.point, run.terrain.objective
     return OptimizeResult(
-        x=objective.door.outward(point.X),
+        x=objective.door.outward(point.X.clone()),  # theirs: they may write to it
         fun=point.value * objective.scale,
         grad_norm=point.gradient_norm * objective.scale,
         distance=point.distance,
@@ -99,9 +101,9 @@ def _message(run: Run, point: Point, status: Status) -> str:
         Status.MAXITER: f"Stopped after maxiter={run.limits.maxiter} iterations: {reached}. Raise "
         "maxiter, start from this x, or try another method ('lbfgs' or 'newton').",
         Status.CALLBACK: f"The callback stopped the run: {reached}.",
-        Status.STALLED: f"No lower point was found: {reached}. If that is small, it is what the "
-        "precision of fun allows: raise gtol, or use float64. Otherwise jac may not be fun's "
-        "gradient: try ortholand.check_gradient(fun, jac, x0).",
+        Status.STALLED: f"No lower point was found: {reached}{_why(run, point)}. If that is small, "
+        "it is what the precision of fun allows: raise gtol, or use float64. Otherwise jac may not "
+        "be fun's gradient: try ortholand.check_gradient(fun, jac, x0).",
         Status.NON_FINITE: f"{_where(run)}: {reached}. Start elsewhere, or look at what fun and "
         "jac return there.",
         Status.MAXTIME: f"Stopped after maxtime={run.limits.maxtime} seconds: {reached}. Raise "
@@ -111,7 +113,7 @@ def _message(run: Run, point: Point, status: Status) -> str:
 
 def _why(run: Run, point: Point) -> str:
     """What to add where it is not the tolerance that was met, or nothing had to be done."""
-    if point.gradient_norm > run.terrain.goal:
+    if run.is_rounding(point) and point.gradient_norm > run.terrain.goal:
         text = ", and what is left is rounding beside the norm of jac"
     elif run.nit == 0 and point.gradient_norm == 0:
         text = ""
