@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: reproduce test lint types layers pytest bench errata clean
+.PHONY: reproduce test lint types layers pytest test-ecosystem test-distributed bench errata clean
 
 reproduce: .venv/experiments.stamp  ## the paper's experiments, with a report in results/
 	$(BIN)/ortholand reproduce --preset quick --out results
@@ -25,6 +25,12 @@ layers: .venv/dev.stamp
 
 pytest: .venv/dev.stamp
 	$(BIN)/python -m pytest -n 2
+
+test-ecosystem: .venv/ecosystem.stamp  ## in Lightning, Accelerate, the Trainer and Hydra
+	$(BIN)/python -m pytest -m ecosystem tests/ecosystem
+
+test-distributed: .venv/dev.stamp  ## all sharded tests, minutes
+	$(BIN)/python -m pytest -m "distributed or slow_distributed" tests/distributed
 
 bench: .venv/benchmarks.stamp  ## timings against peers, in results/
 	$(BIN)/ortholand bench

@@ -316,7 +316,7 @@ class TestHardCosts:
 
 
 # The fixture holds no state.
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     method=st.sampled_from(METHOD_NAMES),
     shape=st.sampled_from([(3, 3), (5, 2), (2, 4), (4, 1), (2, 2)]),

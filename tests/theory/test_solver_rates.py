@@ -215,20 +215,22 @@ class TestLanding:
 
 class TestFirstOrder:
     def test_curvature_pays_on_an_ill_conditioned_problem(self):
-        """L-BFGS needs fewer iterations than Barzilai-Borwein, and that fewer than descent."""
+        """Iterations: newton, then lbfgs and cg, then bb, and steepest descent last."""
         n, p = 20, 3
         A = torch.diag(torch.logspace(0, 2, n, dtype=torch.float64))
         mu = torch.arange(p, 0, -1, dtype=torch.float64)
-        counts = {}
-        for method in ("lbfgs", "bb", "retraction-gd"):
-            x0 = random_orthogonal(n, p, seed=0, dtype=torch.float64)
+        x0 = random_orthogonal(n, p, seed=0, dtype=torch.float64)
+        count = {}
+        for method in ("newton", "lbfgs", "cg", "retraction-cg", "bb", "retraction-gd"):
             result = minimize(
                 lambda X: (X * (A @ X) * mu).sum(), x0, method=method, gtol=1e-6, maxiter=600
             )
-            assert result.success or method == "retraction-gd"
-            counts[method] = result.nit
-        assert 1.2 * counts["lbfgs"] < counts["bb"]
-        assert 1.2 * counts["bb"] < counts["retraction-gd"]
+            assert result.success is (method != "retraction-gd")
+            count[method] = result.nit
+        assert 3 * count["newton"] < count["lbfgs"]
+        assert 1.2 * count["lbfgs"] < count["bb"] < count["retraction-gd"]
+        assert 1.2 * count["cg"] < count["bb"]
+        assert 1.5 * count["retraction-cg"] < count["retraction-gd"]
 
     def test_lbfgs_is_superlinear_with_enough_memory(self):
         """The last steps gain more than the first ones near the solution."""
