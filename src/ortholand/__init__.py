@@ -3,6 +3,7 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from ortholand.fields import FIELDS, landing_field, penalty_field, plam_field
+from ortholand.flow import landing_flow
 from ortholand.geometry import (
     distance,
     gram_residual,
@@ -22,7 +23,6 @@ from ortholand.optim import PLAM, LandingAdam, LandingSGD, PenaltySGD, PowerLawL
 from ortholand.parameters import orthogonality_error, orthogonalize_, param_groups
 from ortholand.retractions import RETRACTIONS, retract
 from ortholand.safe_step import paper_step_size, safe_step_size
-from ortholand.flow import landing_flow
 from ortholand.solve import check_gradient, check_hessian, minimize, minimize_finite_sum
 from ortholand.trivializations import rebase_, trivialize_, untrivialize_
 
