@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ortholand.geometry.manifold import distance, polar_projection
+from ortholand.geometry.manifold import polar_projection
 from ortholand.geometry.matrices import to_working_dtype
-from ortholand.geometry.views import View, as_matrices, as_weight, check_view, check_weight
+from ortholand.geometry.shards import all_finite, check_layout, distances, is_dtensor, project_
+from ortholand.geometry.views import VIEWS, View, as_matrices, as_weight, check_view, check_weight
 
 Predicate = Callable[[str, nn.Parameter], bool]
 Selector = str | type[nn.Module] | nn.Module | Predicate
@@ -84,6 +85,9 @@ def orthogonalize_(
     Returns:
         The target, so that a call can stand inside another.
 
+    Weights of a sharded model (DTensors of FSDP2) are projected too: each matrix is brought
+    together on one rank, a different one for each, and spread again.
+
     Nothing is changed if any weight is refused. Frozen parameters are projected too when they
     are handed over themselves.
 
@@ -96,12 +100,18 @@ def orthogonalize_(
     weights = list(_orthogonal_weights(target, orthogonal, view))
     for weight in weights:
         check_weight(weight.tensor, weight.name)
-        if not torch.isfinite(weight.tensor).all():
+        check_layout(weight.tensor, weight.name)
+        if not all_finite(weight.tensor):
             raise ValueError(
                 f"Only finite weights can be projected, but {weight.name} has NaN or infinite "
                 "entries. Initialise it anew."
             )
+    for this in VIEWS:
+        sharded = [w.tensor for w in weights if is_dtensor(w.tensor) and w.view == this]
+        project_(sharded, this)
     for weight in weights:
+        if is_dtensor(weight.tensor):
+            continue
         matrices = to_working_dtype(as_matrices(weight.tensor, weight.view))
         nearest = polar_projection(matrices)
         weight.tensor.copy_(as_weight(nearest, weight.tensor, weight.view))
@@ -145,6 +155,9 @@ def orthogonality_error(
         reduce: ``"max"`` or ``"mean"`` over all matrices, or ``None`` for a dictionary that gives
             for each parameter's name the largest error of its matrices.
 
+    On a sharded model all ranks must call it, and all get the same numbers. Gram matrices are
+    summed over ranks; no weight is gathered.
+
     >>> import torch
     >>> orthogonality_error(torch.diag(torch.tensor([1.0, 2.0])))
     3.0
@@ -154,13 +167,14 @@ def orthogonality_error(
     weights = list(_orthogonal_weights(target, orthogonal, view))
     for weight in weights:
         check_weight(weight.tensor, weight.name)
-    distances = [distance(as_matrices(w.tensor, w.view)).flatten().double() for w in weights]
-    if not distances:
+        check_layout(weight.tensor, weight.name)
+    each = [distances(w.tensor, w.view).flatten().double() for w in weights]
+    if not each:
         return {} if reduce is None else 0.0
     if reduce is None:
-        worst = torch.stack([d.max().cpu() for d in distances]).tolist()
+        worst = torch.stack([d.max().cpu() for d in each]).tolist()
         return dict(zip((w.name for w in weights), worst, strict=True))
-    together = torch.cat([d.cpu() for d in distances])
+    together = torch.cat([d.cpu() for d in each])
     return float(together.max() if reduce == "max" else together.mean())
 
 

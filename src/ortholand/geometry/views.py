@@ -52,6 +52,13 @@ def check_weight(weight: Tensor, name: str = "weight") -> None:
         )
 
 
+def matrices_shape(shape: torch.Size, view: View) -> torch.Size:
+    """The shape ``(..., n, p)``, n >= p, of the matrices of a weight of that shape."""
+    if view == "matrix":
+        shape = torch.Size((shape[0], shape[1:].numel()))
+    return torch.Size((*shape[:-2], max(shape[-2:]), min(shape[-2:])))
+
+
 def as_matrices(weight: Tensor, view: View) -> Tensor:
     """The weight as matrices ``(..., n, p)`` with n >= p: a view of its memory where possible."""
     return tall(weight.flatten(1) if view == "matrix" and weight.ndim > 2 else weight)

@@ -5,18 +5,28 @@ how the unconstrained parameters do (``plain_step``).
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from ortholand.geometry.manifold import distance
 from ortholand.geometry.matrices import real_dtype, to_working_dtype, working_dtype
-from ortholand.geometry.views import View, as_matrices, as_weight, check_weight
+from ortholand.geometry.shards import (
+    check_layout,
+    distances,
+    is_dtensor,
+    local_part,
+    placed_like,
+    restored,
+)
+from ortholand.geometry.views import View, as_matrices, as_weight, check_weight, matrices_shape
 from ortholand.optim.checks import check_common_options, check_dense_gradients
-from ortholand.optim.plain import SKIPPED, State, count_skipped
+from ortholand.optim.plain import SKIPPED, Agreement, State, count_skipped
+
+if TYPE_CHECKING:
+    from ortholand.optim.rows import RowStepFunction
 
 Group = Mapping[str, Any]
 # Per weight: a tensor of its shape, or a real number for each of its matrices. Both start at zero.
@@ -62,13 +72,22 @@ class OrthogonalOptimizer(Optimizer):
         """Step of the matrices X with gradients G. Changes none of its arguments."""
         raise NotImplementedError
 
-    def plain_step(self, params: list[Tensor], group: Group) -> None:
-        """Step of the parameters of a group with ``orthogonal=False``."""
+    def plain_step(
+        self, params: list[Tensor], group: Group, agree: Agreement | None = None
+    ) -> None:
+        """Step of the parameters of a group with ``orthogonal=False``.
+
+        ``agree``: from which of the parameters this rank may step to which all ranks may.
+        """
         raise NotImplementedError
 
     def shortcut(self, params: list[Tensor], group: Group) -> list[Tensor]:  # noqa: ARG002
         """Step those parameters for which there is a shortcut to ``matrix_step``; the others."""
         return params
+
+    def row_step(self, group: Group) -> "RowStepFunction | None":  # noqa: ARG002
+        """How tall matrices step whose rows are on several ranks; None: whole, on one of them."""
+        return None
 
     # What all methods share.
 
@@ -85,12 +104,27 @@ class OrthogonalOptimizer(Optimizer):
         for params in with_gradient:  # all checks first: an error leaves everything as it was
             check_dense_gradients(params)
         for group, params in zip(self.param_groups, with_gradient, strict=True):
-            if not group["orthogonal"]:
-                self.plain_step(params, group)
-                continue
-            for bundle in bundles(self.shortcut(params, group), group):
-                self._step_bundle(bundle, group)
+            whole = self._step_sharded(params, group)
+            if group["orthogonal"]:
+                self.step_whole(whole, group)
+            else:
+                self.plain_step(whole, group)
         return loss
+
+    def step_whole(self, params: list[Tensor], group: Group) -> None:
+        """One step of orthogonal parameters that are all here, not spread over ranks."""
+        for bundle in bundles(self.shortcut(params, group), group):
+            self._step_bundle(bundle, group)
+
+    def _step_sharded(self, params: list[Tensor], group: Group) -> list[Tensor]:
+        """Step the parameters that are spread over ranks; the others."""
+        sharded = [p for p in params if is_dtensor(p)]
+        if not sharded:
+            return params
+        from ortholand.optim.sharded import step_sharded  # not before there is a DTensor
+
+        step_sharded(self, sharded, group)
+        return [p for p in params if not is_dtensor(p)]
 
     def skipped_steps(self) -> int:
         """How many steps were not taken so far because they would not have been finite.
@@ -118,11 +152,14 @@ class OrthogonalOptimizer(Optimizer):
         """
         super().load_state_dict(state_dict)
         saved = [i for group in state_dict["param_groups"] for i in group["params"]]
-        params = [p for group in self.param_groups for p in group["params"]]
-        for i, p in zip(saved, params, strict=True):
+        params = [(p, group) for group in self.param_groups for p in group["params"]]
+        for i, (p, group) in zip(saved, params, strict=True):
             for name, value in state_dict["state"].get(i, {}).items():
                 if isinstance(value, Tensor) and name in self.state[p]:
-                    self.state[p][name] = value.detach().to(p.device, copy=True)
+                    # torch counts Adam's steps on the host.
+                    on_host = name == "step" and not group["orthogonal"]
+                    device = torch.device("cpu") if on_host else p.device
+                    self.state[p][name] = restored(value, p, device)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -171,6 +208,7 @@ class OrthogonalOptimizer(Optimizer):
         for i, p in enumerate(group["params"]):
             name = _name_of(group, i)
             check_weight(p, name)
+            check_layout(p, name)
             _check_start(p, name, group["view"], self.start_radius(group))
 
 
@@ -203,8 +241,12 @@ def _zero_state(p: Tensor, kind: StateKind, view: View) -> Tensor:
     dtype = working_dtype(p.dtype)
     if kind == "matrix":
         return torch.zeros_like(p, dtype=dtype)
-    shape = as_matrices(p, view).shape[:-2]
-    return torch.zeros(shape, dtype=real_dtype(dtype), device=p.device)
+    shape = matrices_shape(p.shape, view)[:-2]
+    if not is_dtensor(p) or not shape:
+        return torch.zeros(shape, dtype=real_dtype(dtype), device=p.device)
+    local = matrices_shape(local_part(p).shape, view)[:-2]
+    zeros = torch.zeros(local, dtype=real_dtype(dtype), device=p.device)
+    return placed_like(zeros, p, shape)
 
 
 def _together(parts: list[Tensor], kind: StateKind = "matrix") -> Tensor:
@@ -240,7 +282,7 @@ def _check_start(p: Tensor, name: str, view: View, radius: float) -> None:
     if p.device.type == "meta":
         return
     with torch.no_grad():
-        d = float(distance(as_matrices(p, view)).max())
+        d = float(distances(p, view).max())
     if d <= radius:
         return
     raise ValueError(

@@ -55,11 +55,8 @@ def coupled(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Ten
     """The paper's step, ``X - eta L``."""
     L, d, tangency_error = landing(X, B, group["lam"])
     root_q = RULES[group["safe_step"] or "frobenius"](L)
-    safe = None
-    if group["safe_step"] is not None:
-        safe = largest_step(root_q, d, group["lam"], group["eps"], tangency_error)
-    eta = _step_size(group["lr"], safe, root_q)
-    return torch.addcmul(X, L, per_matrix(eta, X), value=-1, out=L), is_finite(eta * root_q)
+    eta, taken = coupled_step(root_q, d, tangency_error, group)
+    return torch.addcmul(X, L, per_matrix(eta, X), value=-1, out=L), taken
 
 
 def decoupled(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -67,17 +64,12 @@ def decoupled(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, T
     R, D, d, tangency_error = tangent(X, B)
     XD = product(X, D)
     root_q = RULES[group["safe_step"] or "frobenius"](R)
-    omega, safe = torch.full_like(d, group["omega"]), None
+    normal = None
     if group["safe_step"] is not None:
         normal = torch.linalg.vector_norm(XD, dim=(-2, -1))
-        # Near the edge of a ball of radius almost 1 a full pull would overshoot; this one cannot.
-        gentle = d * (1 - d) / normal.square().clamp(min=torch.finfo(d.dtype).tiny)
-        omega = torch.minimum(omega, gentle.clamp(min=0))
-        safe = largest_step_decoupled(root_q, d, normal, omega, group["eps"], tangency_error)
-    eta = _step_size(group["lr"], safe, root_q)
-    taken = is_finite(eta * root_q + omega * d)
+    eta, omega, taken = decoupled_step(root_q, d, normal, tangency_error, group)
     Y = torch.addcmul(X, R, per_matrix(eta, X), value=-1, out=R)
-    return _unless_zero(group["lr"], Y - per_matrix(omega, X) * XD, X), taken
+    return unless_zero(group["lr"], Y - per_matrix(omega, X) * XD, X), taken
 
 
 def after(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -91,6 +83,49 @@ def after(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tenso
     """
     R, _, d, tangency_error = tangent(X, B)
     root_q = RULES[group["safe_step"] or "frobenius"](R)
+    eta, m, taken = after_step(root_q, d, X.shape[-1], tangency_error, group)
+    c = (m + 1).rsqrt()
+    Y = torch.addcmul(X, R, per_matrix(eta, X), value=-1, out=R).mul_(per_matrix(c, X))
+    return unless_zero(group["lr"], newton_schulz(Y), X), taken
+
+
+def coupled_step(
+    root_q: Tensor, d: Tensor, tangency_error: Tensor | float, group: Mapping[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """eta of the coupled attraction, and which matrices may step."""
+    safe = None
+    if group["safe_step"] is not None:
+        safe = largest_step(root_q, d, group["lam"], group["eps"], tangency_error)
+    eta = _step_size(group["lr"], safe, root_q)
+    return eta, is_finite(eta * root_q)
+
+
+def decoupled_step(
+    root_q: Tensor,
+    d: Tensor,
+    normal: Tensor | None,
+    tangency_error: Tensor | float,
+    group: Mapping[str, Any],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """eta and omega of the decoupled attraction, and which matrices may step.
+
+    ``normal`` is ``||X D||_F``, needed for a safe step only.
+    """
+    omega, safe = torch.full_like(d, group["omega"]), None
+    if group["safe_step"] is not None:
+        assert normal is not None
+        # Near the edge of a ball of radius almost 1 a full pull would overshoot; this one cannot.
+        gentle = d * (1 - d) / normal.square().clamp(min=torch.finfo(d.dtype).tiny)
+        omega = torch.minimum(omega, gentle.clamp(min=0))
+        safe = largest_step_decoupled(root_q, d, normal, omega, group["eps"], tangency_error)
+    eta = _step_size(group["lr"], safe, root_q)
+    return eta, omega, is_finite(eta * root_q + omega * d)
+
+
+def after_step(
+    root_q: Tensor, d: Tensor, p: int, tangency_error: Tensor | float, group: Mapping[str, Any]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """eta of "move, then land", the mean m that the move adds, and which matrices may step."""
     safe = None
     if group["safe_step"] is not None:
         safe = largest_step_before_landing(root_q, d, group["eps"], tangency_error)
@@ -100,9 +135,7 @@ def after(X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tenso
     if group["safe_step"] is not None:
         taken = taken & (d < 1)  # from there on Newton-Schulz steps may lead anywhere
     # With the rule "tight" root_q is less than ||R||_F, and m too small: less gain, still safe.
-    c = (length.square() / X.shape[-1] + 1).rsqrt()
-    Y = torch.addcmul(X, R, per_matrix(eta, X), value=-1, out=R).mul_(per_matrix(c, X))
-    return _unless_zero(group["lr"], newton_schulz(Y), X), taken
+    return eta, length.square() / p, taken
 
 
 def newton_schulz(Y: Tensor) -> Tensor:
@@ -157,7 +190,7 @@ def _step_size(lr: float | Tensor, safe: Tensor | None, like: Tensor) -> Tensor:
     return torch.minimum(safe, lr) if isinstance(lr, Tensor) else safe.clamp(max=lr)
 
 
-def _unless_zero(lr: float | Tensor, moved: Tensor, X: Tensor) -> Tensor:
+def unless_zero(lr: float | Tensor, moved: Tensor, X: Tensor) -> Tensor:
     """X itself where lr is zero: such a step changes nothing, attraction included."""
     if isinstance(lr, Tensor):
         return torch.where(lr > 0, moved, X)

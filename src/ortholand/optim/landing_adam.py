@@ -1,10 +1,8 @@
 """LandingAdam: Adam that lands on the manifold."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
@@ -18,7 +16,9 @@ from ortholand.optim.landing import (
     landing_move,
     landing_start_radius,
 )
-from ortholand.optim.plain import plain_adam_step
+from ortholand.optim.momentum import mean_square, one_minus_power
+from ortholand.optim.plain import Agreement, plain_adam_step
+from ortholand.optim.rows import RowStepFunction, adam_rows
 
 
 class LandingAdam(OrthogonalOptimizer):
@@ -108,9 +108,10 @@ class LandingAdam(OrthogonalOptimizer):
         B = relative_gradient(X, G) if is_square(X) else remove_normal(X, G)
         step = state["step"] + 1
         mean = beta1 * state["exp_avg"] + (1 - beta1) * B
-        square = beta2 * state["exp_avg_sq"] + (1 - beta2) * _mean_square(B)
-        root = (square / _one_minus_power(beta2, step)).sqrt() + group["adam_eps"]
-        direction = mean / per_matrix(_one_minus_power(beta1, step) * root, X)
+        v = mean_square(frobenius_norm(B), X.shape[-1])
+        square = beta2 * state["exp_avg_sq"] + (1 - beta2) * v
+        root = (square / one_minus_power(beta2, step)).sqrt() + group["adam_eps"]
+        direction = mean / per_matrix(one_minus_power(beta1, step) * root, X)
         moved, taken = landing_move(X, direction, group)
         return MatrixStep(moved, taken, {"exp_avg": mean, "exp_avg_sq": square, "step": step})
 
@@ -118,19 +119,12 @@ class LandingAdam(OrthogonalOptimizer):
         """Compiled code steps what it can."""
         return fused_step(self, params, group, ("exp_avg", "exp_avg_sq", "step"))
 
-    def plain_step(self, params: list[Tensor], group: Mapping[str, Any]) -> None:
+    def row_step(self, group: Mapping[str, Any]) -> RowStepFunction:  # noqa: ARG002
+        """Tall matrices step where their rows are."""
+        return adam_rows
+
+    def plain_step(
+        self, params: list[Tensor], group: Mapping[str, Any], agree: Agreement | None = None
+    ) -> None:
         """The step of ``torch.optim.AdamW`` (or Adam)."""
-        plain_adam_step(params, self.state, group)
-
-
-def _one_minus_power(beta: float, step: Tensor) -> Tensor:
-    """``1 - beta^step``, to full precision also where the power is almost 1."""
-    return -torch.expm1(step * math.log(beta)) if beta > 0 else torch.ones_like(step)
-
-
-def _mean_square(B: Tensor) -> Tensor:
-    """Mean of the squared norms of the columns of each matrix, bounded against overflow.
-
-    A bound that is too small only makes the direction longer, and the safe step takes care of it.
-    """
-    return (frobenius_norm(B) / math.sqrt(B.shape[-1])).clamp(max=1e18).square()
+        plain_adam_step(params, self.state, group, agree)

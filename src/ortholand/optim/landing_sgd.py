@@ -13,6 +13,7 @@ from ortholand.optim.landing import (
     landing_move,
     landing_start_radius,
 )
+from ortholand.optim.rows import RowStepFunction, sgd_rows
 from ortholand.optim.sgd import OrthogonalSGD
 
 
@@ -115,3 +116,11 @@ class LandingSGD(OrthogonalSGD):
     def shortcut(self, params: list[Tensor], group: Mapping[str, Any]) -> list[Tensor]:
         """Compiled code steps what it can."""
         return fused_step(self, params, group, ("momentum_buffer",) if group["momentum"] else ())
+
+    def row_step(self, group: Mapping[str, Any]) -> RowStepFunction | None:
+        """Tall matrices step where their rows are.
+
+        With a dampening of 1 nothing is left of a first gradient that only all ranks together
+        know to be the first.
+        """
+        return None if group["momentum"] and group["dampening"] == 1 else sgd_rows

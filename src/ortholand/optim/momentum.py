@@ -1,4 +1,6 @@
-"""Momentum on relative gradients, for matrices of any shape without anything n x n."""
+"""Momentum and moments of relative gradients, for matrices of any shape; nothing n x n."""
+
+import math
 
 import torch
 from torch import Tensor
@@ -39,3 +41,16 @@ def transport(X: Tensor, buffer: Tensor) -> Tensor:
     tangent step) and keeps past multipliers out of later directions.
     """
     return buffer if is_square(X) else remove_normal(X, buffer)
+
+
+def mean_square(norm: Tensor, p: int) -> Tensor:
+    """Mean of the squared norms of p columns, from the norm of all; bounded against overflow.
+
+    A bound that is too small only makes the direction longer, and the safe step takes care of it.
+    """
+    return (norm / math.sqrt(p)).clamp(max=1e18).square()
+
+
+def one_minus_power(beta: float, step: Tensor) -> Tensor:
+    """``1 - beta^step``, to full precision also where the power is almost 1."""
+    return -torch.expm1(step * math.log(beta)) if beta > 0 else torch.ones_like(step)

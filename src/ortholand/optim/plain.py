@@ -11,6 +11,7 @@ from torch.optim.sgd import sgd
 from ortholand.native import all_below
 
 State = dict[str, Any]
+Agreement = Callable[[Tensor], Tensor]  # which may step here -> which may step on all ranks
 MODERATE = 1e15  # its square times itself is still a float32, so no step of such numbers overflows
 SKIPPED = "skipped"
 
@@ -29,7 +30,10 @@ def skipped_count(state: State, device: torch.device) -> Tensor:
 
 
 def plain_sgd_step(
-    params: list[Tensor], states: Mapping[Tensor, State], group: Mapping[str, Any]
+    params: list[Tensor],
+    states: Mapping[Tensor, State],
+    group: Mapping[str, Any],
+    agree: Agreement | None = None,
 ) -> None:
     """The step of ``torch.optim.SGD`` on each parameter that stays finite by it."""
 
@@ -51,11 +55,14 @@ def plain_sgd_step(
             for p, buffer in zip(params, buffers, strict=True):
                 states[p]["momentum_buffer"] = buffer
 
-    guarded_step(params, states, group, step)
+    guarded_step(params, states, group, step, agree)
 
 
 def plain_adam_step(
-    params: list[Tensor], states: Mapping[Tensor, State], group: Mapping[str, Any]
+    params: list[Tensor],
+    states: Mapping[Tensor, State],
+    group: Mapping[str, Any],
+    agree: Agreement | None = None,
 ) -> None:
     """The step of ``torch.optim.AdamW`` or Adam on each parameter that stays finite by it."""
     for p in params:
@@ -84,7 +91,7 @@ def plain_adam_step(
             maximize=group["maximize"],
         )
 
-    guarded_step(params, states, group, step)
+    guarded_step(params, states, group, step, agree)
 
 
 def guarded_step(
@@ -92,24 +99,29 @@ def guarded_step(
     states: Mapping[Tensor, State],
     group: Mapping[str, Any],
     step: Callable[[], None],
+    agree: Agreement | None = None,
 ) -> None:
     """Run an in-place step; put back, with its state, each parameter that it left non-finite.
 
     The copies are memory traffic on vectors and heads, and save a host sync to ask first. Where
-    asking costs nothing (:func:`ortholand.native.all_below`), it is asked.
+    asking costs nothing (:func:`ortholand.native.all_below`), it is asked. Ranks that have
+    different parts of the parameters ``agree`` on what is put back.
     """
     if not params:
         return
     for p in params:
         skipped_count(states[p], p.device)
-    if is_calm(params, states, group):
+    if agree is None and is_calm(params, states, group):
         step()
         return
     weights_before = [p.clone() for p in params]
     states_before = [{k: v.clone() for k, v in states[p].items()} for p in params]
     step()
-    for p, weight, before in zip(params, weights_before, states_before, strict=True):
-        taken = torch.isfinite(p).all()
+    may_step = [torch.isfinite(p).all() for p in params]
+    if agree is not None:
+        may_step = list(agree(torch.stack(may_step)))
+    before_step = zip(weights_before, states_before, may_step, strict=True)
+    for p, (weight, before, taken) in zip(params, before_step, strict=True):
         p.copy_(torch.where(taken, p, weight))
         for name, value in states[p].items():
             old = before.get(name, torch.zeros_like(value))

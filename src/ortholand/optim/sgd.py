@@ -8,7 +8,7 @@ from torch import Tensor
 from ortholand.optim.base import MatrixStep, OrthogonalOptimizer, StateKind
 from ortholand.optim.checks import check_sgd_options
 from ortholand.optim.momentum import accumulate, generator, transport
-from ortholand.optim.plain import plain_sgd_step
+from ortholand.optim.plain import Agreement, plain_sgd_step
 
 
 class OrthogonalSGD(OrthogonalOptimizer):
@@ -51,6 +51,8 @@ class OrthogonalSGD(OrthogonalOptimizer):
         moved, taken = self.move(X, B, group)
         return MatrixStep(moved, taken, new_state)
 
-    def plain_step(self, params: list[Tensor], group: Mapping[str, Any]) -> None:
+    def plain_step(
+        self, params: list[Tensor], group: Mapping[str, Any], agree: Agreement | None = None
+    ) -> None:
         """The step of ``torch.optim.SGD``."""
-        plain_sgd_step(params, self.state, group)
+        plain_sgd_step(params, self.state, group, agree)

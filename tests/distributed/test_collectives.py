@@ -1,0 +1,104 @@
+"""What a step communicates, as CommDebugMode counts it, and how many numbers."""
+
+import pytest
+from programs import all_counted
+from ranks import run
+
+import ortholand as ol
+from ortholand.optim.sharded import received_by_columns, received_by_owner
+
+SGD, ADAM = ol.LandingSGD, ol.LandingAdam
+ALL_REDUCE, ALL_TO_ALL = "c10d.allreduce_", "c10d.alltoall_base_"
+
+TALL = [(40, 4)] * 3 + [(24, 8)]
+NESTEROV = {"momentum": 0.9, "nesterov": True}
+DAMPENED = {"momentum": 0.9, "dampening": 0.5}
+
+
+def by_columns(shape, ranks, count=1, states=0, summed=None):
+    rows, columns = shape
+    summed = 2 * rows**2 + rows if summed is None else summed
+    in_ring = 2 * count * summed * (ranks - 1) / ranks
+    return received_by_columns(rows, columns, ranks, count, states, summed) - in_ring
+
+
+# (shapes, optimizer, options), {collective: how often}, numbers summed, numbers received
+TALL_CASES = [
+    ((TALL, SGD, {}), {ALL_REDUCE: 1}, 3 * (2 * 16 + 4) + (2 * 64 + 8)),
+    ((TALL, SGD, {"momentum": 0.9, "attraction": "after"}), {ALL_REDUCE: 1}, 244),
+    ((TALL, SGD, {"safe_step": "tight", "attraction": "decoupled"}), {ALL_REDUCE: 1}, 244),
+    ((TALL, SGD, NESTEROV), {ALL_REDUCE: 1}, 3 * (3 * 16 + 4) + (3 * 64 + 8)),
+    ((TALL, SGD, DAMPENED), {ALL_REDUCE: 1}, 244 + 4),
+    ((TALL, ADAM, {}), {ALL_REDUCE: 1}, 3 * (3 * 16 + 4 + 2) + (3 * 64 + 8 + 2)),
+    # Kernels of a convolution: nothing but the count of skipped steps, one per weight.
+    (([(8, 3, 3, 3), (4, 2, 5, 3)], SGD, {}), {ALL_REDUCE: 1}, 2),
+    (([(8, 3, 3, 3), (4, 2, 5, 3)], ADAM, {"attraction": "after"}), {ALL_REDUCE: 1}, 2),
+    # Unconstrained weights: a number per weight, whether it may step.
+    (([(8, 4), (8, 8)], SGD, {"orthogonal": False, "momentum": 0.9}), {ALL_REDUCE: 1}, 2),
+]
+
+
+def other_cases(ranks):
+    """Square and wide weights, and the optimizers that know no step by rows."""
+    square, wide, flat = (8, 8), (8, 16), (4, 64)
+    both = {ALL_TO_ALL: 2}
+    turned = {ALL_TO_ALL: 2, ALL_REDUCE: 1}
+    numbers = lambda count, owned, length: (count - owned) * length  # noqa: E731
+    return [
+        # Every rank owns as many: each receives the bound exactly, and the numbers of the others.
+        (
+            ([square] * ranks, SGD, {}),
+            both,
+            0,
+            received_by_owner(8, 8, ranks, ranks, 0) + numbers(ranks, 1, 1),
+        ),
+        (
+            ([wide] * 2 * ranks, ADAM, {}),
+            both,
+            0,
+            received_by_owner(8, 16, ranks, 2 * ranks, 1) + numbers(2 * ranks, 2, 3),
+        ),
+        (
+            ([(16, 8)] * ranks, ol.RiemannianSGD, {"momentum": 0.5}),
+            both,
+            0,
+            received_by_owner(16, 8, ranks, ranks, 1) + numbers(ranks, 1, 1),
+        ),
+        (([flat], SGD, {}), turned, 36, by_columns(flat, ranks)),
+        (([flat], SGD, {"momentum": 0.9}), turned, 36, by_columns(flat, ranks, states=1)),
+        (([flat], ADAM, {}), turned, 54, by_columns(flat, ranks, states=1)),
+    ]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_tall_weights_and_kernels_step_with_one_all_reduce_and_no_gather(ranks):
+    asked, counts, summed = zip(*TALL_CASES, strict=True)
+    for result in run(all_counted, ranks, list(asked)):
+        for got, case, count, numbers in zip(result, asked, counts, summed, strict=True):
+            assert got["counts"] == count, case
+            assert (got["summed"], got["received"]) == (numbers, 0), case
+            assert got["error"] < 1e-12, case
+            assert got["read"] == 0, case
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_square_and_wide_weights_go_to_owners_or_are_turned(ranks):
+    cases = other_cases(ranks)
+    for result in run(all_counted, ranks, [case[0] for case in cases]):
+        for got, (case, counts, summed, received) in zip(result, cases, strict=True):
+            assert got["counts"] == counts, case
+            assert (got["summed"], got["received"]) == (summed, received), case
+            assert got["error"] < 1e-12, case
+            assert got["read"] == 0, case
+
+
+def test_wide_weights_go_the_way_on_which_the_busiest_rank_receives_less():
+    def columns_win(rows, columns, ranks, count):
+        size = (rows, columns, ranks, count, 0)
+        return received_by_columns(*size, 2 * rows**2 + rows) < received_by_owner(*size)
+
+    assert columns_win(64, 1024, 2, 1)
+    assert not columns_win(64, 256, 2, 1)
+    assert columns_win(64, 256, 8, 1)  # one owner is a bottleneck
+    assert not columns_win(64, 256, 8, 8)  # eight are not
+    assert not columns_win(64, 1024, 4, 4)

@@ -1,0 +1,31 @@
+"""``orthogonalize_``, ``orthogonality_error`` and the checks of a group, on sharded weights."""
+
+import pytest
+import torch
+from programs import helpers, misplaced
+from ranks import run
+
+
+def test_helpers_tell_of_sharded_weights_what_they_tell_of_whole_ones():
+    for result in run(helpers, 2):
+        spread, alone = result["spread"], result["alone"]
+        assert spread["before"] == pytest.approx(alone["before"], rel=1e-12)
+        assert spread["mean"] == pytest.approx(alone["mean"], rel=1e-12)
+        assert spread["max"] == pytest.approx(alone["max"], rel=1e-12)
+        assert spread["max"] > 0.1
+        assert spread["after"] < 1e-14 * 20
+        for got, want in zip(spread["weights"], alone["weights"], strict=True):
+            assert torch.allclose(got, want, rtol=0, atol=1e-14)
+        assert "must start within 0.01 of the manifold" in spread["refused"]
+        assert "'w0' of shape (20, 4)" in spread["refused"]
+        assert "w0 has NaN or infinite" in result["not finite"]
+
+
+def test_a_weight_sharded_in_another_way_is_refused():
+    for said in run(misplaced, 2):
+        assert len(said) == 3
+        for text in said:
+            assert "must be sharded on its first dimension" in text
+            assert "w0" in text
+            assert "Shard(dim=1)" in text
+            assert "redistribute(placements=[Shard(0)])" in text
