@@ -23,10 +23,6 @@ OPTIMIZERS = {
 }
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "ecosystem: needs the packages of ortholand[ecosystem]")
-
-
 class TinyModel(nn.Module):
     """A tall, a square and a wide orthogonal layer, and a head without constraint.
 
