@@ -52,8 +52,3 @@ def test_data_parallel_training_is_that_of_one_process(ranks, dtype):
 @both_types
 def test_a_mesh_that_also_replicates_trains_as_one_process(dtype):
     check("hsdp", 4, ["sgd", "momentum", "adam"], dtype)
-
-
-@pytest.mark.slow_distributed
-def test_more_ranks_than_rows():
-    check("fsdp", 7, ["momentum", "adam"], "float64", steps=10)

@@ -73,3 +73,10 @@ def test_lr_zero_changes_nothing_and_gradients_stay(attraction):
 def test_options_and_types_mean_what_they_mean_in_one_process(make, options, tolerance):
     for result in run(compared, 2, make, options, 3):
         assert_same_state(result["spread"], result["alone"], tolerance)
+
+
+@pytest.mark.slow_distributed
+@pytest.mark.parametrize(("make", "options"), OPTIMIZERS)
+def test_more_ranks_than_rows(make, options):
+    for result in run(compared, 8, make, options, 5):
+        assert_same_state(result["spread"], result["alone"], 1e-12)

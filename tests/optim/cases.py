@@ -61,14 +61,22 @@ ADAM_ERRORS: Errors = (
     *COMMON_ERRORS,
     ({"betas": (0.9, 1.0)}, ValueError, r"betas must be in \[0, 1\), got \(0.9, 1.0\)"),
     ({"betas": 0.9}, TypeError, "betas must be two numbers, got 0.9"),
+    ({"betas": "09"}, TypeError, "betas must be two numbers, got '09'"),
+    ({"betas": [0.9, 0.9, 0.9]}, TypeError, "betas must be two numbers"),
     ({"adam_eps": -1.0}, ValueError, "adam_eps must be at least 0, got -1.0"),
     ({"decoupled_weight_decay": 1}, TypeError, "decoupled_weight_decay must be True or False"),
 )
-LAM_ERRORS: Errors = (({"lam": -1.0}, ValueError, "lam must be finite and at least 0, got -1.0"),)
+LAM_ERRORS: Errors = (
+    ({"lam": -1.0}, ValueError, "lam must be finite and at least 0, got -1.0"),
+    ({"lam": float("nan")}, ValueError, "lam must be finite, got nan"),
+    ({"lam": "strong"}, TypeError, "lam must be a number, got 'strong'"),
+)
 LANDING_ERRORS: Errors = (
     *LAM_ERRORS,
     ({"eps": 1.0}, ValueError, r"eps must be in \(0, 1\), got 1.0"),
     ({"eps": 0.0}, ValueError, r"eps must be in \(0, 1\), got 0.0"),
+    ({"eps": "1"}, TypeError, "eps must be a number, got '1'"),
+    ({"omega": "half"}, TypeError, "omega must be a number, got 'half'"),
     ({"safe_step": "paper"}, ValueError, r"one of \('frobenius', 'tight'\), got 'paper'"),
     ({"attraction": "strong"}, ValueError, "attraction must be one of .*, got 'strong'"),
     ({"omega": 0.6}, ValueError, r"omega must be in \[0, 1/2\], got 0.6"),

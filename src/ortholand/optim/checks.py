@@ -1,7 +1,7 @@
 """What an optimizer's options must satisfy. Errors state the rule, the value and the fix."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,16 +35,24 @@ def check_sgd_options(options: Mapping[str, Any]) -> None:
 
 def check_adam_options(options: Mapping[str, Any]) -> None:
     """Options of Adam."""
-    betas = options["betas"]
-    if not (isinstance(betas, tuple | list) and len(betas) == 2):
+    plain_betas(options["betas"])
+    check_at_least_zero("weight_decay", options["weight_decay"])
+    check_at_least_zero("adam_eps", options["adam_eps"])
+    check_bool("decoupled_weight_decay", options["decoupled_weight_decay"])
+
+
+def plain_betas(betas: Sequence[float | Tensor]) -> tuple[float | Tensor, ...]:
+    """Adam's betas as a tuple, whatever sequence they came in; raise if they are not two in [0, 1).
+
+    A configuration's own kind of list could not be saved and loaded with ``weights_only=True``.
+    """
+    if isinstance(betas, str) or not isinstance(betas, Sequence) or len(betas) != 2:
         raise TypeError(f"betas must be two numbers, got {betas!r}.")
     for beta in betas:
         check_finite("betas", beta)
         if not 0 <= beta < 1:
             raise ValueError(f"betas must be in [0, 1), got {tuple(betas)}.")
-    check_at_least_zero("weight_decay", options["weight_decay"])
-    check_at_least_zero("adam_eps", options["adam_eps"])
-    check_bool("decoupled_weight_decay", options["decoupled_weight_decay"])
+    return tuple(beta if isinstance(beta, Tensor) else float(beta) for beta in betas)
 
 
 def check_lr(lr: float | Tensor) -> None:

@@ -8,6 +8,7 @@ from torch.optim.optimizer import ParamsT
 
 from ortholand.fields import Field, penalty_field, plam_field
 from ortholand.optim.base import options_of
+from ortholand.optim.checks import check_finite
 from ortholand.optim.finite import finite_matrices
 from ortholand.optim.sgd import OrthogonalSGD
 from ortholand.safe_step import check_ball
@@ -52,6 +53,7 @@ class FieldSGD(OrthogonalSGD):
     def check_options(self, options: Mapping[str, Any]) -> None:
         """SGD's conditions, and a sensible attraction."""
         super().check_options(options)
+        check_finite("lam", options["lam"])
         check_ball(options["lam"], eps=0.5)
 
     def start_radius(self, group: Mapping[str, Any]) -> float:  # noqa: ARG002

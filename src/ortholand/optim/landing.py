@@ -30,7 +30,7 @@ from ortholand.geometry.matrices import (
     product,
     sharp_gram_minus_identity,
 )
-from ortholand.optim.checks import check_bool
+from ortholand.optim.checks import check_bool, check_finite
 from ortholand.optim.finite import is_finite
 from ortholand.safe_step import (
     RULES,
@@ -152,6 +152,8 @@ ATTRACTIONS: dict[str, Callable[[Tensor, Tensor, Mapping[str, Any]], tuple[Tenso
 
 def check_landing_options(options: Mapping[str, Any]) -> None:
     """Raise unless ball, rule and attraction make sense."""
+    for name in ("lam", "eps", "omega"):
+        check_finite(name, options[name])
     check_ball(options["lam"], options["eps"])
     if options["safe_step"] is not None:
         check_rule(options["safe_step"])

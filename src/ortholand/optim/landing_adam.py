@@ -1,6 +1,6 @@
 """LandingAdam: Adam that lands on the manifold."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch.optim.optimizer import ParamsT
 from ortholand.geometry.derivatives import relative_gradient, remove_normal
 from ortholand.geometry.matrices import frobenius_norm, is_square, per_matrix
 from ortholand.optim.base import MatrixStep, OrthogonalOptimizer, StateKind, options_of
-from ortholand.optim.checks import check_adam_options
+from ortholand.optim.checks import check_adam_options, plain_betas
 from ortholand.optim.fused import fused_step
 from ortholand.optim.landing import (
     check_landing_options,
@@ -69,7 +69,7 @@ class LandingAdam(OrthogonalOptimizer):
         self,
         params: ParamsT,
         lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
+        betas: Sequence[float] = (0.9, 0.999),
         weight_decay: float = 0.0,
         *,
         adam_eps: float = 1e-8,
@@ -86,6 +86,13 @@ class LandingAdam(OrthogonalOptimizer):
         view: str = "matrix",
     ) -> None:
         super().__init__(params, options_of(locals()))
+        self.defaults["betas"] = plain_betas(betas)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, checked as a whole before any of it counts."""
+        super().add_param_group(param_group)
+        added = self.param_groups[-1]
+        added["betas"] = plain_betas(added["betas"])
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Adam's conditions, and landing's."""
