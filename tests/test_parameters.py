@@ -124,6 +124,14 @@ def test_orthogonalize_keeps_type_layout_and_identity(dtype):
     assert ol.orthogonality_error(weight) < 0.05
 
 
+@pytest.mark.parametrize("function", [ol.orthogonalize_, ol.orthogonality_error])
+def test_weights_without_values_are_refused(function):
+    with torch.device("meta"):
+        model = nn.Linear(3, 3)
+    with pytest.raises(ValueError, match=r"weight is on the meta device.*to_empty"):
+        function(model, orthogonal=nn.Linear)
+
+
 def test_orthogonalize_changes_nothing_if_it_must_refuse():
     good, bad = torch.randn(3, 3), torch.tensor([[math.nan, 1.0], [0.0, 1.0]])
     before = good.clone()

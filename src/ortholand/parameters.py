@@ -1,5 +1,6 @@
 """Helpers for the parameters of a model: choose the orthogonal ones, project them, watch them."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple, TypeVar, overload
@@ -10,7 +11,8 @@ from torch.optim import Optimizer
 
 from ortholand.geometry.manifold import polar_projection
 from ortholand.geometry.matrices import to_working_dtype
-from ortholand.geometry.shards import all_finite, check_layout, distances, is_dtensor, project_
+from ortholand.geometry.sharded import all_finite, distances, project_
+from ortholand.geometry.shards import is_dtensor
 from ortholand.geometry.views import VIEWS, View, as_matrices, as_weight, check_view, check_weight
 
 Predicate = Callable[[str, nn.Parameter], bool]
@@ -40,7 +42,8 @@ def param_groups(
         other_options: further options of the rest, such as ``weight_decay``.
 
     Returns:
-        One or two groups with named parameters. Frozen parameters are left out.
+        One or two groups with named parameters. Frozen parameters are left out. Call it after
+        ``fully_shard``, which replaces the parameters.
 
     >>> import ortholand
     >>> from torch import nn
@@ -51,6 +54,7 @@ def param_groups(
     False ['0.bias', '2.weight', '2.bias']
     """
     check_view(view)
+    _reshard(model)
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     chosen = _select(model, named, orthogonal)
     groups = [
@@ -85,8 +89,8 @@ def orthogonalize_(
     Returns:
         The target, so that a call can stand inside another.
 
-    Weights of a sharded model (DTensors of FSDP2) are projected too: each matrix is brought
-    together on one rank, a different one for each, and spread again.
+    Weights of a sharded model (DTensors of FSDP2) are projected too, and all ranks must call it:
+    each matrix is brought together on one rank, a different one for each, and spread again.
 
     Nothing is changed if any weight is refused. Frozen parameters are projected too when they
     are handed over themselves.
@@ -100,7 +104,7 @@ def orthogonalize_(
     weights = list(_orthogonal_weights(target, orthogonal, view))
     for weight in weights:
         check_weight(weight.tensor, weight.name)
-        check_layout(weight.tensor, weight.name)
+        _check_values(weight)
         if not all_finite(weight.tensor):
             raise ValueError(
                 f"Only finite weights can be projected, but {weight.name} has NaN or infinite "
@@ -167,7 +171,7 @@ def orthogonality_error(
     weights = list(_orthogonal_weights(target, orthogonal, view))
     for weight in weights:
         check_weight(weight.tensor, weight.name)
-        check_layout(weight.tensor, weight.name)
+        _check_values(weight)
     each = [distances(w.tensor, w.view).flatten().double() for w in weights]
     if not each:
         return {} if reduce is None else 0.0
@@ -176,6 +180,19 @@ def orthogonality_error(
         return dict(zip((w.name for w in weights), worst, strict=True))
     together = torch.cat([d.cpu() for d in each])
     return float(together.max() if reduce == "max" else together.mean())
+
+
+def _reshard(model: nn.Module) -> None:
+    """Let FSDP2 take back the whole weights that it may hold after a forward pass.
+
+    They are copies: whoever changes or optimizes them changes nothing of the model.
+    """
+    module = sys.modules.get("torch.distributed.fsdp")
+    if module is None:
+        return
+    for part in model.modules():
+        if isinstance(part, module.FSDPModule):
+            part.reshard()
 
 
 class _Weight(NamedTuple):
@@ -215,6 +232,14 @@ def _orthogonal_weights(
         yield _Weight(str(i), tensor, view or "matrix")
 
 
+def _check_values(weight: _Weight) -> None:
+    if weight.tensor.device.type == "meta":
+        raise ValueError(
+            f"A weight must have values, but {weight.name} is on the meta device. Initialise it "
+            'first: model.to_empty(device="cpu"), then reset_parameters() of its modules.'
+        )
+
+
 def _as_list(target: Any) -> list[Any]:
     return [target] if isinstance(target, Tensor | Mapping) else list(target)
 
@@ -240,9 +265,22 @@ def _select(model: nn.Module, named: Mapping[str, nn.Parameter], orthogonal: Sel
             raise ValueError(
                 f"orthogonal={selector!r} selects no trainable parameter of rank 2 or more. "
                 f"The model has: {', '.join(n for n, p in named.items() if p.ndim > 1) or 'none'}."
+                + _advice_on_flat_weights(model)
             )
         chosen |= names
     return chosen
+
+
+def _advice_on_flat_weights(model: nn.Module) -> str:
+    module = sys.modules.get("torch.distributed.fsdp")
+    if module is None:
+        return ""
+    if not any(isinstance(m, module.FullyShardedDataParallel) for m in model.modules()):
+        return ""
+    return (
+        " FullyShardedDataParallel (FSDP1) makes one vector of all weights; use fully_shard "
+        "(FSDP2), which leaves them matrices."
+    )
 
 
 def _names_of(model: nn.Module, named: Mapping[str, nn.Parameter], selector: Selector) -> set[str]:

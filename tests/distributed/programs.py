@@ -260,7 +260,12 @@ def counted(shapes: list[tuple[int, ...]], make: Callable[..., Any], **options: 
     }
 
 
-def all_counted(cases: list[tuple]) -> list[dict]:
+def all_counted(cases: list[tuple], longest: int | None = None) -> list[dict]:
+    """``longest``: the message from which on a step takes several rounds."""
+    from ortholand.optim import sharded as steps
+
+    if longest is not None:
+        steps.LONGEST_MESSAGE = longest
     return [counted(shapes, make, **options) for shapes, make, options in cases]
 
 
@@ -485,23 +490,184 @@ def helpers() -> dict:
     return result
 
 
-def misplaced() -> list[str]:
-    """What is said of weights that are sharded in another way."""
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import Shard
+# --- other ways to shard
 
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    module = fully_shard(bag([(8, 4)]), mesh=mesh, shard_placement_fn=lambda p: Shard(1))
-    said = []
-    attempts = (
-        lambda: ol.LandingSGD(module.named_parameters()),
-        lambda: ol.orthogonalize_(module, orthogonal="w0"),
-        lambda: ol.orthogonality_error(module, orthogonal="w0"),
+
+def placed(shapes: list[tuple[int, ...]], mesh: Any, placements: list, view: str) -> nn.Module:
+    """A module of orthogonal DTensors, in a view, placed as asked."""
+    from torch.distributed.tensor import distribute_tensor
+
+    module = bag(shapes) if view == "kernel" else nn.Module()
+    for i, shape in enumerate(shapes if view == "matrix" else ()):
+        weight = ol.random_orthogonal(shape[0], math.prod(shape[1:]), seed=i, dtype=torch.float64)
+        module.register_parameter(f"w{i}", nn.Parameter(weight.view(shape)))
+    for name, p in list(module.named_parameters()):
+        weight = distribute_tensor(p.data, mesh, placements, src_data_rank=None)
+        setattr(module, name, nn.Parameter(weight))
+    return module
+
+
+def stepped_as_placed(
+    make: Callable[..., Any], options: dict[str, Any], shapes: list[tuple[int, ...]], view: str
+) -> dict:
+    """Three steps of weights in every placement on a mesh of 2 x 2, and in one process."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    line = init_device_mesh("cpu", (4,))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    places = {
+        "replicated": (line, [Replicate()]),
+        "columns": (line, [Shard(1)]),
+        "columns, replicated": (mesh, [Replicate(), Shard(1)]),
+        "rows twice": (mesh, [Shard(0), Shard(0)]),
+        "rows and columns": (mesh, [Shard(0), Shard(1)]),
+        "columns and rows": (mesh, [Shard(1), Shard(0)]),
+    }
+    if view == "kernel":
+        places["columns of kernels"] = (line, [Shard(len(shapes[0]) - 1)])
+    results = {}
+    for name, (where, placements) in {"alone": (line, [Replicate()]), **places}.items():
+        module = placed(shapes, where, placements, view)
+        if name == "alone":
+            for key, p in list(module.named_parameters()):
+                setattr(module, key, nn.Parameter(p.to_local().detach()))
+        optimizer = make(module.named_parameters(), view=view, **options)
+        for k in range(3):
+            set_gradients(module, k)
+            if k == 1:
+                module.w0.grad.fill_(float("nan"))
+            optimizer.step()
+        error = ol.orthogonality_error(optimizer, reduce="mean")
+        ol.orthogonalize_(optimizer.param_groups)
+        results[name] = {"error": error, **everything(module, optimizer)}
+    return results
+
+
+# --- as models are built
+
+
+class TwoLayers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 16), nn.Linear(16, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.up(x)))
+
+
+def after_a_forward_pass() -> dict:
+    """A model that FSDP2 still holds in one piece when it is projected and its groups are made."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = fully_shard(TwoLayers(), mesh=init_device_mesh("cpu", (2,)))
+    x = torch.randn(4, 6)
+    with torch.no_grad():
+        model(x)
+    whole_weights = not hasattr(model.up.weight, "full_tensor")
+    ol.orthogonalize_(model, orthogonal=nn.Linear)
+    model.reshard()
+    error = ol.orthogonality_error(model, orthogonal=nn.Linear)
+    with torch.no_grad():
+        model(x)
+    optimizer = ol.LandingSGD(ol.param_groups(model, orthogonal=nn.Linear), lr=0.1)
+    before = whole(model)
+    model(x).square().sum().backward()
+    optimizer.step()
+    moved = [not torch.equal(a, b) for a, b in zip(whole(model), before, strict=True)]
+    return {"whole": whole_weights, "error": error, "moved": moved}
+
+
+def tensor_parallel_steps(data: int) -> dict:
+    """Tensor parallelism by columns and by rows, on ``data`` ranks each FSDP2 on top of it."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
     )
-    for attempt in attempts:
-        try:
-            attempt()
-        except ValueError as error:
-            said.append(str(error))
-    ol.LandingSGD(module.parameters(), orthogonal=False)
-    return said
+
+    def built(parallel: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = TwoLayers().double()
+        ol.orthogonalize_(model, orthogonal=nn.Linear)
+        if parallel:
+            ranks = dist.get_world_size()
+            names = ("data", "tensor")
+            mesh = init_device_mesh("cpu", (data, ranks // data), mesh_dim_names=names)
+            plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+            parallelize_module(model, mesh["tensor"], plan)
+            fully_shard(model, mesh=mesh["data"])
+        groups = ol.param_groups(model, orthogonal=nn.Linear)
+        return model, ol.LandingAdam(groups, lr=0.02, attraction="after")
+
+    single, alone_optimizer = built(parallel=False)
+    spread, optimizer = built(parallel=True)
+    for k in range(5):
+        x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(k))
+        for model, stepped in ((single, alone_optimizer), (spread, optimizer)):
+            stepped.zero_grad()
+            (model(x) - x.roll(1)).square().sum().backward()
+            stepped.step()
+    states = everything(single, alone_optimizer), everything(spread, optimizer)
+    return {"alone": states[0], "spread": states[1], "error": ol.orthogonality_error(optimizer)}
+
+
+def state_of_another_mesh() -> dict:
+    """The state of FSDP2 on a mesh of one dimension, loaded on one that also replicates."""
+    results = {}
+    for first, second in (("fsdp", "hsdp"), ("hsdp", "fsdp")):
+        states, optimizers, models = [], [], []
+        for kind in (first, second):
+            models.append(sharded(new_model(torch.float64), kind))
+            optimizers.append(CASES["adam"](models[-1]))
+            states.append(optimizers[-1].state_dict())
+        train(models[0], optimizers[0], 2)
+        models[1].load_state_dict(
+            {k: placed_as(v, models[1].get_parameter(k)) for k, v in models[0].state_dict().items()}
+        )
+        optimizers[1].load_state_dict(optimizers[0].state_dict())
+        for model, optimizer in zip(models, optimizers, strict=True):
+            train(model, optimizer, 4, 2)
+        one, other = (everything(*pair) for pair in zip(models, optimizers, strict=True))
+        results[f"{first} to {second}"] = {"one": one, "other": other}
+    return results
+
+
+def placed_as(value: Tensor, p: Tensor) -> Tensor:
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(full(value), p.device_mesh, p.placements, src_data_rank=None)
+
+
+def on_a_part_of_the_ranks() -> dict:
+    """A weight that only the first two ranks have, and one that all have."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    meshes = DeviceMesh("cpu", [0, 1]), init_device_mesh("cpu", (dist.get_world_size(),))
+    weights = []
+    for mesh in meshes:
+        whole_weight = 1.1 * ol.random_orthogonal(8, 3, seed=0, dtype=torch.float64)
+        weights.append(nn.Parameter(distribute_tensor(whole_weight, mesh, [Shard(0)])))
+    ol.orthogonalize_(weights)
+    optimizer = ol.LandingSGD(weights, lr=0.1)
+    for p in weights:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    return {
+        "error": ol.orthogonality_error(optimizer),
+        "whole": full(weights[1]),
+        "part": full(weights[0]) if dist.get_rank() < 2 else None,
+    }
+
+
+def advice_on_fsdp1() -> str:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(TwoLayers(), device_id=torch.device("cpu"))
+    try:
+        ol.param_groups(model, orthogonal=nn.Linear)
+    except ValueError as error:
+        return str(error)
+    return ""

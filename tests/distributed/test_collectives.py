@@ -35,6 +35,8 @@ TALL_CASES = [
     (([(8, 3, 3, 3), (4, 2, 5, 3)], ADAM, {"attraction": "after"}), {ALL_REDUCE: 1}, 2),
     # Unconstrained weights: a number per weight, whether it may step.
     (([(8, 4), (8, 8)], SGD, {"orthogonal": False, "momentum": 0.9}), {ALL_REDUCE: 1}, 2),
+    # One long matrix: summing moves less than an owner would have to receive.
+    (([(400, 4)], SGD, {"sharded": "auto"}), {ALL_REDUCE: 1}, 36),
 ]
 
 
@@ -64,6 +66,19 @@ def other_cases(ranks):
             0,
             received_by_owner(16, 8, ranks, ranks, 1) + numbers(ranks, 1, 1),
         ),
+        (
+            ([(16, 8)] * ranks, ADAM, {"sharded": "owners"}),
+            both,
+            0,
+            received_by_owner(16, 8, ranks, ranks, 1) + numbers(ranks, 1, 3),
+        ),
+        # As many as there are ranks, and not very tall: owners receive less than a sum.
+        (
+            ([(16, 8)] * 2 * ranks, SGD, {"sharded": "auto"}),
+            both,
+            0,
+            received_by_owner(16, 8, ranks, 2 * ranks, 0) + numbers(2 * ranks, 2, 1),
+        ),
         (([flat], SGD, {}), turned, 36, by_columns(flat, ranks)),
         (([flat], SGD, {"momentum": 0.9}), turned, 36, by_columns(flat, ranks, states=1)),
         (([flat], ADAM, {}), turned, 54, by_columns(flat, ranks, states=1)),
@@ -90,6 +105,21 @@ def test_square_and_wide_weights_go_to_owners_or_are_turned(ranks):
             assert (got["summed"], got["received"]) == (summed, received), case
             assert got["error"] < 1e-12, case
             assert got["read"] == 0, case
+
+
+def test_very_many_weights_step_in_several_rounds():
+    many = [(40, 4)] * 3 + [(24, 8), (4, 64)] + [(8, 8)] * 7
+    # Numbers that each of two ranks brings: its rows of weight and gradient, and what is summed.
+    tall, square = 2 * 80 + 36, 2 * 32
+    longest = 2 * tall
+    assert 6 * square <= longest < 7 * square
+    # Two of 40 x 4, then one and one; the wide one by itself; six squares and one.
+    expected = {ALL_REDUCE: 3 + 1, ALL_TO_ALL: 2 + 2 * 2}
+    asked = [(many, SGD, {}), (many, ADAM, {"attraction": "after"})]
+    for first, second in run(all_counted, 2, asked, longest):
+        assert first["counts"] == expected
+        assert first["error"] < 1e-12
+        assert second["error"] < 1e-12
 
 
 def test_wide_weights_go_the_way_on_which_the_busiest_rank_receives_less():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from programs import helpers, misplaced
+from programs import helpers
 from ranks import run
 
 
@@ -19,13 +19,3 @@ def test_helpers_tell_of_sharded_weights_what_they_tell_of_whole_ones():
         assert "must start within 0.01 of the manifold" in spread["refused"]
         assert "'w0' of shape (20, 4)" in spread["refused"]
         assert "w0 has NaN or infinite" in result["not finite"]
-
-
-def test_a_weight_sharded_in_another_way_is_refused():
-    for said in run(misplaced, 2):
-        assert len(said) == 3
-        for text in said:
-            assert "must be sharded on its first dimension" in text
-            assert "w0" in text
-            assert "Shard(dim=1)" in text
-            assert "redistribute(placements=[Shard(0)])" in text

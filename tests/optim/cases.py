@@ -81,6 +81,7 @@ LANDING_ERRORS: Errors = (
     ({"attraction": "strong"}, ValueError, "attraction must be one of .*, got 'strong'"),
     ({"omega": 0.6}, ValueError, r"omega must be in \[0, 1/2\], got 0.6"),
     ({"fused": 1}, TypeError, "fused must be True or False, got 1"),
+    ({"sharded": "columns"}, ValueError, "sharded must be one of .*, got 'columns'"),
 )
 
 MOMENTUM = {"momentum": 0.9, "dampening": 0.1}

@@ -13,14 +13,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from ortholand.geometry.matrices import real_dtype, to_working_dtype, working_dtype
-from ortholand.geometry.shards import (
-    check_layout,
-    distances,
-    is_dtensor,
-    local_part,
-    placed_like,
-    restored,
-)
+from ortholand.geometry.sharded import distances
+from ortholand.geometry.shards import is_dtensor, is_here, restored, zeros_per_matrix
 from ortholand.geometry.views import View, as_matrices, as_weight, check_weight, matrices_shape
 from ortholand.optim.checks import check_common_options, check_dense_gradients
 from ortholand.optim.plain import SKIPPED, Agreement, State, count_skipped
@@ -188,7 +182,9 @@ class OrthogonalOptimizer(Optimizer):
             is_matrix = kinds[name] == "matrix"
             kept = torch.where(taken if is_matrix else result.taken, new, state[name])
             for p, part in zip(params, _apart(kept, params, view), strict=True):
-                self.state[p][name].copy_(as_weight(part, p, view) if is_matrix else part)
+                # As a vector: torch.compile loses what is written to a single float64 number.
+                target = self.state[p][name].unsqueeze(0)
+                target.copy_(as_weight(part, p, view) if is_matrix else part)
 
     def load(self, p: Tensor, name: str, group: Group) -> Tensor:
         """A state of a parameter, zero if it is new."""
@@ -208,7 +204,6 @@ class OrthogonalOptimizer(Optimizer):
         for i, p in enumerate(group["params"]):
             name = _name_of(group, i)
             check_weight(p, name)
-            check_layout(p, name)
             _check_start(p, name, group["view"], self.start_radius(group))
 
 
@@ -242,11 +237,9 @@ def _zero_state(p: Tensor, kind: StateKind, view: View) -> Tensor:
     if kind == "matrix":
         return torch.zeros_like(p, dtype=dtype)
     shape = matrices_shape(p.shape, view)[:-2]
-    if not is_dtensor(p) or not shape:
-        return torch.zeros(shape, dtype=real_dtype(dtype), device=p.device)
-    local = matrices_shape(local_part(p).shape, view)[:-2]
-    zeros = torch.zeros(local, dtype=real_dtype(dtype), device=p.device)
-    return placed_like(zeros, p, shape)
+    if shape and is_dtensor(p) and is_here(p, view):
+        return zeros_per_matrix(p, real_dtype(dtype))
+    return torch.zeros(shape, dtype=real_dtype(dtype), device=p.device)
 
 
 def _together(parts: list[Tensor], kind: StateKind = "matrix") -> Tensor:

@@ -148,6 +148,7 @@ ATTRACTIONS: dict[str, Callable[[Tensor, Tensor, Mapping[str, Any]], tuple[Tenso
     "decoupled": decoupled,
     "after": after,
 }
+SHARDED = ("rows", "owners", "auto")
 
 
 def check_landing_options(options: Mapping[str, Any]) -> None:
@@ -161,6 +162,8 @@ def check_landing_options(options: Mapping[str, Any]) -> None:
         raise ValueError(
             f"attraction must be one of {tuple(ATTRACTIONS)}, got {options['attraction']!r}."
         )
+    if options["sharded"] not in SHARDED:
+        raise ValueError(f"sharded must be one of {SHARDED}, got {options['sharded']!r}.")
     if options["fused"] is not None:
         check_bool("fused", options["fused"])
     if not 0 <= options["omega"] <= 0.5:

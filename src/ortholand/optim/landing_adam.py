@@ -53,6 +53,7 @@ class LandingAdam(OrthogonalOptimizer):
         maximize: ascend instead of descend.
         foreach: as in :class:`ortholand.LandingSGD`.
         fused: as in :class:`ortholand.LandingSGD`.
+        sharded: as in :class:`ortholand.LandingSGD`.
         orthogonal: default of the group option.
         view: default of the group option.
 
@@ -82,6 +83,7 @@ class LandingAdam(OrthogonalOptimizer):
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
+        sharded: str = "rows",
         orthogonal: bool = True,
         view: str = "matrix",
     ) -> None:
@@ -126,9 +128,9 @@ class LandingAdam(OrthogonalOptimizer):
         """Compiled code steps what it can."""
         return fused_step(self, params, group, ("exp_avg", "exp_avg_sq", "step"))
 
-    def row_step(self, group: Mapping[str, Any]) -> RowStepFunction:  # noqa: ARG002
+    def row_step(self, group: Mapping[str, Any]) -> RowStepFunction | None:
         """Tall matrices step where their rows are."""
-        return adam_rows
+        return None if group["sharded"] == "owners" else adam_rows
 
     def plain_step(
         self, params: list[Tensor], group: Mapping[str, Any], agree: Agreement | None = None

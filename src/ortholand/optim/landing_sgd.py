@@ -58,6 +58,11 @@ class LandingSGD(OrthogonalSGD):
             given.
             Needs a C++ compiler the first time (see :mod:`ortholand.native`); where there is
             none, and for whatever else it cannot do, the other code steps.
+        sharded: how weights step that are spread over ranks (FSDP2's DTensors). ``"rows"``: tall
+            matrices where their rows are, after one sum of Gram matrices over the ranks;
+            ``"owners"``: each matrix whole on one rank, a different one for each, which moves
+            less if there are many matrices and ranks; ``"auto"``: what moves less. See
+            ``docs/at_scale.md``.
         orthogonal: default of the group option. Groups with ``orthogonal=False`` take the step
             of ``torch.optim.SGD``.
         view: default of the group option: ``"matrix"`` sees a convolution weight as
@@ -95,6 +100,7 @@ class LandingSGD(OrthogonalSGD):
         maximize: bool = False,
         foreach: bool | None = None,
         fused: bool | None = None,
+        sharded: str = "rows",
         orthogonal: bool = True,
         view: str = "matrix",
     ) -> None:
@@ -123,4 +129,5 @@ class LandingSGD(OrthogonalSGD):
         With a dampening of 1 nothing is left of a first gradient that only all ranks together
         know to be the first.
         """
-        return None if group["momentum"] and group["dampening"] == 1 else sgd_rows
+        no_first = group["momentum"] and group["dampening"] == 1
+        return None if no_first or group["sharded"] == "owners" else sgd_rows

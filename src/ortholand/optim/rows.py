@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ortholand.fields import tangency_bound
 from ortholand.geometry.matrices import frobenius_norm, per_matrix, skew, sym
-from ortholand.geometry.shards import shared_residual
+from ortholand.geometry.sharded import shared_residual
 from ortholand.optim.base import MatrixStep
 from ortholand.optim.landing import after_step, coupled_step, decoupled_step, unless_zero
 from ortholand.optim.momentum import mean_square, one_minus_power

@@ -1,6 +1,6 @@
 """Steps of weights that are spread over ranks: DTensors, as FSDP2's ``fully_shard`` makes them.
 
-A weight takes one of four ways, by its shape and view:
+A weight takes one of five ways, by its shape, its view and how it is sharded:
 
 - *here*: every matrix is whole on its rank (kernels of a convolution, replicated weights). The
   step of a single process, on the local part.
@@ -8,11 +8,16 @@ A weight takes one of four ways, by its shape and view:
   group (:mod:`.rows`).
 - *columns*: wide matrices. An all-to-all gives each rank columns in place of rows, which are the
   rows of a tall matrix; then as above, and an all-to-all back.
-- *owners*: all others. An all-to-all brings each matrix together on one rank, a different one for
-  each, which takes the step of a single process; an all-to-all spreads it again.
+- *owners*: square ones. An all-to-all brings each matrix together on one rank, a different one
+  for each, which takes the step of a single process; an all-to-all spreads it again.
+- *everywhere*: what is sharded along several dimensions of a mesh (FSDP2 on top of tensor
+  parallelism). Each rank gathers it all and takes the step of a single process.
 
-Wide matrices go the way on which the busiest rank receives less. Square ones have owners: the
-skew matrix that their momentum accumulates has no form that is local to rows.
+Matrices that are sharded by columns are the transposes of such that are sharded by rows. Wide
+ones go the way on which the busiest rank receives less. Square ones have owners: the skew matrix
+that their momentum accumulates has no form that is local to rows. With the option
+``sharded="owners"`` all have, with ``"auto"`` tall ones too if that moves less. What each way costs
+is in ``docs/at_scale.md``.
 
 State is sharded as its weight is, or equal on all ranks, and has the shape it has in a single
 process. Every rank must step the same parameters in the same order.
@@ -29,18 +34,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ortholand.geometry.exchange import (
+    Owners,
+    columns_to_rows,
+    rows_to_columns,
+    sums_over_ranks,
+)
 from ortholand.geometry.matrices import to_working_dtype
 from ortholand.geometry.shards import (
     Layout,
-    Owners,
-    columns_to_rows,
     is_dtensor,
-    is_local,
+    is_elsewhere,
+    is_here,
     layout_of,
     local_part,
+    part_of,
     placed_like,
-    rows_to_columns,
-    sums_over_ranks,
+    rows_of,
+    set_rows_,
+    sharing_groups,
+    whole_of,
 )
 from ortholand.optim.base import BATCH_UP_TO, MatrixStep, OrthogonalOptimizer
 from ortholand.optim.plain import SKIPPED, State, skipped_count
@@ -53,17 +66,22 @@ if TYPE_CHECKING:
 Group = Mapping[str, Any]
 Way = Callable[[OrthogonalOptimizer, "list[Member]", Group], None]
 
+# Numbers that a rank brings to a message, about. A group with more of them steps in several
+# rounds, so that what is copied beside its weights stays small: half a gigabyte of float32.
+LONGEST_MESSAGE = 2**27
+
 
 class Member(NamedTuple):
-    """A weight of which this rank has some rows."""
+    """A weight of which this rank has some rows, or columns (``layout.turned``)."""
 
     p: DTensor
     layout: Layout
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns of its matrix."""
-        return self.p.shape[0], self.p.shape[1:].numel()
+        """Rows and columns of its matrix, seen so that it is sharded by rows."""
+        rows = sum(self.layout.sizes)
+        return rows, self.p.numel() // rows
 
 
 class Part(NamedTuple):
@@ -76,23 +94,30 @@ class Part(NamedTuple):
 
 
 def step_sharded(optimizer: OrthogonalOptimizer, params: Sequence[DTensor], group: Group) -> None:
-    """Step the DTensors of a group."""
+    """Step the DTensors of a group, those of whose mesh this rank is."""
+    params = [p for p in params if not is_elsewhere(p)]
     if not group["orthogonal"]:
         step_plain(optimizer, params, group)
         return
     here: list[DTensor] = []
+    scattered: list[DTensor] = []
     spread: dict[tuple[Any, ...], list[Member]] = {}
     for p in params:
-        layout = layout_of(p)
         prepare_state(optimizer, p, group)
-        if layout is None or is_local(p, group["view"]):
+        layout = layout_of(p)
+        if is_here(p, group["view"]):
             here.append(p)
+        elif layout is None:
+            scattered.append(p)
         else:
             spread.setdefault((layout.group, p.dtype, p.device), []).append(Member(p, layout))
     step_here(optimizer, here, group)
+    for p in scattered:
+        step_everywhere(optimizer, p, group)
     for members in spread.values():
         for step, those in ways(optimizer, members, group):
-            step(optimizer, those, group)
+            for portion in rounds(optimizer, those, group, step is not step_owners):
+                step(optimizer, portion, group)
 
 
 def ways(
@@ -102,22 +127,54 @@ def ways(
     tall: list[Member] = []
     turned: list[Member] = []
     whole: list[Member] = []
-    wide: dict[tuple[int, int], list[Member]] = {}
-    for member in members:
-        rows, columns = member.shape
-        if rows == columns or optimizer.row_step(group) is None:
-            whole.append(member)
-        elif rows > columns:
-            tall.append(member)
-        else:
-            wide.setdefault(member.shape, []).append(member)
     states = len(_names(optimizer, group, "matrix"))
-    for (rows, columns), alike in wide.items():
-        size = (rows, columns, alike[0].layout.ranks, len(alike), states)
-        by_columns = received_by_columns(*size, summed_numbers(rows, group))
-        (turned if by_columns < received_by_owner(*size) else whole).extend(alike)
+    for (rows, columns), alike in by_shape(members).items():
+        size = (rows, columns, alike[0].layout.ranks, len(alike))
+        if rows == columns or optimizer.row_step(group) is None:
+            whole.extend(alike)
+            continue
+        by_owner = received_by_owner(*size, states)
+        summed = summed_numbers(min(rows, columns), group)
+        if rows < columns:
+            by_columns = received_by_columns(*size, states, summed)
+            (turned if by_columns < by_owner else whole).extend(alike)
+        else:
+            by_rows = received_by_sum(alike[0].layout.ranks, len(alike) * summed)
+            fewer = by_owner < by_rows and group["sharded"] == "auto"
+            (whole if fewer else tall).extend(alike)
     all_ways = ((step_rows, tall), (step_columns, turned), (step_owners, whole))
     return [(step, those) for step, those in all_ways if those]
+
+
+def by_shape(members: Sequence[Member]) -> dict[tuple[int, int], list[Member]]:
+    """The weights whose matrices are alike."""
+    alike: dict[tuple[int, int], list[Member]] = {}
+    for member in members:
+        alike.setdefault(member.shape, []).append(member)
+    return alike
+
+
+def rounds(
+    optimizer: OrthogonalOptimizer, members: Sequence[Member], group: Group, with_sums: bool
+) -> Iterator[list[Member]]:
+    """The weights in portions that a message can hold, the same on every rank: mostly one.
+
+    Without sums they have owners, of which a portion keeps all busy.
+    """
+    tensors, ranks = 2 + len(_names(optimizer, group, "matrix")), members[0].layout.ranks
+    portion: list[Member] = []
+    length = 0
+    for member in members:
+        numbers = tensors * math.ceil(math.prod(member.shape) / ranks)
+        if with_sums:
+            numbers += summed_numbers(min(member.shape), group)
+        too_long = length + numbers > LONGEST_MESSAGE
+        if too_long and len(portion) >= (1 if with_sums else ranks):
+            yield portion
+            portion, length = [], 0
+        portion.append(member)
+        length += numbers
+    yield portion
 
 
 def received_by_owner(rows: int, columns: int, ranks: int, count: int, states: int) -> float:
@@ -135,14 +192,18 @@ def received_by_columns(
 ) -> float:
     """Numbers that a rank receives when ``count`` matrices are turned from rows to columns.
 
-    The same comes in and goes back, and an all-reduce of ``summed`` numbers each, in a ring, lies
-    between.
+    The same comes in and goes back, and a sum of ``summed`` numbers each lies between.
     """
-    shard = rows * columns / ranks
-    return count * ((3 + 2 * states) * shard + 2 * summed) * (ranks - 1) / ranks
+    turned = count * (3 + 2 * states) * rows * columns / ranks
+    return turned * (ranks - 1) / ranks + received_by_sum(ranks, count * summed)
 
 
-# --- the four ways
+def received_by_sum(ranks: int, numbers: int) -> float:
+    """Numbers that a rank receives when as many are summed over ranks, in a ring."""
+    return 2 * numbers * (ranks - 1) / ranks
+
+
+# --- the five ways
 
 
 def step_here(optimizer: OrthogonalOptimizer, params: Sequence[DTensor], group: Group) -> None:
@@ -150,36 +211,50 @@ def step_here(optimizer: OrthogonalOptimizer, params: Sequence[DTensor], group: 
     stand_ins = [_local_stand_in(optimizer, p, optimizer.state_kinds(group)) for p in params]
     with standing_in(optimizer, stand_ins):
         optimizer.step_whole([X for X, _ in stand_ins if X.numel()], group)
-    counts: dict[ProcessGroup, list[tuple[Tensor, Tensor]]] = {}
+    alike: dict[tuple[ProcessGroup, ...], list[tuple[Tensor, Tensor]]] = {}
     for p, (_, state) in zip(params, stand_ins, strict=True):
-        count, layout = skipped_count(optimizer.state[p], p.device), layout_of(p)
-        skipped = skipped_count(state, p.device)
-        if layout is None:
-            count.add_(skipped)
-        else:  # the matrices of a weight are on several ranks: one number to agree on
-            counts.setdefault(layout.group, []).append((count, skipped))
-    for process_group, members in counts.items():
-        sums = sums_over_ranks([skipped for _, skipped in members], process_group)
-        for (count, _), skipped in zip(members, sums, strict=True):
-            count.add_(skipped)
+        count, skipped = (skipped_count(s, p.device) for s in (optimizer.state[p], state))
+        alike.setdefault(sharing_groups(p), []).append((count, skipped))
+    for process_groups, counts in alike.items():  # one number for the matrices of all ranks
+        skipped = torch.stack([skipped for _, skipped in counts])
+        for process_group in process_groups:
+            (skipped,) = sums_over_ranks([skipped], process_group)
+        for (count, _), number in zip(counts, skipped, strict=True):
+            count.add_(number)
+
+
+def step_everywhere(optimizer: OrthogonalOptimizer, p: DTensor, group: Group) -> None:
+    """Step a weight on every rank as a single process would; each keeps its part."""
+    assert p.grad is not None
+    X = whole_of(p).clone()
+    X.grad = whole_of(p.grad)
+    kinds = optimizer.state_kinds(group)
+    state = {name: whole_of(optimizer.state[p][name]).clone() for name in kinds}
+    with standing_in(optimizer, [(X, state)]):
+        optimizer.step_whole([X], group)
+    local_part(p).copy_(part_of(X, p))
+    for name, kind in kinds.items():
+        new = part_of(state[name], p) if kind == "matrix" else state[name]
+        local_part(optimizer.state[p][name]).copy_(new)
+    skipped_count(optimizer.state[p], p.device).add_(skipped_count(state, p.device))
 
 
 def step_rows(optimizer: OrthogonalOptimizer, members: list[Member], group: Group) -> None:
     """Step tall matrices, each rank its own rows: one all-reduce for all of them."""
     parts = []
     for member in members:
-        X, G, *matrices = _matrices(optimizer, member.p, group)
+        X, G, *matrices = _matrices(optimizer, member, group)
         rows = Rows(X.shape[0], member.shape[0])
         parts.append(Part(X, G, _all_state(optimizer, member.p, matrices, group), rows))
     results = step_parts(optimizer, parts, group, members[0].layout)
     for member, (moved, taken, state) in zip(members, results, strict=True):
-        _keep(optimizer, member.p, moved, state, taken.logical_not())
+        _keep(optimizer, member, moved, state, taken.logical_not())
 
 
 def step_columns(optimizer: OrthogonalOptimizer, members: list[Member], group: Group) -> None:
     """Step wide matrices: rows to columns, step as tall ones, columns to rows."""
     names = _names(optimizer, group, "matrix")
-    fields = [_matrices(optimizer, member.p, group) for member in members]
+    fields = [_matrices(optimizer, member, group) for member in members]
     layouts = [k.layout for k, matrices in zip(members, fields, strict=True) for _ in matrices]
     blocks = iter(rows_to_columns([M for matrices in fields for M in matrices], layouts))
     parts = []
@@ -194,7 +269,7 @@ def step_columns(optimizer: OrthogonalOptimizer, members: list[Member], group: G
     for member, (_, taken, state) in zip(members, results, strict=True):
         moved = next(rows)
         state.update({name: next(rows) for name in names})
-        _keep(optimizer, member.p, moved, state, taken.logical_not())
+        _keep(optimizer, member, moved, state, taken.logical_not())
 
 
 def step_owners(optimizer: OrthogonalOptimizer, members: list[Member], group: Group) -> None:
@@ -202,16 +277,20 @@ def step_owners(optimizer: OrthogonalOptimizer, members: list[Member], group: Gr
     layout = members[0].layout
     names, number_names = _names(optimizer, group, "matrix"), _names(optimizer, group, "number")
     owners = Owners([member.layout for member in members], share_out(members, layout.ranks))
-    parts = [_fields(optimizer, member.p, group) for member in members]
+    parts = [_fields(optimizer, member, group) for member in members]
     stand_ins: list[tuple[Tensor, State]] = []
     mine = owners.owned(layout.rank)
-    for k, (X, G, *matrices) in zip(mine, owners.gather(parts), strict=True):
+    for k, gathered in zip(mine, owners.gather(parts), strict=True):
+        X, G, *matrices = (_turned(M, members[k]) for M in gathered)
         X.grad = G
         numbers = {name: optimizer.state[members[k].p][name].clone() for name in number_names}
         stand_ins.append((X, {**dict(zip(names, matrices, strict=True)), **numbers}))
     with standing_in(optimizer, stand_ins):
         optimizer.step_whole([X for X, _ in stand_ins], group)
-    wholes = [[X, *(state[name] for name in names)] for X, state in stand_ins]
+    wholes = [
+        [_turned(M, members[k]) for M in (X, *(state[name] for name in names))]
+        for k, (X, state) in zip(mine, stand_ins, strict=True)
+    ]
     numbers = parts[0][0].new_empty(len(mine), len(number_names) + 1)
     for row, (_, state) in zip(numbers, stand_ins, strict=True):
         for i, name in enumerate((*number_names, SKIPPED)):
@@ -219,7 +298,7 @@ def step_owners(optimizer: OrthogonalOptimizer, members: list[Member], group: Gr
     back, numbers = owners.spread(wholes, numbers, [[X, *state] for X, _, *state in parts])
     for member, (moved, *matrices), row in zip(members, back, numbers.real, strict=True):
         state = dict(zip((*names, *number_names), (*matrices, *row[:-1]), strict=True))
-        _keep(optimizer, member.p, moved, state, row[-1].round().to(torch.int64))
+        _keep(optimizer, member, moved, state, row[-1].round().to(torch.int64))
 
 
 def share_out(members: Sequence[Member], ranks: int) -> list[int]:
@@ -239,7 +318,7 @@ def step_plain(optimizer: OrthogonalOptimizer, params: Sequence[DTensor], group:
     """torch's own step on the local parts; what one rank must leave alone, all leave alone."""
     alike: dict[tuple[ProcessGroup, ...], list[DTensor]] = {}
     for p in params:
-        alike.setdefault(_sharing_groups(p), []).append(p)
+        alike.setdefault(sharing_groups(p), []).append(p)
     for process_groups, members in alike.items():
         stand_ins = [_local_stand_in(optimizer, p, optimizer.state[p]) for p in members]
         agree = partial(_agreed, process_groups) if process_groups else None
@@ -249,7 +328,7 @@ def step_plain(optimizer: OrthogonalOptimizer, params: Sequence[DTensor], group:
             for name, value in state.items():  # in one order on all ranks: so they are gathered
                 if name not in optimizer.state[p]:
                     is_number = name in ("step", SKIPPED)
-                    placed = value if is_number else placed_like(value, p, p.shape)
+                    placed = value if is_number else placed_like(value, p)
                     optimizer.state[p][name] = placed
 
 
@@ -259,13 +338,6 @@ def _agreed(process_groups: Sequence[ProcessGroup], taken: Tensor) -> Tensor:
     for process_group in process_groups:
         (stays,) = sums_over_ranks([stays], process_group)
     return stays == 0
-
-
-def _sharing_groups(p: DTensor) -> tuple[ProcessGroup, ...]:
-    """The ranks that have different parts of a weight, for each dimension of the mesh."""
-    mesh = p.device_mesh
-    split = [i for i, place in enumerate(p.placements) if not place.is_replicate()]
-    return tuple(mesh.get_group(i) for i in split if mesh.size(i) > 1)
 
 
 # --- what the ways share
@@ -355,33 +427,40 @@ def _local_stand_in(
 ) -> tuple[Tensor, State]:
     """What this rank has of a weight, its gradient and its state; memory is shared."""
     X = local_part(p)
-    X.grad = _local_gradient(p)
+    X.grad = local_part(_placed_gradient(p))
     return X, {name: local_part(optimizer.state[p][name]) for name in names}
 
 
-def _local_gradient(p: DTensor) -> Tensor:
+def _placed_gradient(p: DTensor) -> DTensor:
+    """The gradient of a weight, placed as the weight is."""
     gradient = p.grad
     assert is_dtensor(gradient)
     if gradient.placements != p.placements:
         gradient = gradient.redistribute(placements=p.placements)
-    return local_part(gradient)
+    return gradient
 
 
 def _names(optimizer: OrthogonalOptimizer, group: Group, kind: str) -> list[str]:
     return [name for name, this in optimizer.state_kinds(group).items() if this == kind]
 
 
-def _fields(optimizer: OrthogonalOptimizer, p: DTensor, group: Group) -> list[Tensor]:
+def _fields(optimizer: OrthogonalOptimizer, member: Member, group: Group) -> list[Tensor]:
     """This rank's rows of a weight, its gradient and its buffers, in the working type."""
+    p, layout = member
     buffers = [optimizer.state[p][name] for name in _names(optimizer, group, "matrix")]
-    here = [local_part(p), _local_gradient(p), *(local_part(buffer) for buffer in buffers)]
-    return [to_working_dtype(tensor) for tensor in here]
+    fields = [rows_of(tensor, layout) for tensor in (p, _placed_gradient(p), *buffers)]
+    return [to_working_dtype(rows) for rows in fields]
 
 
-def _matrices(optimizer: OrthogonalOptimizer, p: DTensor, group: Group) -> list[Tensor]:
-    """:func:`_fields` as matrices, the gradient with the sign of a descent."""
-    X, G, *buffers = (field.flatten(1) for field in _fields(optimizer, p, group))
+def _matrices(optimizer: OrthogonalOptimizer, member: Member, group: Group) -> list[Tensor]:
+    """:func:`_fields`, the gradient with the sign of a descent."""
+    X, G, *buffers = _fields(optimizer, member, group)
     return [X, -G if group["maximize"] else G, *buffers]
+
+
+def _turned(M: Tensor, member: Member) -> Tensor:
+    """From the matrix as it is sharded to the one that the weight is, and back."""
+    return M.mT.contiguous() if member.layout.turned else M
 
 
 def _all_state(
@@ -393,13 +472,18 @@ def _all_state(
 
 def _keep(
     optimizer: OrthogonalOptimizer,
-    p: DTensor,
+    member: Member,
     moved: Tensor,
     state: Mapping[str, Tensor],
     skipped: Tensor,
 ) -> None:
     """Write down where this rank's rows went, the new state, and whether the step was skipped."""
-    for target, value in ((p, moved), *((optimizer.state[p][k], v) for k, v in state.items())):
-        here = local_part(target)
-        here.copy_(value.reshape(here.shape))
+    p, layout = member
+    set_rows_(p, moved, layout)
+    for name, new in state.items():
+        kept = optimizer.state[p][name]
+        if new.ndim:
+            set_rows_(kept, new, layout)
+        else:
+            kept.copy_(new)
     skipped_count(optimizer.state[p], p.device).add_(skipped)
