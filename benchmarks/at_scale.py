@@ -39,6 +39,9 @@ from at_scale_costs import (
     landing_owners,
     landing_rows,
     parametrization,
+    polar_everywhere,
+    polar_owners,
+    qr_by_gram,
     qr_everywhere,
     qr_owners,
 )
@@ -73,18 +76,33 @@ def optimizer_step(make: Callable[..., torch.optim.Optimizer], **options: Any) -
     return prepare
 
 
-def qr_step(model: nn.Module) -> Callable[[], None]:
+def decomposing_step(factor: Callable[[torch.Tensor], torch.Tensor]) -> Callable:
     """Descend, then decompose: what one would write with torch alone."""
-    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    gradients = [torch.ones_like(p) for p in model.parameters()]
 
-    @torch.no_grad()
-    def step() -> None:
-        for p, gradient in zip(model.parameters(), gradients, strict=True):
-            Q, _ = torch.linalg.qr(p - 0.01 * gradient)
-            p.copy_(Q.redistribute(placements=p.placements))
+    def prepare(model: nn.Module) -> Callable[[], None]:
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        gradients = [torch.ones_like(p) for p in model.parameters()]
 
-    return step
+        @torch.no_grad()
+        def step() -> None:
+            for p, gradient in zip(model.parameters(), gradients, strict=True):
+                Q = factor(p - 0.01 * gradient)
+                p.copy_(Q.redistribute(placements=p.placements))
+
+        return step
+
+    return prepare
+
+
+def qr_factor(Y: torch.Tensor) -> torch.Tensor:
+    """Q of ``Y = Q R``."""
+    return torch.linalg.qr(Y)[0]
+
+
+def polar_factor(Y: torch.Tensor) -> torch.Tensor:
+    """The orthonormal factor of ``Y = Q S``."""
+    U, _, Vh = torch.linalg.svd(Y, full_matrices=False)
+    return U @ Vh
 
 
 class Layers(nn.Module):
@@ -152,7 +170,13 @@ RUNS = [
         optimizer_step(ol.RiemannianSGD, momentum=0.9, retraction="qr"),
         qr_owners,
     ),
-    Run("`torch.linalg.qr` of a DTensor", qr_step, qr_everywhere),
+    Run(
+        "RiemannianSGD, polar",
+        optimizer_step(ol.RiemannianSGD, momentum=0.9, retraction="polar"),
+        polar_owners,
+    ),
+    Run("`torch.linalg.qr` of DTensors", decomposing_step(qr_factor), qr_everywhere),
+    Run("`torch.linalg.svd` of DTensors", decomposing_step(polar_factor), polar_everywhere),
     Run("forward and backward, free", training_pass(), plain_pass),
     Run(
         "the same, torch's parametrization",
@@ -299,6 +323,7 @@ def print_counted(ranks: int, small: bool) -> bool:
     return right
 
 
+GPUS = (8, 64, 512)
 SCENES = {
     "1,000 tall matrices of 16384 x 256": (16384, 256, 1000),
     "1,000 tall matrices of 8192 x 2048": (8192, 2048, 1000),
@@ -311,34 +336,25 @@ def print_predicted(bandwidth: float, products: float, decompositions: float) ->
     """What the formulas say of many GPUs."""
     print(f"\n{bandwidth:g} GB/s received per GPU, {products:g} TFLOP/s in products, ", end="")
     print(f"{decompositions:g} TFLOP/s in decompositions, {BYTES} bytes per number")
+
+    def cells(cost: Cost) -> list[str]:
+        seconds = cost.received * BYTES / bandwidth / 1e9
+        seconds += cost.products / products / 1e12 + cost.decompositions / decompositions / 1e12
+        return [digits(cost.received * BYTES / 1e9), digits(1e3 * seconds)]
+
     for scene, (n, p, k) in SCENES.items():
         print(f"\n{scene}\n")
         rows = []
-        for ranks in (8, 64, 512):
-            w = Weights(n, p, k, ranks)
-            for name, cost_of in {"FSDP2 itself": fsdp, **METHODS}.items():
-                if n == p and cost_of in (landing_rows, METHODS_BY_GRAM):
-                    continue
-                cost = cost_of(w)
-                seconds = (
-                    cost.received * BYTES / bandwidth / 1e9,
-                    cost.products / products / 1e12,
-                    cost.decompositions / decompositions / 1e12,
-                )
-                sizes = [cost.received * BYTES / 1e9, cost.products / 1e12]
-                sizes.append(cost.decompositions / 1e12)
-                cells = [digits(x) for x in (*sizes, 1e3 * sum(seconds))]
-                rows.append([str(ranks), name, *cells])
-        columns = ["GPUs", "step", "GB received", "TFLOP products", "TFLOP decompositions", "ms"]
-        print_table(columns, rows)
-
-
-METHODS_BY_GRAM = METHODS["QR retraction by Gram matrices (on paper only)"]
+        for name, cost_of in {"FSDP2's own traffic": fsdp, **METHODS}.items():
+            if n > p or cost_of not in (landing_rows, qr_by_gram):
+                costs = [cost_of(Weights(n, p, k, ranks)) for ranks in GPUS]
+                rows.append([name, *(cell for cost in costs for cell in cells(cost))])
+        print_table(["step", *(f"{what}, {R} GPUs" for R in GPUS for what in ("GB", "ms"))], rows)
 
 
 def digits(number: float) -> str:
-    """Three digits, no exponent."""
-    return "0" if not number else f"{number:,.0f}" if number >= 100 else f"{number:#.2g}"
+    """Two digits or more, no exponent."""
+    return "0" if not number else f"{number:,.0f}" if number >= 10 else f"{number:#.2g}"
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -96,6 +96,21 @@ def qr_everywhere(w: Weights) -> Cost:
     return Cost(w.others * w.n * w.p * w.k, 0, w.k * householder(w.n, w.p))
 
 
+def polar_owners(w: Weights) -> Cost:
+    """A polar retraction, each matrix whole on one rank: ``RiemannianSGD`` here.
+
+    Short steps need products only, a series in the Gram matrix; long ones an eigendecomposition.
+    """
+    products = 12 * w.n * w.p**2 + 2 * w.p**3 if w.n > w.p else 10 * w.n**3
+    return Cost(received_by_owner(w.n, w.p, w.R, w.k, 1), w.owned * products)
+
+
+def polar_everywhere(w: Weights) -> Cost:
+    """``torch.linalg.svd`` of a DTensor: as :func:`qr_everywhere`, and the factors' product."""
+    svd = 6 * w.n * w.p**2 + 20 * w.p**3
+    return Cost(w.others * w.n * w.p * w.k, w.k * 2 * w.n * w.p**2, w.k * svd)
+
+
 def qr_by_gram(w: Weights) -> Cost:
     """QR by the Cholesky factor of a summed Gram matrix. Nobody offers it; the best that QR can do.
 
@@ -127,8 +142,10 @@ def householder(n: int, p: int) -> float:
 METHODS: dict[str, Callable[[Weights], Cost]] = {
     "landing, rows": landing_rows,
     "landing, owners": landing_owners,
-    "QR retraction, owners": qr_owners,
-    "QR retraction, gathered everywhere": qr_everywhere,
-    "QR retraction by Gram matrices (on paper only)": qr_by_gram,
+    "QR, owners": qr_owners,
+    "polar, owners": polar_owners,
+    "QR, gathered everywhere": qr_everywhere,
+    "polar, gathered everywhere": polar_everywhere,
+    "QR by Gram matrices (nobody offers it)": qr_by_gram,
     "parametrization": parametrization,
 }

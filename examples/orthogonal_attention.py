@@ -61,6 +61,7 @@ class Settings:
     evaluations: int = 20
 
 
+PROJECTIONS = "*.attention.*.weight"
 QUICK = Settings(steps=80, width=32, context=32, batch=16, evaluations=4)
 
 
@@ -96,11 +97,17 @@ def sample(text: Tensor, settings: Settings, generator: torch.Generator) -> Tens
 
 
 class Attention(nn.Module):
-    """Causal self-attention with several heads."""
+    """Causal self-attention with several heads.
+
+    Orthogonal projections keep lengths, so what they cannot learn, how sharply a head looks and how
+    loudly attention speaks, are numbers of their own; for all contestants alike.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
+        self.sharpness = nn.Parameter(torch.ones(heads))
+        self.loudness = nn.Parameter(torch.ones(()))
         self.query = nn.Linear(width, width, bias=False)
         self.key = nn.Linear(width, width, bias=False)
         self.value = nn.Linear(width, width, bias=False)
@@ -112,8 +119,9 @@ class Attention(nn.Module):
             project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for project in (self.query, self.key, self.value)
         )
+        q = q * self.sharpness[:, None, None]
         mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.output(mixed.transpose(1, 2).flatten(2))
+        return self.loudness * self.output(mixed.transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
@@ -154,13 +162,15 @@ class Transformer(nn.Module):
 
 def orthogonal(model: Transformer) -> Optimizer:
     """Projections that are orthogonal at every step."""
-    groups = ol.param_groups(model, orthogonal="*.attention.*")
+    # LandingAdam's rate is the angle by which a column turns; AdamW's, 1e-2 for each entry, turns
+    # one of 64 entries by up to 8e-2.
+    groups = ol.param_groups(model, orthogonal=PROJECTIONS, options={"lr": 5e-2})
     return ol.LandingAdam(ol.orthogonalize_(groups), lr=1e-2, attraction="after")
 
 
 def orthogonal_start(model: Transformer) -> Optimizer:
     """The twin: it starts at the same orthogonal projections, and may leave."""
-    ol.orthogonalize_(model, orthogonal="*.attention.*")
+    ol.orthogonalize_(model, orthogonal=PROJECTIONS)
     return AdamW(model.parameters(), lr=1e-2, weight_decay=0)
 
 
@@ -252,7 +262,8 @@ def learn(
 @torch.no_grad()
 def examine(model: Transformer) -> tuple[list[float], float]:
     """Singular values of all attention projections, and how far these are from orthogonal."""
-    projections = [p for name, p in model.named_parameters() if ".attention." in name]
+    projections = ol.param_groups(model, orthogonal=PROJECTIONS)[0]["params"]
+    projections = [p for _, p in projections]
     values = torch.linalg.svdvals(torch.stack(projections)).flatten()
     return values.sort(descending=True).values.tolist(), ol.orthogonality_error(projections)
 

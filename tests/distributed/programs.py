@@ -671,3 +671,10 @@ def advice_on_fsdp1() -> str:
     except ValueError as error:
         return str(error)
     return ""
+
+
+def run_page(code: str) -> float:
+    """Code of a page of the documentation; how far its weights are from the manifold."""
+    namespace: dict[str, Any] = {}
+    exec(code, namespace)
+    return ol.orthogonality_error(namespace["optimizer"])

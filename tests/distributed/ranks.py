@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing import start_processes
 
-SECONDS = 240  # until a run counts as hung; collectives give up earlier
+SECONDS = 400  # until a run counts as hung; collectives give up earlier
 PRELOADED = [
     "torch",
     "torch.distributed.checkpoint.state_dict",
@@ -64,7 +64,7 @@ def _on_rank(rank: int, ranks: int, folder: str, function: Callable, arguments: 
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=ranks,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=180),
     )
     try:
         torch.save(function(*arguments), _result(folder, rank))
