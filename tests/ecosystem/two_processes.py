@@ -1,7 +1,6 @@
 """Accelerate on several processes, started by torchrun, beside one process on all the data."""
 
 import torch
-from accelerate import Accelerator
 from torch import nn
 
 import ortholand as ol
@@ -26,6 +25,8 @@ def optimizer_of(model):
 
 
 def main():
+    from accelerate import Accelerator  # here: tests are collected without it
+
     torch.manual_seed(0)
     model, twin = Net(), Net()
     twin.load_state_dict(model.state_dict())

@@ -492,6 +492,27 @@ def test_meta_parameters_construct(case: Case):
 
 
 @each_case
+def test_meta_parameters_are_checked_when_they_have_values(case: Case, monkeypatch):
+    # As it is for DTensors: parameters get values rather than being replaced.
+    monkeypatch.setattr("torch.__future__._swap_module_params_on_conversion", True)
+    with torch.device("meta"):
+        model = nn.Linear(4, 4, bias=False)
+    optimizer = case(model.named_parameters())
+    model.to_empty(device="cpu")
+    nn.init.constant_(model.weight, 3.0)
+    assert optimizer.param_groups[0]["params"][0] is model.weight
+    model.weight.grad = torch.ones(4, 4)
+    if case.radius < math.inf:
+        with pytest.raises(ValueError, match=r"'weight' of shape \(4, 4\).* Project it first"):
+            optimizer.step()
+        assert (model.weight == 3).all()
+        ol.orthogonalize_(model.weight)
+    optimizer.step()
+    assert not (model.weight == 3).all()
+    assert optimizer.skipped_steps() == 0
+
+
+@each_case
 def test_a_state_dict_of_torchs_own_optimizer_loads(case: Case):
     """Options that it does not know take their defaults."""
     optimizer = case(weights(names=("square",)))

@@ -42,6 +42,8 @@ class MatrixStep(NamedTuple):
 class OrthogonalOptimizer(Optimizer):
     """Base of the optimizers. Group options ``orthogonal`` and ``view`` say what is constrained."""
 
+    _awaits_values = False  # whether a weight was on the meta device when it should be checked
+
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         self._check_all_options(defaults)
         super().__init__(params, defaults)
@@ -97,6 +99,8 @@ class OrthogonalOptimizer(Optimizer):
         ]
         for params in with_gradient:  # all checks first: an error leaves everything as it was
             check_dense_gradients(params)
+        if self._awaits_values:
+            self._check_values()
         for group, params in zip(self.param_groups, with_gradient, strict=True):
             whole = self._step_sharded(params, group)
             if group["orthogonal"]:
@@ -204,7 +208,20 @@ class OrthogonalOptimizer(Optimizer):
         for i, p in enumerate(group["params"]):
             name = _name_of(group, i)
             check_weight(p, name)
-            _check_start(p, name, group["view"], self.start_radius(group))
+            if p.device.type == "meta":
+                self._awaits_values = True
+            else:
+                _check_start(p, name, group["view"], self.start_radius(group))
+
+    def _check_values(self) -> None:
+        """Check weights that had no values when they were added, at the first step they take."""
+        self._awaits_values = False
+        try:
+            for group in self.param_groups:
+                self._check_group(group)
+        except ValueError:
+            self._awaits_values = True
+            raise
 
 
 def options_of(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -272,8 +289,6 @@ def _name_of(group: Group, i: int) -> str:
 
 def _check_start(p: Tensor, name: str, view: View, radius: float) -> None:
     """Raise if a matrix of the weight is outside the ball, or not finite."""
-    if p.device.type == "meta":
-        return
     with torch.no_grad():
         d = float(distances(p, view).max())
     if d <= radius:
