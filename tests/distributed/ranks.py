@@ -1,4 +1,4 @@
-"""Runs a function on several ranks, each a process of this machine."""
+"""Runs a function on several ranks, each a process of this machine, and compares results."""
 
 import multiprocessing
 import tempfile
@@ -75,3 +75,14 @@ def _on_rank(rank: int, ranks: int, folder: str, function: Callable, arguments: 
 
 def _result(folder: str, rank: int) -> Path:
     return Path(folder) / f"result-{rank}.pt"
+
+
+def assert_same(got: dict[str, Any], want: dict[str, Any], tolerance: float) -> None:
+    """The same weights and state, by name, up to a tolerance; anything else must be equal."""
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        if isinstance(value, torch.Tensor):
+            assert got[name].dtype == value.dtype, name
+            assert (got[name] - value).abs().max() <= tolerance, name
+        else:
+            assert got[name] == value, name

@@ -1,22 +1,14 @@
 """Models as users build them: projected late, tensor-parallel, on other meshes."""
 
 import pytest
-import torch
-from programs import (
+from building import (
     advice_on_fsdp1,
     after_a_forward_pass,
     on_a_part_of_the_ranks,
     state_of_another_mesh,
     tensor_parallel_steps,
 )
-from ranks import run
-
-
-def assert_close(got, want, tolerance):
-    assert got.keys() == want.keys()
-    for name, value in want.items():
-        if isinstance(value, torch.Tensor):
-            assert (got[name] - value).abs().max() <= tolerance, name
+from ranks import assert_same, run
 
 
 def test_weights_that_a_forward_pass_left_whole_are_taken_back_first():
@@ -29,14 +21,14 @@ def test_weights_that_a_forward_pass_left_whole_are_taken_back_first():
 @pytest.mark.parametrize("data", [1, 2, 4])
 def test_tensor_parallel_weights_step_as_in_one_process(data):
     for result in run(tensor_parallel_steps, 4, data):
-        assert_close(result["spread"], result["alone"], 1e-11)
+        assert_same(result["spread"], result["alone"], 1e-11)
         assert result["error"] < 1e-3
 
 
 def test_a_state_goes_from_one_mesh_to_another():
     for results in run(state_of_another_mesh, 4):
         for result in results.values():
-            assert_close(result["other"], result["one"], 1e-11)
+            assert_same(result["other"], result["one"], 1e-11)
 
 
 def test_a_rank_that_has_no_part_in_a_weight_leaves_it_alone():

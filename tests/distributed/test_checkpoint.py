@@ -2,29 +2,15 @@
 
 import pytest
 import torch
-from programs import (
-    CASES,
-    TOLERANCE,
-    everything,
+from checkpoints import (
     from_one_process,
-    new_model,
     resume,
     save_and_go_on,
     through_a_local_state,
     through_a_whole_state,
-    train,
 )
-from ranks import run
-
-
-def assert_close(got, want, tolerance):
-    assert got.keys() == want.keys()
-    for name, value in want.items():
-        if isinstance(value, torch.Tensor):
-            assert got[name].dtype == value.dtype, name
-            assert (got[name] - value).abs().max() <= tolerance, name
-        else:
-            assert got[name] == value, name
+from ranks import assert_same, run
+from training import CASES, TOLERANCE, everything, new_model, train
 
 
 @pytest.mark.parametrize(
@@ -38,18 +24,18 @@ def test_a_checkpoint_of_four_ranks_goes_on_with_two_with_one_and_with_none(case
     assert first["saved"]["skipped"] > 0
     for ranks in (2, 1):
         for resumed in run(resume, ranks, *arguments):
-            assert_close(resumed["saved"], first["saved"], 0)
-            assert_close(resumed["after"], first["after"], 1e-11)
+            assert_same(resumed["saved"], first["saved"], 0)
+            assert_same(resumed["after"], first["after"], 1e-11)
     with pytest.warns(UserWarning, match="single process"):
         resumed = resume(*arguments)
-    assert_close(resumed["saved"], first["saved"], 0)
-    assert_close(resumed["after"], first["after"], 1e-11)
+    assert_same(resumed["saved"], first["saved"], 0)
+    assert_same(resumed["after"], first["after"], 1e-11)
 
 
 @pytest.mark.parametrize("way", [through_a_whole_state, through_a_local_state])
 def test_a_state_dict_goes_through_a_file_of_weights_only(way, tmp_path):
     for result in run(way, 2, str(tmp_path), "adam", torch.float32):
-        assert_close(result["other"], result["one"], 0)
+        assert_same(result["other"], result["one"], 0)
 
 
 def test_the_state_of_one_process_goes_on_with_two_ranks():
@@ -60,7 +46,7 @@ def test_the_state_of_one_process_goes_on_with_two_ranks():
     results = run(from_one_process, 2, state, weights, "momentum", torch.float32)
     train(model, optimizer, 6, 3)
     for result in results:
-        assert_close(result, everything(model, optimizer), TOLERANCE["float32"])
+        assert_same(result, everything(model, optimizer), TOLERANCE["float32"])
 
 
 def test_a_sharded_state_is_refused_by_a_plain_parameter():

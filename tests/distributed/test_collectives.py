@@ -1,7 +1,7 @@
 """What a step communicates, as CommDebugMode counts it, and how many numbers."""
 
 import pytest
-from programs import all_counted
+from counting import all_counted
 from ranks import run
 
 import ortholand as ol

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from programs import CASES, TOLERANCE, alone, trained
 from ranks import run
+from training import CASES, TOLERANCE, alone, trained
 
 
 def check(kind, ranks, cases, dtype_name, steps=100):

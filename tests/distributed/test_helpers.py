@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from programs import helpers
+from accidents import helpers
 from ranks import run
 
 

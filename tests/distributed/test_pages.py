@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from programs import run_page
+from building import run_page
 from ranks import run
 
 ROOT = Path(__file__).parents[2]

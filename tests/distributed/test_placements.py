@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from programs import stepped_as_placed
+from placements import stepped_as_placed
 from ranks import run
 
 import ortholand as ol

@@ -1,0 +1,145 @@
+"""Models as users build them."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from training import CASES, everything, full, new_model, sharded, train, whole
+
+import ortholand as ol
+
+
+class TwoLayers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 16), nn.Linear(16, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.up(x)))
+
+
+def after_a_forward_pass() -> dict:
+    """A model that FSDP2 still holds in one piece when it is projected and its groups are made."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model = fully_shard(TwoLayers(), mesh=init_device_mesh("cpu", (2,)))
+    x = torch.randn(4, 6)
+    with torch.no_grad():
+        model(x)
+    whole_weights = not hasattr(model.up.weight, "full_tensor")
+    ol.orthogonalize_(model, orthogonal=nn.Linear)
+    model.reshard()
+    error = ol.orthogonality_error(model, orthogonal=nn.Linear)
+    with torch.no_grad():
+        model(x)
+    optimizer = ol.LandingSGD(ol.param_groups(model, orthogonal=nn.Linear), lr=0.1)
+    before = whole(model)
+    model(x).square().sum().backward()
+    optimizer.step()
+    moved = [not torch.equal(a, b) for a, b in zip(whole(model), before, strict=True)]
+    return {"whole": whole_weights, "error": error, "moved": moved}
+
+
+def tensor_parallel_steps(data: int) -> dict:
+    """Tensor parallelism by columns and by rows, on ``data`` ranks each FSDP2 on top of it."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    def built(parallel: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = TwoLayers().double()
+        ol.orthogonalize_(model, orthogonal=nn.Linear)
+        if parallel:
+            ranks = dist.get_world_size()
+            names = ("data", "tensor")
+            mesh = init_device_mesh("cpu", (data, ranks // data), mesh_dim_names=names)
+            plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+            parallelize_module(model, mesh["tensor"], plan)
+            fully_shard(model, mesh=mesh["data"])
+        groups = ol.param_groups(model, orthogonal=nn.Linear)
+        return model, ol.LandingAdam(groups, lr=0.02, attraction="after")
+
+    single, alone_optimizer = built(parallel=False)
+    spread, optimizer = built(parallel=True)
+    for k in range(5):
+        x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(k))
+        for model, stepped in ((single, alone_optimizer), (spread, optimizer)):
+            stepped.zero_grad()
+            (model(x) - x.roll(1)).square().sum().backward()
+            stepped.step()
+    states = everything(single, alone_optimizer), everything(spread, optimizer)
+    return {"alone": states[0], "spread": states[1], "error": ol.orthogonality_error(optimizer)}
+
+
+def state_of_another_mesh() -> dict:
+    """The state of FSDP2 on a mesh of one dimension, loaded on one that also replicates."""
+    results = {}
+    for first, second in (("fsdp", "hsdp"), ("hsdp", "fsdp")):
+        states, optimizers, models = [], [], []
+        for kind in (first, second):
+            models.append(sharded(new_model(torch.float64), kind))
+            optimizers.append(CASES["adam"](models[-1]))
+            states.append(optimizers[-1].state_dict())
+        train(models[0], optimizers[0], 2)
+        models[1].load_state_dict(
+            {k: placed_as(v, models[1].get_parameter(k)) for k, v in models[0].state_dict().items()}
+        )
+        optimizers[1].load_state_dict(optimizers[0].state_dict())
+        for model, optimizer in zip(models, optimizers, strict=True):
+            train(model, optimizer, 4, 2)
+        one, other = (everything(*pair) for pair in zip(models, optimizers, strict=True))
+        results[f"{first} to {second}"] = {"one": one, "other": other}
+    return results
+
+
+def placed_as(value: Tensor, p: Tensor) -> Tensor:
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(full(value), p.device_mesh, p.placements, src_data_rank=None)
+
+
+def on_a_part_of_the_ranks() -> dict:
+    """A weight that only the first two ranks have, and one that all have."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    meshes = DeviceMesh("cpu", [0, 1]), init_device_mesh("cpu", (dist.get_world_size(),))
+    weights = []
+    for mesh in meshes:
+        whole_weight = 1.1 * ol.random_orthogonal(8, 3, seed=0, dtype=torch.float64)
+        weights.append(nn.Parameter(distribute_tensor(whole_weight, mesh, [Shard(0)])))
+    ol.orthogonalize_(weights)
+    optimizer = ol.LandingSGD(weights, lr=0.1)
+    for p in weights:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    return {
+        "error": ol.orthogonality_error(optimizer),
+        "whole": full(weights[1]),
+        "part": full(weights[0]) if dist.get_rank() < 2 else None,
+    }
+
+
+def advice_on_fsdp1() -> str:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(TwoLayers(), device_id=torch.device("cpu"))
+    try:
+        ol.param_groups(model, orthogonal=nn.Linear)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def run_page(code: str) -> float:
+    """Code of a page of the documentation; how far its weights are from the manifold."""
+    namespace: dict[str, Any] = {}
+    exec(code, namespace)
+    return ol.orthogonality_error(namespace["optimizer"])
