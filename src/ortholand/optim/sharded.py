@@ -93,6 +93,16 @@ class Part(NamedTuple):
     rows: Rows
 
 
+class Batch(NamedTuple):
+    """Parts of matrices of one shape that step as one, ``(k, rows, p)``."""
+
+    members: list[int]  # which parts
+    X: Tensor
+    G: Tensor
+    state: dict[str, Tensor]
+    rows: Rows
+
+
 def step_sharded(optimizer: OrthogonalOptimizer, params: Sequence[DTensor], group: Group) -> None:
     """Step the DTensors of a group, those of whose mesh this rank is."""
     params = [p for p in params if not is_elsewhere(p)]
@@ -349,24 +359,30 @@ def step_parts(
     """The steps of matrices of which this rank has rows. One all-reduce for all of them."""
     row_step = optimizer.row_step(group)
     assert row_step is not None
-    batches = list(_batches(parts, group["foreach"], layout.ranks))
-    steps: list[RowStep] = []
-    for batch in batches:
-        members = [parts[k] for k in batch]
-        X, G = _stack([part.X for part in members]), _stack([part.G for part in members])
-        state = {name: _stack([part.state[name] for part in members]) for name in members[0].state}
-        steps.append(row_step(X, G, state, group, members[0].rows))
+    batches = [
+        _batch([parts[k] for k in members], members)
+        for members in _alike(parts, group["foreach"], layout.ranks)
+    ]
+    steps = [row_step(b.X, b.G, b.state, group, b.rows) for b in batches]
     sent = [next(step) for step in steps]
     sums = iter(sums_over_ranks([part for tensors in sent for part in tensors], layout.group))
     results: dict[int, MatrixStep] = {}
     for batch, step, tensors in zip(batches, steps, sent, strict=True):
-        result = _finish(step, [next(sums) for _ in tensors])
-        for i, k in enumerate(batch):
-            results[k] = _unless_skipped(parts[k], result, i)
+        moved, taken, state = _unless_skipped(batch, _finish(step, [next(sums) for _ in tensors]))
+        for i, k in enumerate(batch.members):
+            results[k] = MatrixStep(
+                moved[i], taken[i], {name: new[i] for name, new in state.items()}
+            )
     return [results[k] for k in range(len(parts))]
 
 
-def _batches(parts: Sequence[Part], foreach: bool | None, ranks: int) -> Iterator[list[int]]:
+def _batch(parts: Sequence[Part], members: list[int]) -> Batch:
+    X, G = _stack([part.X for part in parts]), _stack([part.G for part in parts])
+    state = {name: _stack([part.state[name] for part in parts]) for name in parts[0].state}
+    return Batch(members, X, G, state, parts[0].rows)
+
+
+def _alike(parts: Sequence[Part], foreach: bool | None, ranks: int) -> Iterator[list[int]]:
     """Which parts step as one: small ones of one shape. The same on every rank."""
     alike: dict[tuple[int, int], list[int]] = {}
     for k, part in enumerate(parts):
@@ -391,14 +407,15 @@ def _finish(step: RowStep, sums: list[Tensor]) -> MatrixStep:
     raise AssertionError("A step over rows asks for sums once.")
 
 
-def _unless_skipped(part: Part, result: MatrixStep, i: int) -> MatrixStep:
-    """The i-th of the matrices as it is after the step, whether or not it was taken."""
-    taken = result.taken[i]
-    moved = torch.where(taken, result.moved[i], part.X)
-    state = {
-        name: torch.where(taken, new[i], part.state[name]) for name, new in result.state.items()
+def _unless_skipped(batch: Batch, result: MatrixStep) -> MatrixStep:
+    """The matrices as they are after the step, whether or not it was taken."""
+    moved, taken, state = result
+    whether = taken[:, None, None]
+    kept = {
+        name: torch.where(whether if new.ndim == 3 else taken, new, batch.state[name])
+        for name, new in state.items()
     }
-    return MatrixStep(moved, taken, state)
+    return MatrixStep(torch.where(whether, moved, batch.X), taken, kept)
 
 
 def prepare_state(optimizer: OrthogonalOptimizer, p: DTensor, group: Group) -> None:
