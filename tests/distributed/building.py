@@ -1,5 +1,6 @@
 """Models as users build them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from training import CASES, everything, full, new_model, sharded, train, whole
+from weights import bag, by_view, set_gradients
 
 import ortholand as ol
 
@@ -143,3 +145,27 @@ def run_page(code: str) -> float:
     namespace: dict[str, Any] = {}
     exec(code, namespace)
     return ol.orthogonality_error(namespace["optimizer"])
+
+
+def parts_on_another_device(
+    shape: tuple[int, ...], make: Callable[..., Any], options: dict[str, Any]
+) -> dict[str, str]:
+    """CPU offload, played: weights on the CPU, and a mesh that says it is of another device.
+
+    Where the state is after two steps.
+    """
+    module = sharded(bag([shape]))
+    (weight,) = module.parameters()
+    optimizer = make(by_view(module), **options)
+    set_gradients(module, 0)
+    gradient = weight.grad
+    weight.device_mesh._device_type = "meta"
+    for _ in range(2):
+        weight.grad = gradient
+        optimizer.step()
+    devices = {}
+    for name, value in optimizer.state[weight].items():
+        here = value.to_local() if hasattr(value, "to_local") else value
+        devices[name] = here.device.type
+    weight.device_mesh._device_type = "cpu"
+    return devices

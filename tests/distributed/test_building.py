@@ -5,10 +5,13 @@ from building import (
     advice_on_fsdp1,
     after_a_forward_pass,
     on_a_part_of_the_ranks,
+    parts_on_another_device,
     state_of_another_mesh,
     tensor_parallel_steps,
 )
 from ranks import assert_same, run
+
+import ortholand as ol
 
 
 def test_weights_that_a_forward_pass_left_whole_are_taken_back_first():
@@ -40,3 +43,16 @@ def test_a_rank_that_has_no_part_in_a_weight_leaves_it_alone():
 def test_fsdp1_is_answered_with_fsdp2():
     for said in run(advice_on_fsdp1, 2):
         assert "use fully_shard (FSDP2)" in said
+
+
+SGD, ADAM = (ol.LandingSGD, {"lr": 0.1, "momentum": 0.9}), (ol.LandingAdam, {"lr": 0.1})
+
+
+@pytest.mark.parametrize("shape", [(20, 4), (9, 9), (6, 2, 3, 3)])
+@pytest.mark.parametrize(("make", "options"), [SGD, ADAM])
+@pytest.mark.parametrize("orthogonal", [True, False])
+def test_state_is_where_the_weight_is_and_not_where_its_mesh_is(shape, make, options, orthogonal):
+    options = {**options, "orthogonal": orthogonal}
+    for devices in run(parts_on_another_device, 2, shape, make, options):
+        assert len(devices) > 1
+        assert set(devices.values()) == {"cpu"}
