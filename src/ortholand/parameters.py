@@ -9,11 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ortholand.geometry.manifold import polar_projection
-from ortholand.geometry.matrices import to_working_dtype
 from ortholand.geometry.sharded import all_finite, distances, project_
-from ortholand.geometry.shards import is_dtensor
-from ortholand.geometry.views import VIEWS, View, as_matrices, as_weight, check_view, check_weight
+from ortholand.geometry.views import VIEWS, View, check_view, check_weight
 
 Predicate = Callable[[str, nn.Parameter], bool]
 Selector = str | type[nn.Module] | nn.Module | Predicate
@@ -101,24 +98,15 @@ def orthogonalize_(
     tensor([[1., 0.],
             [0., 1.]])
     """
-    weights = list(_orthogonal_weights(target, orthogonal, view))
+    weights = _checked_weights(target, orthogonal, view)
     for weight in weights:
-        check_weight(weight.tensor, weight.name)
-        _check_values(weight)
         if not all_finite(weight.tensor):
             raise ValueError(
                 f"Only finite weights can be projected, but {weight.name} has NaN or infinite "
                 "entries. Initialise it anew."
             )
     for this in VIEWS:
-        sharded = [w.tensor for w in weights if is_dtensor(w.tensor) and w.view == this]
-        project_(sharded, this)
-    for weight in weights:
-        if is_dtensor(weight.tensor):
-            continue
-        matrices = to_working_dtype(as_matrices(weight.tensor, weight.view))
-        nearest = polar_projection(matrices)
-        weight.tensor.copy_(as_weight(nearest, weight.tensor, weight.view))
+        project_([w.tensor for w in weights if w.view == this], this)
     return target
 
 
@@ -168,10 +156,7 @@ def orthogonality_error(
     """
     if reduce not in ("max", "mean", None):
         raise ValueError(f"reduce must be 'max', 'mean' or None, got {reduce!r}.")
-    weights = list(_orthogonal_weights(target, orthogonal, view))
-    for weight in weights:
-        check_weight(weight.tensor, weight.name)
-        _check_values(weight)
+    weights = _checked_weights(target, orthogonal, view)
     each = [distances(w.tensor, w.view).flatten().double() for w in weights]
     if not each:
         return {} if reduce is None else 0.0
@@ -199,6 +184,19 @@ class _Weight(NamedTuple):
     name: str
     tensor: Tensor
     view: View
+
+
+def _checked_weights(target: Any, orthogonal: Selectors | None, view: View | None) -> list[_Weight]:
+    """The orthogonal weights, all of them matrices with values."""
+    weights = list(_orthogonal_weights(target, orthogonal, view))
+    for weight in weights:
+        check_weight(weight.tensor, weight.name)
+        if weight.tensor.device.type == "meta":
+            raise ValueError(
+                f"A weight must have values, but {weight.name} is on the meta device. Initialise "
+                'it first: model.to_empty(device="cpu"), then reset_parameters() of its modules.'
+            )
+    return weights
 
 
 def _orthogonal_weights(
@@ -230,14 +228,6 @@ def _orthogonal_weights(
                 f"{type(tensor).__name__}."
             )
         yield _Weight(str(i), tensor, view or "matrix")
-
-
-def _check_values(weight: _Weight) -> None:
-    if weight.tensor.device.type == "meta":
-        raise ValueError(
-            f"A weight must have values, but {weight.name} is on the meta device. Initialise it "
-            'first: model.to_empty(device="cpu"), then reset_parameters() of its modules.'
-        )
 
 
 def _as_list(target: Any) -> list[Any]:

@@ -81,7 +81,9 @@ def assert_same(got: dict[str, Any], want: dict[str, Any], tolerance: float) -> 
     """The same weights and state, by name, up to a tolerance; anything else must be equal."""
     assert got.keys() == want.keys()
     for name, value in want.items():
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, dict):
+            assert_same(got[name], value, tolerance)
+        elif isinstance(value, torch.Tensor):
             assert got[name].dtype == value.dtype, name
             assert (got[name] - value).abs().max() <= tolerance, name
         else:

@@ -144,3 +144,12 @@ def leaves(state, path=""):
     else:
         return {path: state.float().numpy() if isinstance(state, torch.Tensor) else state}
     return {k: v for name, part in items for k, v in leaves(part, f"{path}/{name}").items()}
+
+
+@pytest.fixture
+def _forget_the_accelerator():
+    """Its precision and its mode are global; the Trainer is built on it."""
+    yield
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)

@@ -8,18 +8,10 @@ import ortholand as ol
 pytest.importorskip("accelerate", reason="needs accelerate: pip install 'ortholand[ecosystem]'")
 
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 
-pytestmark = pytest.mark.ecosystem
+pytestmark = [pytest.mark.ecosystem, pytest.mark.usefixtures("_forget_the_accelerator")]
 
 EPOCHS = 4
-
-
-@pytest.fixture(autouse=True)
-def _forget_the_accelerator():
-    """Its precision and its mode are global."""
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 class Run:

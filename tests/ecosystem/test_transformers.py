@@ -8,7 +8,6 @@ import ortholand as ol
 pytest.importorskip("transformers", reason="needs transformers: pip install 'ortholand[ecosystem]'")
 pytest.importorskip("accelerate", reason="needs accelerate: pip install 'ortholand[ecosystem]'")
 
-from accelerate.state import AcceleratorState
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -17,16 +16,9 @@ from transformers import (
     get_cosine_schedule_with_warmup,
 )
 
-pytestmark = pytest.mark.ecosystem
+pytestmark = [pytest.mark.ecosystem, pytest.mark.usefixtures("_forget_the_accelerator")]
 
 NO_CLIPPING = 0.0
-
-
-@pytest.fixture(autouse=True)
-def _forget_the_accelerator():
-    """The Trainer is built on it; its precision and its mode are global."""
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture

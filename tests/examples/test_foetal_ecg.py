@@ -1,9 +1,8 @@
 """The example on signals made up here; and on the real recording, if ORTHOLAND_DATA has it."""
 
-import importlib.util
+import importlib
 import os
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +14,7 @@ from ortholand.problems import ICA, amari_distance, whiten
 
 pytest.importorskip("matplotlib")
 
-ROOT = Path(__file__).parents[2]
-SPECIFICATION = importlib.util.spec_from_file_location(
-    "foetal_ecg", ROOT / "examples" / "foetal_ecg.py"
-)
-foetal_ecg = importlib.util.module_from_spec(SPECIFICATION)
-sys.modules["foetal_ecg"] = foetal_ecg  # dataclasses look their module up
-SPECIFICATION.loader.exec_module(foetal_ecg)
+foetal_ecg = importlib.import_module("foetal_ecg")
 
 
 def heart(rate, *, seconds, sampling_rate, rng):

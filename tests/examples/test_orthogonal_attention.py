@@ -1,9 +1,7 @@
 """The language model: causal, orthogonal, and better than guessing after the quick run."""
 
-import importlib.util
+import importlib
 import io
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,13 +11,7 @@ import ortholand as ol
 pytest.importorskip("matplotlib")
 Console = pytest.importorskip("rich.console").Console
 
-ROOT = Path(__file__).parents[2]
-SPECIFICATION = importlib.util.spec_from_file_location(
-    "orthogonal_attention", ROOT / "examples" / "orthogonal_attention.py"
-)
-example = importlib.util.module_from_spec(SPECIFICATION)
-sys.modules["orthogonal_attention"] = example  # dataclasses look their module up
-SPECIFICATION.loader.exec_module(example)
+example = importlib.import_module("orthogonal_attention")
 
 SMALL = example.Settings(steps=4, width=16, layers=1, heads=2, context=8, batch=4, evaluations=2)
 

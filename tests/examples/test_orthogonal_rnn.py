@@ -1,9 +1,7 @@
 """The copying task: what is asked, what the networks are, and that the quick run learns it."""
 
-import importlib.util
+import importlib
 import io
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,13 +10,7 @@ from torch.nn.functional import one_hot
 pytest.importorskip("matplotlib")
 Console = pytest.importorskip("rich.console").Console
 
-ROOT = Path(__file__).parents[2]
-SPECIFICATION = importlib.util.spec_from_file_location(
-    "orthogonal_rnn", ROOT / "examples" / "orthogonal_rnn.py"
-)
-example = importlib.util.module_from_spec(SPECIFICATION)
-sys.modules["orthogonal_rnn"] = example  # dataclasses look their module up
-SPECIFICATION.loader.exec_module(example)
+example = importlib.import_module("orthogonal_rnn")
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,7 @@
 """Adapters with orthonormal factors: what they are, and that the quick run learns with them."""
 
-import importlib.util
+import importlib
 import io
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,13 +13,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
 Console = pytest.importorskip("rich.console").Console
 
-ROOT = Path(__file__).parents[2]
-SPECIFICATION = importlib.util.spec_from_file_location(
-    "orthonormal_lora", ROOT / "examples" / "orthonormal_lora.py"
-)
-example = importlib.util.module_from_spec(SPECIFICATION)
-sys.modules["orthonormal_lora"] = example  # dataclasses look their module up
-SPECIFICATION.loader.exec_module(example)
+example = importlib.import_module("orthonormal_lora")
 
 
 @pytest.fixture(autouse=True)

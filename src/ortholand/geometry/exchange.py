@@ -30,6 +30,13 @@ def sums_over_ranks(parts: Sequence[Tensor], group: ProcessGroup) -> list[Tensor
     return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
 
 
+def sum_over_groups(tensor: Tensor, groups: Sequence[ProcessGroup]) -> Tensor:
+    """The sum of a tensor over the ranks of a mesh: one all-reduce for each of its dimensions."""
+    for group in groups:
+        (tensor,) = sums_over_ranks([tensor], group)
+    return tensor
+
+
 def exchange(
     outgoing: Sequence[Sequence[Tensor]],
     incoming: Sequence[Sequence[Shape]],

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ortholand.geometry.exchange import Owners, rows_to_columns, sums_over_ranks
+from ortholand.geometry.exchange import (
+    Owners,
+    rows_to_columns,
+    sum_over_groups,
+    sums_over_ranks,
+)
 from ortholand.geometry.manifold import distance, polar_projection
 from ortholand.geometry.matrices import to_working_dtype
 from ortholand.geometry.shards import (
@@ -60,22 +65,25 @@ def _distance_apart(X: Tensor, layout: Layout) -> Tensor:
     return torch.linalg.vector_norm(D, dim=(-2, -1))
 
 
-def project_(weights: Sequence[DTensor], view: View) -> None:
-    """Replace the matrices of sharded weights, in place, by the nearest orthonormal ones.
+def project_(weights: Sequence[Tensor], view: View) -> None:
+    """Replace the matrices of weights, sharded or not, in place, by the nearest orthonormal ones.
 
-    Each matrix is brought together on one rank, a different one for each, and spread again; a
-    rank holds no more than one of them at a time. (Sharded otherwise than by rows or columns, it
-    is brought together on every rank.)
+    Each sharded matrix is brought together on one rank, a different one for each, and spread
+    again; a rank holds no more than one of them at a time. (Sharded otherwise than by rows or
+    columns, it is brought together on every rank.)
     """
     spread: dict[tuple[Any, ...], list[tuple[DTensor, Layout]]] = {}
     for weight in weights:
         if is_elsewhere(weight):
             continue
-        layout, here = layout_of(weight), local_part(weight)
+        here = local_part(weight)
         if is_here(weight, view):
             if here.numel():
                 here.copy_(_nearest(here, view))
-        elif layout is None:
+            continue
+        assert is_dtensor(weight)
+        layout = layout_of(weight)
+        if layout is None:
             here.copy_(part_of(_nearest(whole_of(weight), view), weight))
         else:
             key = (layout.group, weight.dtype, weight.device)
@@ -103,9 +111,7 @@ def _project_whole(members: Sequence[tuple[DTensor, Layout]]) -> None:
 def all_finite(weight: Tensor) -> bool:
     """Whether a weight, sharded or not, has no NaN or infinite entries anywhere."""
     bad = torch.isfinite(local_part(weight)).all().logical_not().int()
-    for group in sharing_groups(weight) if is_dtensor(weight) and not is_elsewhere(weight) else ():
-        (bad,) = sums_over_ranks([bad], group)
-    return bool(bad == 0)
+    return bool(sum_over_groups(bad, sharing_groups(weight)) == 0)
 
 
 def shared_residual(X: Tensor, share: float) -> Tensor:

@@ -79,13 +79,20 @@ def split_dims(weight: DTensor) -> list[int]:
     return [i for i, p in enumerate(weight.placements) if not p.is_replicate() and mesh.size(i) > 1]
 
 
-def sharing_groups(weight: DTensor) -> tuple[ProcessGroup, ...]:
-    """The ranks that have different parts of the weight, for each dimension of the mesh."""
+def sharing_groups(weight: Tensor) -> tuple[ProcessGroup, ...]:
+    """The ranks that have different parts of the weight, for each dimension of the mesh.
+
+    None for a plain tensor, and on a rank outside of the mesh.
+    """
+    if not is_dtensor(weight) or is_elsewhere(weight):
+        return ()
     return tuple(weight.device_mesh.get_group(i) for i in split_dims(weight))
 
 
-def is_here(weight: DTensor, view: View) -> bool:
+def is_here(weight: Tensor, view: View) -> bool:
     """Whether every matrix of the weight is whole on the ranks that have it."""
+    if not is_dtensor(weight):
+        return True
     from torch.distributed.tensor import Shard
 
     matrices = weight.ndim - 2 if view == "kernel" else 0  # sharding these dimensions is harmless

@@ -215,13 +215,10 @@ class OrthogonalOptimizer(Optimizer):
 
     def _check_values(self) -> None:
         """Check weights that had no values when they were added, at the first step they take."""
-        self._awaits_values = False
-        try:
-            for group in self.param_groups:
-                self._check_group(group)
-        except ValueError:
-            self._awaits_values = True
-            raise
+        for group in self.param_groups:
+            self._check_group(group)
+        weights = [p for group in self.param_groups for p in group["params"]]
+        self._awaits_values = any(p.device.type == "meta" for p in weights)
 
 
 def options_of(arguments: dict[str, Any]) -> dict[str, Any]:

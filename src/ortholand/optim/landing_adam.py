@@ -70,7 +70,7 @@ class LandingAdam(OrthogonalOptimizer):
         self,
         params: ParamsT,
         lr: float | Tensor = 1e-3,
-        betas: Sequence[float] = (0.9, 0.999),
+        betas: Sequence[float | Tensor] = (0.9, 0.999),
         weight_decay: float = 0.0,
         *,
         adam_eps: float = 1e-8,
@@ -87,14 +87,14 @@ class LandingAdam(OrthogonalOptimizer):
         orthogonal: bool = True,
         view: str = "matrix",
     ) -> None:
+        betas = plain_betas(betas)
         super().__init__(params, options_of(locals()))
-        self.defaults["betas"] = plain_betas(betas)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, checked as a whole before any of it counts."""
+        """Add a group; its betas become a tuple."""
+        if "betas" in param_group:
+            param_group["betas"] = plain_betas(param_group["betas"])
         super().add_param_group(param_group)
-        added = self.param_groups[-1]
-        added["betas"] = plain_betas(added["betas"])
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Adam's conditions, and landing's."""

@@ -38,6 +38,7 @@ from ortholand.geometry.exchange import (
     Owners,
     columns_to_rows,
     rows_to_columns,
+    sum_over_groups,
     sums_over_ranks,
 )
 from ortholand.geometry.matrices import to_working_dtype
@@ -114,10 +115,9 @@ def step_sharded(optimizer: OrthogonalOptimizer, params: Sequence[DTensor], grou
     spread: dict[tuple[Any, ...], list[Member]] = {}
     for p in params:
         prepare_state(optimizer, p, group)
-        layout = layout_of(p)
         if is_here(p, group["view"]):
             here.append(p)
-        elif layout is None:
+        elif (layout := layout_of(p)) is None:
             scattered.append(p)
         else:
             spread.setdefault((layout.group, p.dtype, p.device), []).append(Member(p, layout))
@@ -227,8 +227,7 @@ def step_here(optimizer: OrthogonalOptimizer, params: Sequence[DTensor], group: 
         alike.setdefault(sharing_groups(p), []).append((count, skipped))
     for process_groups, counts in alike.items():  # one number for the matrices of all ranks
         skipped = torch.stack([skipped for _, skipped in counts])
-        for process_group in process_groups:
-            (skipped,) = sums_over_ranks([skipped], process_group)
+        skipped = sum_over_groups(skipped, process_groups)
         for (count, _), number in zip(counts, skipped, strict=True):
             count.add_(number)
 
@@ -344,10 +343,7 @@ def step_plain(optimizer: OrthogonalOptimizer, params: Sequence[DTensor], group:
 
 def _agreed(process_groups: Sequence[ProcessGroup], taken: Tensor) -> Tensor:
     """Which parameters all ranks may step, from those that this one may."""
-    stays = taken.logical_not().to(torch.int32)
-    for process_group in process_groups:
-        (stays,) = sums_over_ranks([stays], process_group)
-    return stays == 0
+    return sum_over_groups(taken.logical_not().to(torch.int32), process_groups) == 0
 
 
 # --- what the ways share

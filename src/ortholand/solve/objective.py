@@ -154,9 +154,9 @@ class Objective:
         return self.door.inward(H, "hessp")
 
     def _hessian_by_autograd(self, X: Tensor) -> HessianProduct | None:
-        """By differentiating the gradient's graph, which serves all directions, if it has one.
+        """By differentiating the gradient's graph, which serves all directions.
 
-        Then f is linear, or its backward pass can be differentiated only once.
+        None if it has none: f is linear, or its backward pass cannot be differentiated.
         """
         self.keeps_graph = True
         if self._graph is None or self._graph[0] is not X:
