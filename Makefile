@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: reproduce test lint types layers pytest test-ecosystem test-distributed bench errata clean
+.PHONY: reproduce test lint types layers pytest test-ecosystem test-distributed sanitize bench errata clean
 
 reproduce: .venv/experiments.stamp  ## the paper's experiments, with a report in results/
 	$(BIN)/ortholand reproduce --preset quick --out results
@@ -31,6 +31,14 @@ test-ecosystem: .venv/ecosystem.stamp  ## in Lightning, Accelerate, the Trainer 
 
 test-distributed: .venv/dev.stamp  ## all sharded tests, minutes
 	$(BIN)/python -m pytest -m "distributed or slow_distributed" tests/distributed
+
+# The sanitizers' library must be the first in the process, and libstdc++ there from the start;
+# Python's own allocator would hide what lies beyond an array. ARGS: more for pytest.
+sanitize: .venv/dev.stamp  ## compiled code under AddressSanitizer and UndefinedBehaviorSanitizer
+	ORTHOLAND_SANITIZE=1 CXX=$(CXX) PYTHONMALLOC=malloc \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	$(BIN)/python -m pytest --capture=no $(ARGS) tests/native/test_sanitized.py
 
 bench: .venv/benchmarks.stamp  ## timings against peers, in results/
 	$(BIN)/ortholand bench

@@ -19,7 +19,15 @@ from ortholand.geometry import (
     skew,
     sym,
 )
-from ortholand.optim import PLAM, LandingAdam, LandingSGD, PenaltySGD, PowerLawLR, RiemannianSGD
+from ortholand.optim import (
+    PLAM,
+    LandingAdam,
+    LandingSGD,
+    PenaltySGD,
+    PowerLawLR,
+    RiemannianSGD,
+    explain,
+)
 from ortholand.parameters import orthogonality_error, orthogonalize_, param_groups
 from ortholand.retractions import RETRACTIONS, retract
 from ortholand.safe_step import paper_step_size, safe_step_size
@@ -43,6 +51,7 @@ __all__ = [
     "check_gradient",
     "check_hessian",
     "distance",
+    "explain",
     "gram_residual",
     "landing_field",
     "landing_flow",

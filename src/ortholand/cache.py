@@ -5,6 +5,20 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """The library's folder in the user's cache."""
+    """The library's folder in the user's cache.
+
+    Raises:
+        RuntimeError: if the user has no home folder, and no variable names another one.
+    """
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "ortholand"
+    return (Path(base) if base else _home() / ".cache") / "ortholand"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise RuntimeError(
+            "The cache is kept in the user's home folder, and this user has none "
+            "(HOME is not set): set XDG_CACHE_HOME to a folder for it."
+        ) from error

@@ -11,9 +11,8 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from ortholand.geometry.derivatives import relative_gradient
+from ortholand.geometry.derivatives import relative_gradient, tangent_from_gram
 from ortholand.geometry.matrices import (
-    add_product,
     frobenius_norm,
     gram_minus_identity,
     is_square,
@@ -90,6 +89,20 @@ class Landing(NamedTuple):
     tangency_error: Tensor | float  # bound of ||Sym(X^H R)||, zero but for rounding, (...)
 
 
+def landing(X: Tensor, B: Tensor, lam: float) -> Landing:
+    """The field whose tangent part the generator B stands for: a skew A if square, else n x p."""
+    return landing_from_relative(X, B, lam) if is_square(X) else landing_from_gradient(X, B, lam)
+
+
+def tangent(X: Tensor, B: Tensor) -> Tangent:
+    """The tangent part that the generator B stands for."""
+    D = gram_minus_identity(X)
+    d = torch.linalg.vector_norm(D, dim=(-2, -1))
+    if is_square(X):
+        return Tangent(product(B, X), D, d, 0.0)
+    return Tangent(tangent_from_gram(X, B, D), D, d, _tangency_error(X, B, d))
+
+
 def landing_from_relative(X: Tensor, A: Tensor, lam: float) -> Landing:
     """``(A + lam (X X^H - I)) X`` for square X and skew A: three products with A's own.
 
@@ -109,33 +122,16 @@ def landing_from_gradient(X: Tensor, G: Tensor, lam: float) -> Landing:
     relative to G and not tangent: it is reported, so that the safe step can allow for it.
     """
     D = gram_minus_identity(X)
-    half = add_product(G, G, D, beta=0.5, alpha=0.5)  # (G + G D) / 2
-    L = add_product(half, X, lam * D - (G.mH @ X) / 2)
     d = torch.linalg.vector_norm(D, dim=(-2, -1))
-    return Landing(L, d, _tangency_error(X, G, d))
-
-
-def tangent_from_relative(X: Tensor, A: Tensor) -> Tangent:
-    """``A X`` for square X and skew A."""
-    D = gram_minus_identity(X)
-    return Tangent(product(A, X), D, torch.linalg.vector_norm(D, dim=(-2, -1)), 0.0)
-
-
-def tangent_from_gradient(X: Tensor, G: Tensor) -> Tangent:
-    """``Skew(G X^H) X`` for tall X."""
-    D = gram_minus_identity(X)
-    half = add_product(G, G, D, beta=0.5, alpha=0.5)  # (G + G D) / 2
-    R = add_product(half, X, G.mH @ X, alpha=-0.5)
-    d = torch.linalg.vector_norm(D, dim=(-2, -1))
-    return Tangent(R, D, d, _tangency_error(X, G, d))
+    return Landing(tangent_from_gram(X, G, D, lam), d, _tangency_error(X, G, d))
 
 
 def _tangency_error(X: Tensor, G: Tensor, d: Tensor) -> Tensor:
-    return tangency_bound(X, d, frobenius_norm(G))
+    return tangency_bound(X.shape[-2], X.dtype, d, frobenius_norm(G))
 
 
-def tangency_bound(X: Tensor, d: Number, gradient_norm: Number) -> Number:
-    """Bound of what rounding leaves of ``Sym(X^H R)`` in the right form."""
-    n_roundings = 8 + math.sqrt(X.shape[-2])
-    unit_roundoff = torch.finfo(X.dtype).eps / 2
+def tangency_bound(n: int, dtype: torch.dtype, d: Number, gradient_norm: Number) -> Number:
+    """Bound of what rounding leaves of ``Sym(X^H R)`` in the right form, for X with n rows."""
+    n_roundings = 8 + math.sqrt(n)
+    unit_roundoff = torch.finfo(dtype).eps / 2
     return n_roundings * unit_roundoff * (1 + d) * gradient_norm

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ortholand.geometry.sharded import all_finite, distances, project_
+from ortholand.geometry.precision import without_autocast
+from ortholand.sharding.manifold import all_finite, distances, project_
 from ortholand.geometry.views import VIEWS, View, check_view, check_weight
 
 Predicate = Callable[[str, nn.Parameter], bool]
@@ -105,8 +106,9 @@ def orthogonalize_(
                 f"Only finite weights can be projected, but {weight.name} has NaN or infinite "
                 "entries. Initialise it anew."
             )
-    for this in VIEWS:
-        project_([w.tensor for w in weights if w.view == this], this)
+    with without_autocast(w.tensor for w in weights):
+        for this in VIEWS:
+            project_([w.tensor for w in weights if w.view == this], this)
     return target
 
 
@@ -157,7 +159,8 @@ def orthogonality_error(
     if reduce not in ("max", "mean", None):
         raise ValueError(f"reduce must be 'max', 'mean' or None, got {reduce!r}.")
     weights = _checked_weights(target, orthogonal, view)
-    each = [distances(w.tensor, w.view).flatten().double() for w in weights]
+    with without_autocast(w.tensor for w in weights):
+        each = [distances(w.tensor, w.view).flatten().double() for w in weights]
     if not each:
         return {} if reduce is None else 0.0
     if reduce is None:

@@ -5,16 +5,19 @@ for ``0 <= eta <= 1 / (2 lam)`` and ``d <= eps < 1``,
 
     d' <= d - 2 eta b + eta^2 q,    b = lam d (1 - d),    q >= ||L^H L||_F,
 
-and the largest eta for which the right side is at most eps is the safe step. The rules differ in q.
+and the largest eta for which the right side is at most eps is the safe step. The rules differ in q:
+each bounds the root of ``||L^H L||_F``, called ``bound`` here, so that ``q = bound^2``.
 (The paper's own rule lacks the condition on eta and breaks its promise: see the errata page.)
 """
 
 import math
 from collections.abc import Callable
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from ortholand.forms import withdraw_other_forms
 from ortholand.geometry.matrices import frobenius_norm, per_matrix, tall
 
 
@@ -49,40 +52,134 @@ def safe_step_size(
     >>> safe_step_size(torch.eye(2), torch.tensor(0.0), lam=0.1, eps=0.5).item()  # (eps / q)^(1/2)
     0.5
     """
-    check_rule(rule)
+    chosen = find_rule(rule)
     check_ball(lam, eps)
-    step = largest_step(RULES[rule](tall(field)), distance, lam, eps, tangency_error)
+    step = largest_step(chosen.bound(tall(field)), distance, lam, eps, tangency_error)
     return step.to(distance.dtype)
 
 
-def tight_bound(L: Tensor) -> Tensor:
-    """``sqrt(q)`` of the rule "tight": ``||L^H L||_F^(1/2)``, scaled against overflow."""
-    norm = frobenius_norm(L)
-    M = L / per_matrix(norm.clamp(min=torch.finfo(L.dtype).tiny), L)
-    return norm * frobenius_norm(M.mH @ M).sqrt()
+EDGE = 16  # units of rounding within which a matrix counts as on the edge of the ball
 
 
-# A rule maps L to sqrt(q), per matrix: the root, because q itself overflows.
-RULES: dict[str, Callable[[Tensor], Tensor]] = {
-    "frobenius": frobenius_norm,
-    "tight": tight_bound,
+class FieldProducts(Protocol):
+    """A field L known by Gram matrices (:mod:`ortholand.landing.gram`)."""
+
+    @property
+    def squared_norm(self) -> Tensor:
+        """``||L||_F^2`` of each matrix."""
+
+    @property
+    def square(self) -> Tensor:
+        """``L^H L``, (..., p, p)."""
+
+
+class SafeStepRule:
+    """A rule of the safe step: how ``||L^H L||_F^(1/2)`` is bounded from above, in up to three forms.
+
+    Attributes:
+        name: what the option ``safe_step`` calls it.
+        squared_gram_bound: ``(field) -> bound^2`` from L's Gram matrices, for tall matrices; None:
+            they step by :meth:`bound`, each whole in one place.
+        compiled: its number in the compiled code; None: there is none.
+
+    A subclass that redefines one form has none of the others that it inherits.
+    """
+
+    name: ClassVar[str]
+    squared_gram_bound: ClassVar[Callable[..., Tensor] | None] = None
+    compiled: ClassVar[int | None] = None
+
+    def bound(self, L: Tensor) -> Tensor:
+        """The reference: a bound for each matrix L. The root, because q itself overflows."""
+        raise NotImplementedError
+
+    def __call__(self, L: Tensor) -> Tensor:
+        """As :meth:`bound`."""
+        return self.bound(L)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        withdraw_other_forms(cls, ("bound", "squared_gram_bound", "compiled"))
+
+
+class Frobenius(SafeStepRule):
+    """``q = ||L||_F^2``, which is free."""
+
+    name = "frobenius"
+    compiled = 1
+
+    def bound(self, L: Tensor) -> Tensor:
+        """``||L||_F``."""
+        return frobenius_norm(L)
+
+    def squared_gram_bound(self, field: FieldProducts) -> Tensor:
+        """``||L||_F^2``."""
+        return field.squared_norm
+
+
+class Tight(SafeStepRule):
+    """``q = ||L^H L||_F``: one more product, and steps larger by about ``(p / 2)^(1/4)``."""
+
+    name = "tight"
+
+    def bound(self, L: Tensor) -> Tensor:
+        """``||L^H L||_F^(1/2)``, scaled against overflow."""
+        norm = frobenius_norm(L)
+        M = L / per_matrix(norm.clamp(min=torch.finfo(L.dtype).tiny), L)
+        return norm * frobenius_norm(M.mH @ M).sqrt()
+
+    def squared_gram_bound(self, field: FieldProducts) -> Tensor:
+        """``||L^H L||_F``."""
+        return frobenius_norm(field.square)
+
+
+class FunctionRule(SafeStepRule):
+    """A rule given as a function of L."""
+
+    def __init__(self, name: str, function: Callable[[Tensor], Tensor]) -> None:
+        self.name, self.function = name, function
+
+    def bound(self, L: Tensor) -> Tensor:
+        """What the function says."""
+        return self.function(L)
+
+
+FROBENIUS = Frobenius()
+# By name: a rule, or just a function that bounds ||L^H L||^(1/2) for each matrix L.
+RULES: dict[str, SafeStepRule | Callable[[Tensor], Tensor]] = {
+    rule.name: rule for rule in (FROBENIUS, Tight())
 }
 
 
+def find_rule(name: str) -> SafeStepRule:
+    """The rule of that name."""
+    if not isinstance(name, str) or name not in RULES:
+        raise ValueError(f"The safe step rule must be one of {tuple(RULES)}, got {name!r}.")
+    rule = RULES[name]
+    return rule if isinstance(rule, SafeStepRule) else FunctionRule(name, rule)
+
+
+def field_bound(rule: SafeStepRule | None, L: Tensor) -> Tensor:
+    """The rule's bound of each field; without a rule its norm, to know whether it is finite."""
+    return (FROBENIUS if rule is None else rule).bound(L)
+
+
 def largest_step(
-    root_q: Tensor, d: Tensor, lam: float, eps: float, tangency_error: Tensor | float
+    bound: Tensor, d: Tensor, lam: float, eps: float, tangency_error: Tensor | float
 ) -> Tensor:
     """Largest eta with ``d - 2 eta b + eta^2 q <= eps``, at most ``1 / (2 lam)``."""
-    b = lam * d * (1 - d)
+    b, room = lam * d * (1 - d), eps - d
+    if lam == 0:  # nothing leads away from the edge: the root of what rounding leaves is no step
+        room = room * (room > EDGE * torch.finfo(room.dtype).eps)
     if isinstance(tangency_error, Tensor):
-        step = largest_root(root_q, b - tangency_error, eps - d)
+        step = largest_root(bound, b - tangency_error, room)
     else:
-        step = _largest_root_ahead(root_q, b, eps - d)
+        step = _largest_root_ahead(bound, b, room)
     return step.clamp(max=1 / (2 * lam)) if lam > 0 else step
 
 
 def largest_step_decoupled(
-    root_q: Tensor,
+    bound: Tensor,
     d: Tensor,
     normal: Tensor,
     omega: Tensor,
@@ -96,11 +193,11 @@ def largest_step_decoupled(
     """
     pull = omega * normal
     room = eps - d + 2 * omega * d * (1 - d) - pull.square()
-    return largest_root(root_q, -pull * root_q - tangency_error, room)
+    return largest_root(bound, -pull * bound - tangency_error, room)
 
 
 def largest_step_before_landing(
-    root_q: Tensor, d: Tensor, eps: float, tangency_error: Tensor | float
+    bound: Tensor, d: Tensor, eps: float, tangency_error: Tensor | float
 ) -> Tensor:
     """Largest eta for a move ``Y = X - eta R`` that a Newton-Schulz step takes back within eps.
 
@@ -108,8 +205,8 @@ def largest_step_before_landing(
     """
     room = farthest_before_landing(eps) - d
     if isinstance(tangency_error, Tensor):
-        return largest_root(root_q, -tangency_error, room)
-    return room.clamp(min=0).sqrt() / root_q.clamp(min=torch.finfo(root_q.dtype).tiny)
+        return largest_root(bound, -tangency_error, room)
+    return room.clamp(min=0).sqrt() / bound.clamp(min=torch.finfo(bound.dtype).tiny)
 
 
 def farthest_before_landing(eps: float) -> float:
@@ -120,27 +217,27 @@ def farthest_before_landing(eps: float) -> float:
     return 2 * math.cos(math.acos(2 * eps - 1) / 3) - 1
 
 
-def largest_root(root_q: Tensor, b: Tensor, room: Tensor) -> Tensor:
+def largest_root(bound: Tensor, b: Tensor, room: Tensor) -> Tensor:
     """Largest ``eta >= 0`` with ``eta^2 q - 2 eta b <= room``: ``(b + sqrt(b^2 + q room)) / q``.
 
     Written in ``b / sqrt(q)`` against overflow, and so that nothing cancels for negative b. Where
     no eta will do (rounding has left d above eps by more than one step can mend), ``b / q``, if
     positive, mends most.
     """
-    root_q = root_q.clamp(min=torch.finfo(root_q.dtype).tiny)
-    slope = b / root_q
+    bound = bound.clamp(min=torch.finfo(bound.dtype).tiny)
+    slope = b / bound
     reach = (slope.square() + room).clamp(min=0).sqrt()
-    away = room.clamp(min=0) / (reach - slope) / root_q
-    step = torch.where(slope >= 0, (slope + reach) / root_q, away)
+    away = room.clamp(min=0) / (reach - slope) / bound
+    step = torch.where(slope >= 0, (slope + reach) / bound, away)
     # Tiny fields allow more than a float can hold; lr bounds the step anyway.
     return step.clamp(min=0, max=torch.finfo(room.dtype).max)
 
 
-def _largest_root_ahead(root_q: Tensor, b: Tensor, room: Tensor) -> Tensor:
+def _largest_root_ahead(bound: Tensor, b: Tensor, room: Tensor) -> Tensor:
     """:func:`largest_root` where b is negative only from distance 1 on, where no step is safe."""
-    root_q = root_q.clamp(min=torch.finfo(root_q.dtype).tiny)
-    slope = b / root_q
-    step = ((slope.square() + room).clamp(min=0).sqrt() + slope) / root_q
+    bound = bound.clamp(min=torch.finfo(bound.dtype).tiny)
+    slope = b / bound
+    step = ((slope.square() + room).clamp(min=0).sqrt() + slope) / bound
     return step.clamp(min=0, max=torch.finfo(room.dtype).max)
 
 
@@ -156,12 +253,6 @@ def paper_step_size(
     alpha = 2 * lam * d - 2 * a * d - 2 * lam * d**2
     beta = a**2 + lam**2 * d**3 + 2 * lam * a * d**2 + a**2 * d
     return (alpha + (alpha**2 + 4 * beta * (eps - d)).sqrt()) / (2 * beta)
-
-
-def check_rule(rule: str | None) -> None:
-    """Raise unless the rule exists."""
-    if rule not in RULES:
-        raise ValueError(f"The safe step rule must be one of {tuple(RULES)}, got {rule!r}.")
 
 
 def check_ball(lam: float, eps: float) -> None:

@@ -52,7 +52,7 @@ def test_the_state_of_one_process_goes_on_with_two_ranks():
 def test_a_sharded_state_is_refused_by_a_plain_parameter():
     from torch.distributed.tensor import DTensor
 
-    from ortholand.geometry.shards import restored
+    from ortholand.sharding.placement import restored
 
     class Fake(DTensor):
         def __new__(cls):

@@ -5,7 +5,7 @@ from counting import all_counted
 from ranks import run
 
 import ortholand as ol
-from ortholand.optim.sharded import received_by_columns, received_by_owner
+from ortholand.sharding.costs import received_by_columns, received_by_owner
 
 SGD, ADAM = ol.LandingSGD, ol.LandingAdam
 ALL_REDUCE, ALL_TO_ALL = "c10d.allreduce_", "c10d.alltoall_base_"

@@ -1,7 +1,8 @@
-"""Compiled code is made once, kept, made again where it is damaged, and never needed."""
+"""Compiled code is never needed, says why where there is none, and agrees with torch's."""
 
 import logging
 import subprocess
+import sys
 
 import pytest
 import torch
@@ -9,20 +10,11 @@ from torch import nn
 
 import ortholand as ol
 from ortholand import native
+from ortholand.native import build
 
 needs_compiler = pytest.mark.skipif(
     native.kernel(torch.float32, 2) is None, reason="no C++ compiler"
 )
-
-
-@pytest.fixture
-def fresh(tmp_path, monkeypatch):
-    """An empty cache folder, and no kernel in memory."""
-    monkeypatch.setenv("ORTHOLAND_CACHE", str(tmp_path))
-    monkeypatch.delenv("ORTHOLAND_NATIVE", raising=False)
-    native._library.cache_clear()
-    yield tmp_path / "native"
-    native._library.cache_clear()
 
 
 def step_once(**options):
@@ -32,28 +24,19 @@ def step_once(**options):
     return X.detach()
 
 
-@needs_compiler
-def test_it_is_compiled_once_and_kept(fresh, monkeypatch):
-    assert native.kernel(torch.float32, 2) is not None
-    (library,) = fresh.iterdir()  # nothing else is left behind
-    native._library.cache_clear()
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("compiled again"))
-    assert native.kernel(torch.float32, 2) is not None
-    assert list(fresh.iterdir()) == [library]
+REASONS = {
+    "no compiler": "no C++ compiler found (CXX, c++, g++, clang++)",
+    "failing compiler": "the compiler failed: ",
+    "no cache": "cannot be used",
+    "switched off": "switched off by ORTHOLAND_NATIVE=0",
+}
 
 
-@needs_compiler
-def test_a_damaged_file_is_made_again(fresh):
-    native._built("landing", "float", 2).write_bytes(b"not a library")
-    assert native.kernel(torch.float32, 2) is not None
-    assert torch.allclose(step_once(), step_once(fused=False), atol=1e-6)
-
-
-@pytest.mark.parametrize("why", ["no compiler", "failing compiler", "no cache", "switched off"])
+@pytest.mark.parametrize("why", REASONS)
 def test_without_compiled_code_torch_steps(fresh, monkeypatch, caplog, why):
     caplog.set_level(logging.INFO, logger="ortholand.native")
     if why == "no compiler":
-        monkeypatch.setattr(native.shutil, "which", lambda _: None)
+        monkeypatch.setattr(build.shutil, "which", lambda _: None)
     elif why == "failing compiler":
         monkeypatch.setenv("CXX", "false")
     elif why == "no cache":
@@ -64,6 +47,39 @@ def test_without_compiled_code_torch_steps(fresh, monkeypatch, caplog, why):
     assert native.kernel(torch.float32, 2) is None
     assert torch.equal(step_once(fused=True), step_once(fused=False))
     assert ("torch's operations are used" in caplog.text) == (why != "switched off")
+    assert REASONS[why] in str(native.why_no_code(torch.float32, 2))
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", [0, 2, 100, 1000])
+def test_no_reason_where_there_is_code(size):
+    assert native.why_no_code(torch.float64, size) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64], ids=str)
+def test_types_that_are_not_compiled(dtype):
+    name = str(dtype).removeprefix("torch.")
+    assert native.why_no_code(dtype) == f"{name} is not compiled: float32 and float64 are"
+    assert native.kernel(dtype, 3) is None
+    assert native.large_steps(dtype) is None
+
+
+def test_a_reason_is_remembered_until_the_cache_is_cleared(fresh, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setenv("CXX", "false")
+        reason = native.why_no_code(torch.float32)
+        assert reason is not None
+        patch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("asked again"))
+        assert native.why_no_code(torch.float32) == reason
+    native._library.cache_clear()
+    monkeypatch.setenv("ORTHOLAND_NATIVE", "0")
+    assert native.why_no_code(torch.float32) == native.SWITCHED_OFF
+
+
+@pytest.mark.parametrize("size", [-1, 0, native.LARGEST_SIZE + 1])
+def test_no_kernel_of_sizes_it_has_no_room_for(size):
+    assert native.kernel(torch.float32, size) is None
+    assert not native.has_kernel(torch.float32, size)
 
 
 @needs_compiler
@@ -79,17 +95,63 @@ def test_all_below_sees_every_entry(dtype):
         assert native.all_below(1.0, [x, torch.zeros(2)])
 
 
+@needs_compiler
+def test_all_below_of_nothing():
+    assert native.all_below(1.0, [])
+    assert native.all_below(1.0, [torch.zeros(0), torch.zeros(3, 0, dtype=torch.float64)])
+
+
 def test_all_below_does_not_vouch_for_what_it_cannot_read():
     for x in (
         torch.zeros(2, 3).mT,
         torch.zeros(3, dtype=torch.bfloat16),
         torch.zeros(1).to("meta"),
+        torch.zeros(3, 3).to_sparse(),
     ):
         assert not native.all_below(1.0, [x])
 
 
 def test_the_options_have_the_layout_of_the_c_structure():
-    fields = (native.FOLDER / "steps.h").read_text().split("struct Options {")[1].split("};")[0]
+    fields = (build.FOLDER / "steps.h").read_text().split("struct Options {")[1].split("};")[0]
     names = [n.strip() for line in fields.split(";") for n in line.split(" ", 1)[-1].split(",")]
     flat = [name.split()[-1] for name in names if name]
     assert tuple(flat) == native.Options._fields
+
+
+WITHOUT_THREADS = """
+import resource, threading
+import torch
+from torch import nn
+import ortholand as ol
+
+def started():
+    X = nn.Parameter(ol.random_orthogonal(30_000, 3, 3, seed=0))
+    X.grad = torch.ones_like(X)
+    optimizer = ol.LandingSGD([X], lr=0.1, view="kernel", fused=True)
+    optimizer.step()
+    return X, optimizer
+
+torch.set_num_threads(1)
+(X, optimizer), (Y, reference) = started(), started()
+reference.step()
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + STACK // 2
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    threading.Thread(target=print).start()
+except RuntimeError:
+    torch.set_num_threads(2)
+    optimizer.step()
+    torch.set_num_threads(1)
+    print("the same" if torch.equal(X, Y) else "not the same")
+"""
+
+
+@needs_compiler
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's here")
+def test_without_a_second_thread_the_first_does_it_all():
+    stack = 1 << 30  # of every new thread: too much for what memory is left
+    script = WITHOUT_THREADS.replace("STACK", str(stack))
+    command = f"ulimit -S -s {stack // 1024} && exec {sys.executable} -"
+    done = subprocess.run(["sh", "-c", command], input=script, capture_output=True, text=True)
+    assert done.stdout.strip() == "the same", done.stderr

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import ortholand as ol
-from ortholand.optim.landing import ATTRACTIONS, newton_schulz
+from ortholand.geometry.matrices import newton_schulz
+from ortholand.landing import ATTRACTIONS
 from ortholand.safe_step import farthest_before_landing
 
 

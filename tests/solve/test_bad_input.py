@@ -281,7 +281,7 @@ class TestOptions:
         ("landing", "step", [0, -0.1, math.inf, math.nan, "a", True]),
         ("landing", "momentum", [1, -0.1, math.nan, None, "a"]),
         ("landing", "eps", [0, 1, -0.1, math.nan, None, "a"]),
-        ("landing", "rule", ["x", None, 3]),
+        ("landing", "safe_step", ["x", None, 3]),
         ("retraction-gd", "retraction", ["x", None, 3]),
         ("retraction-cg", "retraction", ["Polar"]),
         ("lbfgs", "atol", [-1, math.nan, "a", None]),
@@ -321,7 +321,7 @@ class TestOptions:
         dict(method="landing", options={"step": np.float32(0.01), "momentum": 0}),
         dict(method="landing", options={"step": lambda k: np.float32(0.05)}),
         dict(method="landing", options={"step": lambda k: 0.01 * (k - 1)}),
-        dict(method="landing", options={"eps": 0.1, "rule": "tight", "momentum": 0.5}),
+        dict(method="landing", options={"eps": 0.1, "safe_step": "tight", "momentum": 0.5}),
     )
 
     @pytest.mark.parametrize("case", range(len(GOOD)))

@@ -587,7 +587,7 @@ class TestBadInput:
             ({"n_terms": N, "method": "sgd", "options": {"decay": -1}}, ValueError, "decay"),
             ({"n_terms": N, "options": {"shuffle": 1}}, ValueError, "shuffle"),
             ({"n_terms": N, "options": {"eps": 1.0}}, ValueError, "eps"),
-            ({"n_terms": N, "options": {"rule": "loose"}}, ValueError, "rule"),
+            ({"n_terms": N, "options": {"safe_step": "loose"}}, ValueError, "safe_step"),
         ],
         ids=lambda value: str(value) if isinstance(value, dict) else "",
     )

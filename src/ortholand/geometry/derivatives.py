@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ortholand.geometry.matrices import product, skew, sym
+from ortholand.geometry.matrices import add_product, gram_minus_identity, product, skew, sym
 
 
 def relative_gradient(X: Tensor, G: Tensor) -> Tensor:
@@ -28,7 +28,18 @@ def relative_gradient_times_x(X: Tensor, G: Tensor) -> Tensor:
 
     Orthogonal to the normal direction ``X (X^H X - I)`` at every X, on the manifold or off it.
     """
-    return (G @ (X.mH @ X) - X @ (G.mH @ X)) / 2
+    return tangent_from_gram(X, G, gram_minus_identity(X))
+
+
+def tangent_from_gram(X: Tensor, G: Tensor, D: Tensor, lam: float = 0.0) -> Tensor:
+    """``(G S - X G^H X) / 2 + lam X D`` for tall X with residual ``D = S - I``: three products.
+
+    The tangent part of the landing field in the right form, and with lam its normal part, which
+    costs no product of its own.
+    """
+    half = add_product(G, G, D, beta=0.5, alpha=0.5)  # (G + G D) / 2
+    inner = G.mH @ X
+    return add_product(half, X, lam * D - inner / 2 if lam else inner / -2)
 
 
 def riemannian_gradient(X: Tensor, G: Tensor, metric: str = "euclidean") -> Tensor:

@@ -1,10 +1,9 @@
 """Elementary operations on batches of matrices ``(..., n, p)``, real or complex."""
 
 import math
-from functools import lru_cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 SMALL = 128  # up to this many columns a matrix fits a cache, and calls cost more than passes
 
@@ -27,13 +26,20 @@ def identity_like(X: Tensor) -> Tensor:
     p = X.shape[-1]
     if p > SMALL or torch.compiler.is_compiling():
         return torch.eye(p, dtype=X.dtype, device=X.device)
-    return _small_identity(p, X.dtype, X.device)  # where making it costs as much as using it
+    if type(X) not in (Tensor, nn.Parameter):  # a fake tensor's identity is fake
+        return torch.eye(p, dtype=X.dtype, device=X.device)
+    key = (p, X.dtype, X.device)
+    identity = _identities.get(key)
+    if identity is None:
+        with torch.inference_mode(False), torch.no_grad():
+            identity = torch.eye(p, dtype=X.dtype, device=X.device)
+        if type(identity) is Tensor and len(_identities) < 64:
+            _identities[key] = identity
+    return identity
 
 
-@lru_cache(maxsize=64)
-def _small_identity(p: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    with torch.inference_mode(False), torch.no_grad():
-        return torch.eye(p, dtype=dtype, device=device)
+# Where making it costs as much as using it: a step of small matrices.
+_identities: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
 
 def subtract_identity(S: Tensor) -> Tensor:
@@ -79,6 +85,17 @@ def gram_minus_identity(X: Tensor) -> Tensor:
     return X.mH @ X - identity
 
 
+def shared_gram_minus_identity(X: Tensor, share: float) -> Tensor:
+    """The part of ``X^H X - I`` that some rows of X contribute, with their share of the identity.
+
+    The shares of all rows add up to 1. Taken off here rather than from the sum, so that what is
+    summed is small and rounding with it.
+    """
+    D = X.mH @ X
+    D.diagonal(dim1=-2, dim2=-1).sub_(share)
+    return D
+
+
 def add_product(C: Tensor, A: Tensor, B: Tensor, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
     """``beta C + alpha A B`` for each triple, in one product where torch has one for it."""
     if C.ndim == 2:
@@ -102,6 +119,11 @@ def sharp_gram_minus_identity(X: Tensor) -> Tensor:
     return D
 
 
+def newton_schulz(Y: Tensor) -> Tensor:
+    """``Y - Y (Y^H Y - I) / 2``: one step towards the polar factor of Y."""
+    return add_product(Y, Y, sharp_gram_minus_identity(Y), alpha=-0.5)
+
+
 def tall(X: Tensor) -> Tensor:
     """The matrices with at least as many rows as columns: wide ones transposed."""
     return X.mT if X.shape[-2] < X.shape[-1] else X
@@ -115,6 +137,16 @@ def is_square(X: Tensor) -> bool:
 def max_abs(M: Tensor) -> Tensor:
     """Largest modulus in each matrix; NaN where there is one."""
     return M.abs().amax(dim=(-2, -1))
+
+
+def is_finite(size: Tensor) -> Tensor:
+    """True for each number, none of them negative, that is neither infinite nor NaN."""
+    return size < math.inf  # false for NaN too
+
+
+def finite_matrices(M: Tensor) -> Tensor:
+    """True for each matrix without NaN or infinite entries."""
+    return is_finite(max_abs(M))
 
 
 def frobenius_norm(M: Tensor) -> Tensor:

@@ -31,9 +31,16 @@ def check_view(view: str) -> None:
         raise ValueError(f"view must be one of {VIEWS}, got {view!r}.")
 
 
-def check_weight(weight: Tensor, name: str = "weight") -> None:
+def check_weight(weight: Tensor, name: str = "weight", view: View = "matrix") -> None:
     """Raise unless the weight can be seen as matrices with orthonormal columns."""
     shape = tuple(weight.shape)
+    one_by_one = view == "kernel" and weight.ndim > 3 and shape[-2:] == (1, 1)
+    if one_by_one and not weight.is_complex():
+        raise ValueError(
+            f"A 1 x 1 orthogonal matrix cannot move, but {name} of shape {shape} is a stack of "
+            'such in view="kernel". Use view="matrix" for it, or leave it out of the orthogonal '
+            "group."
+        )
     if weight.ndim < 2:
         raise ValueError(
             f"An orthogonal parameter needs at least 2 dimensions, but {name} has shape {shape}. "

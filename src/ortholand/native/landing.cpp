@@ -14,7 +14,10 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <limits>
+#include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -160,7 +163,7 @@ struct Single {
     using Scalar = T;
     static constexpr int W = 1;
     static constexpr int V = 32 / sizeof(T);  // numbers in a vector
-    typedef T Vector __attribute__((vector_size(32), aligned(32)));
+    typedef T Vector __attribute__((vector_size(32), aligned(32), may_alias));
     static constexpr int LARGEST_P = 128;
     struct alignas(32) Buffer {
         T v[LARGEST_P * LARGEST_P];
@@ -286,7 +289,7 @@ struct Step {
 
     const Options& o;
     Buffer X, Xt, G, A, D, R, B;  // B: the state, then scratch
-    double d[W], root_q[W], eta[W];
+    double d[W], bound[W], eta[W];
     T eta_t[W];
     bool taken[W];
 
@@ -325,7 +328,7 @@ struct Step {
     // A = Skew(G X^T), skew to the last bit.
     inline void relative_gradient() {
         L::product(R, G, Xt);
-        const T half = o.maximize ? T(-0.5) : T(0.5);
+        const T half = half_of_descent<T>(o);
         L::each_pair([&](int e, int t, int) { A.v[e] = half * (R.v[e] - R.v[t]); });
         L::clear_padding(A);
     }
@@ -408,9 +411,9 @@ struct Step {
             for (int l = 0; l < W; ++l) eta[l] = o.lr, taken[l] = true;
         } else {
             for (int l = 0; l < W; ++l) {
-                root_q[l] = std::sqrt(q[l]);
-                eta[l] = coupled_step<T>(o, root_q[l], d[l], 0);
-                taken[l] = eta[l] * root_q[l] < INFINITY;
+                bound[l] = std::sqrt(q[l]);
+                eta[l] = coupled_step<T>(o, bound[l], d[l], 0);
+                taken[l] = is_a_step(o, eta[l]) && eta[l] * bound[l] < INFINITY;
             }
         }
         move();
@@ -431,7 +434,7 @@ struct Step {
     inline void decoupled() {
         norms(d, D);
         L::product(R, A, X);
-        norms(root_q, R);
+        norms(bound, R);
         L::product(A, D, X);
         double normal[W];
         norms(normal, A);
@@ -443,10 +446,11 @@ struct Step {
                 const double gentle = d[l] * (1 - d[l]) /
                     at_least(normal[l] * normal[l], std::numeric_limits<T>::min());
                 pull = at_most(pull, at_least(gentle, 0));
-                eta[l] = at_most(decoupled_step(root_q[l], d[l], normal[l], pull), o.lr);
+                eta[l] = at_most(decoupled_step(bound[l], d[l], normal[l], pull), o.lr);
             }
             omega[l] = T(pull);
-            taken[l] = eta[l] * root_q[l] + pull * d[l] < INFINITY;
+            taken[l] = is_a_step(o, std::max(eta[l], pull)) &&
+                       eta[l] * bound[l] + pull * d[l] < INFINITY;
         }
         move();
         L::each([&](int e, int l) { R.v[e] -= omega[l] * A.v[e]; });
@@ -465,20 +469,20 @@ struct Step {
     inline void after() {
         norms(d, D);
         L::product(R, A, X);
-        norms(root_q, R);
+        norms(bound, R);
         T c[W];
         const double p = L::p();
 #pragma omp simd
         for (int l = 0; l < W; ++l) {
-            const double norm = at_least(root_q[l], std::numeric_limits<T>::min());
+            const double norm = at_least(bound[l], std::numeric_limits<T>::min());
             const double safe = std::sqrt(at_least(o.farthest - d[l], 0)) / norm;
             eta[l] = o.safe ? at_most(safe, o.lr) : o.lr;
-            const double length = eta[l] * root_q[l];
+            const double length = eta[l] * bound[l];
             c[l] = T(1 / std::sqrt(length * length / p + 1));
         }
         // From distance 1 on Newton-Schulz steps may lead anywhere.
         for (int l = 0; l < W; ++l)
-            taken[l] = eta[l] * root_q[l] < INFINITY && (!o.safe || d[l] < 1);
+            taken[l] = eta[l] * bound[l] < INFINITY && (!o.safe || d[l] < 1);
         move();
         L::each([&](int e, int l) { X.v[e] = c[l] * R.v[e]; });
         transpose(Xt, X);
@@ -515,7 +519,7 @@ template <class L>
 void run_blocks(const Options& o, const Parameter* parameters, const Block* begin,
                 const Block* end, int p) {
     // Not on the stack, which may be small in other threads, and not made anew in each step.
-    alignas(Step<L>) static thread_local char memory[sizeof(Step<L>)];
+    alignas(Step<L>) static thread_local unsigned char memory[sizeof(Step<L>)];
     Step<L>& step = *new (memory) Step<L>(o);
     if constexpr (L::W == 1) L::resize(p);
     for (const Block* b = begin; b != end; ++b)
@@ -541,10 +545,18 @@ void run_all(const Options& o, const Parameter* parameters, int n, int p) {
     const Block* all = blocks.data();
     const int64_t size = int64_t(blocks.size());
     std::vector<std::thread> helpers;
-    for (int t = 1; t < threads; ++t)
-        helpers.emplace_back(run_blocks<L>, std::cref(o), parameters, all + size * t / threads,
-                             all + size * (t + 1) / threads, p);
-    run_blocks<L>(o, parameters, all, all + size * 1 / std::max(threads, 1), p);
+    helpers.reserve(std::max(threads - 1, 0));
+    int64_t mine = size;  // blocks from here on are the helpers'
+    for (int t = threads - 1; t > 0; --t) {
+        const int64_t first = size * t / threads;
+        try {
+            helpers.emplace_back(run_blocks<L>, std::cref(o), parameters, all + first, all + mine, p);
+        } catch (const std::system_error&) {
+            break;  // no thread to be had: this one does the rest
+        }
+        mine = first;
+    }
+    run_blocks<L>(o, parameters, all, all + mine, p);
     for (std::thread& helper : helpers) helper.join();
 }
 
@@ -558,5 +570,5 @@ using Layout = Single<SCALAR>;
 
 // Step n parameters of p x p matrices.
 extern "C" void ortholand_landing(const Options* o, const Parameter* parameters, int n, int p) {
-    run_all<Layout>(*o, parameters, n, p);
+    if (p > 0) run_all<Layout>(*o, parameters, n, p);
 }

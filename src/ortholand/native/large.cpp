@@ -61,7 +61,7 @@ extern "C" {
 // From P = G X^T and S = X X^T, square: S becomes M = A + lam (S - I), where A = Skew(P), or
 // A = Skew(P) + momentum * buffer, which then takes P's place. Gives ||S - I||.
 double ortholand_residual(T* P, T* S, const T* buffer, int64_t n, const Options* o) {
-    const T half = o->maximize ? T(-0.5) : T(0.5);
+    const T half = half_of_descent<T>(*o);
     double sum = 0;
     for (int64_t ib = 0; ib < n; ib += TILE)
         for (int64_t jb = ib; jb < n; jb += TILE) {
@@ -91,7 +91,7 @@ int ortholand_move(T* X, const T* L, T* buffer, const T* A, int64_t n, double di
                    double tangency_error, const Options* o) {
     const double norm = std::sqrt(sum_of_squares(L, n));
     const double eta = coupled_step<T>(*o, norm, distance, tangency_error);
-    if (!(eta * norm < INFINITY)) return 0;
+    if (!is_a_step(*o, eta) || !(eta * norm < INFINITY)) return 0;
     const T step = T(eta);
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) X[i] -= step * L[i];

@@ -20,13 +20,24 @@ constexpr double LARGEST = std::numeric_limits<double>::max();
 inline double at_least(double x, double low) { return x < low ? low : x; }
 inline double at_most(double x, double high) { return x > high ? high : x; }
 
+// 1/2 with the sign that makes a gradient one of a descent.
+template <class T>
+inline T half_of_descent(const Options& o) {
+    return o.maximize ? T(-0.5) : T(0.5);
+}
+
+// Whether something moves: not where no step is safe. With lr = 0 nothing shall.
+inline bool is_a_step(const Options& o, double eta) { return eta > 0 || o.lr == 0; }
+
 // ortholand.safe_step.largest_step for a field of this norm, and lr if that is less.
 template <class T>
 inline double coupled_step(const Options& o, double norm, double distance, double tangency_error) {
     if (!o.safe) return o.lr;
     norm = at_least(norm, std::numeric_limits<T>::min());
     const double slope = (o.lam * distance * (1 - distance) - tangency_error) / norm;
-    const double room = o.eps - distance;
+    double room = o.eps - distance;
+    // Nothing leads away from the edge: the root of what rounding leaves is no step.
+    if (o.lam == 0 && room <= 16 * std::numeric_limits<T>::epsilon()) room = at_most(room, 0);
     const double reach = std::sqrt(at_least(slope * slope + room, 0));
     // Nothing cancels for negative slopes either.
     const double ahead = slope >= 0 ? reach + slope : at_least(room, 0) / (reach - slope);

@@ -1,9 +1,19 @@
 """Optimizers with orthogonal weights, on ``torch.optim.Optimizer``."""
 
+from ortholand.optim.explain import Explanation, explain
 from ortholand.optim.infeasible import PLAM, PenaltySGD
 from ortholand.optim.landing_adam import LandingAdam
 from ortholand.optim.landing_sgd import LandingSGD
 from ortholand.optim.riemannian_sgd import RiemannianSGD
 from ortholand.optim.schedules import PowerLawLR
 
-__all__ = ["PLAM", "LandingAdam", "LandingSGD", "PenaltySGD", "PowerLawLR", "RiemannianSGD"]
+__all__ = [
+    "PLAM",
+    "Explanation",
+    "LandingAdam",
+    "LandingSGD",
+    "PenaltySGD",
+    "PowerLawLR",
+    "RiemannianSGD",
+    "explain",
+]

@@ -1,48 +1,56 @@
-"""What every optimizer with orthogonal weights shares: groups, views, batches, state, errors.
+"""What every optimizer with orthogonal weights shares: groups, plans, state, errors.
 
 A method is a subclass that says how matrices ``(..., n, p)``, n >= p, step (``matrix_step``) and
-how the unconstrained parameters do (``plain_step``).
+how the unconstrained parameters do (``plain_step``). Who computes a step is the business of the
+engines (:mod:`.engines`).
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+import operator
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from ortholand.geometry.matrices import real_dtype, to_working_dtype, working_dtype
-from ortholand.geometry.sharded import distances
-from ortholand.geometry.shards import is_dtensor, is_here, restored, zeros_per_matrix
-from ortholand.geometry.views import View, as_matrices, as_weight, check_weight, matrices_shape
-from ortholand.optim.checks import check_common_options, check_dense_gradients
-from ortholand.optim.plain import SKIPPED, Agreement, State, count_skipped
-
-if TYPE_CHECKING:
-    from ortholand.optim.rows import RowStepFunction
+from ortholand.geometry.precision import without_autocast
+from ortholand.geometry.views import check_weight
+from ortholand.landing.description import LandingStep
+from ortholand.landing.step import SKIPPED, MatrixStep, Slot, StateKind
+from ortholand.optim.checks import check_common_options, check_gradients
+from ortholand.optim.engines import step_by_engines, step_plain
+from ortholand.optim.loading import load_bit_for_bit
+from ortholand.optim.plain import Agreement
+from ortholand.optim.plan import Plan, why_not_compiled
+from ortholand.optim.weights import check_start, name_of, number_of_matrices, prepared_slot
+from ortholand.sharding.placement import is_dtensor, is_elsewhere
 
 Group = Mapping[str, Any]
-# Per weight: a tensor of its shape, or a real number for each of its matrices. Both start at zero.
-StateKind = Literal["matrix", "number"]
 
-# Up to this many entries a matrix is mostly overhead, and a batch of such matrices steps faster as
-# one: 2 to 5 times up to 64 x 64, even at 100 x 100, slower at 256 x 256 (make bench).
-BATCH_UP_TO = 100 * 100
-
-
-class MatrixStep(NamedTuple):
-    """The step of a batch of matrices."""
-
-    moved: Tensor  # where the matrices go, (..., n, p)
-    taken: Tensor  # which of them may go there, (...); the others stay as they are
-    state: dict[str, Tensor]  # the state after a step that is taken, (..., n, p) or (...)
+# After how many steps it is looked whether weights are frozen, and how often from then on.
+FIRST_LOOK, LATER_LOOKS = 20, 100
 
 
 class OrthogonalOptimizer(Optimizer):
     """Base of the optimizers. Group options ``orthogonal`` and ``view`` say what is constrained."""
 
+    # Methods that engines step around where they are the library's own (:func:`known_to_engines`).
+    hooks: ClassVar[tuple[str, ...]] = (
+        "matrix_step",
+        "move",
+        "generator",
+        "transport",
+        "state_kinds",
+    )
+
+    warns_of_frozen_weights: ClassVar[bool] = True
+
     _awaits_values = False  # whether a weight was on the meta device when it should be checked
+    _n_steps = 0
+    _warned = False
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         self._check_all_options(defaults)
@@ -68,21 +76,15 @@ class OrthogonalOptimizer(Optimizer):
         """Step of the matrices X with gradients G. Changes none of its arguments."""
         raise NotImplementedError
 
-    def plain_step(
-        self, params: list[Tensor], group: Group, agree: Agreement | None = None
-    ) -> None:
+    def plain_step(self, slots: list[Slot], group: Group, agree: Agreement | None = None) -> None:
         """Step of the parameters of a group with ``orthogonal=False``.
 
         ``agree``: from which of the parameters this rank may step to which all ranks may.
         """
         raise NotImplementedError
 
-    def shortcut(self, params: list[Tensor], group: Group) -> list[Tensor]:  # noqa: ARG002
-        """Step those parameters for which there is a shortcut to ``matrix_step``; the others."""
-        return params
-
-    def row_step(self, group: Group) -> "RowStepFunction | None":  # noqa: ARG002
-        """How tall matrices step whose rows are on several ranks; None: whole, on one of them."""
+    def landing_step(self, group: Group) -> LandingStep | None:  # noqa: ARG002
+        """``matrix_step`` as engines know it; None: they must call it."""
         return None
 
     # What all methods share.
@@ -94,38 +96,87 @@ class OrthogonalOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with_gradient = [
-            [p for p in group["params"] if p.grad is not None] for group in self.param_groups
-        ]
-        for params in with_gradient:  # all checks first: an error leaves everything as it was
-            check_dense_gradients(params)
         if self._awaits_values:
             self._check_values()
-        for group, params in zip(self.param_groups, with_gradient, strict=True):
-            whole = self._step_sharded(params, group)
-            if group["orthogonal"]:
-                self.step_whole(whole, group)
-            else:
-                self.plain_step(whole, group)
+        # All checks first: an error leaves everything as it was.
+        work = [(group, self.plan(group), self._slots(group)) for group in self.param_groups]
+        with without_autocast(slot.weight for _, _, slots in work for slot in slots):
+            for group, plan, slots in work:
+                if group["orthogonal"]:
+                    step_by_engines(slots, plan)
+                else:
+                    step_plain(slots, plan, partial(self.plain_step, group=group))
+        if not torch.compiler.is_compiling():
+            self._n_steps += 1
+            if self._n_steps == FIRST_LOOK or self._n_steps % LATER_LOOKS == 0:
+                self._look_for_frozen_weights()
         return loss
 
-    def step_whole(self, params: list[Tensor], group: Group) -> None:
-        """One step of orthogonal parameters that are all here, not spread over ranks."""
-        for bundle in bundles(self.shortcut(params, group), group):
-            self._step_bundle(bundle, group)
+    def plan(self, group: Group) -> Plan:
+        """How the weights of the group step: checked and made anew when the group changes."""
+        if torch.compiler.is_compiling():
+            return self._make_plan(group)
+        kind = type(self)
+        values = [group[name] for name in self.defaults]
+        values += [getattr(kind, name, None) for name in self.hooks]
+        values += [self.__dict__.get(name) for name in self.hooks]
+        plans = self.__dict__.setdefault("_plans", {})
+        known = plans.get(id(group))
+        if known is not None and all(map(operator.is_, known[0], values)):
+            return known[1]
+        self._check_all_options(group)
+        if known is not None:
+            self._check_view_change(group, known[1])
+        plan = self._make_plan(group)
+        plans[id(group)] = (values, plan)
+        return plan
 
-    def _step_sharded(self, params: list[Tensor], group: Group) -> list[Tensor]:
-        """Step the parameters that are spread over ranks; the others."""
-        sharded = [p for p in params if is_dtensor(p)]
-        if not sharded:
-            return params
-        from ortholand.optim.sharded import step_sharded  # not before there is a DTensor
+    def _make_plan(self, group: Group) -> Plan:
+        changed = [name for name in self.hooks if not self._is_known_to_engines(name)]
+        landing = self.landing_step(group)
+        why_not = f"{type(self).__name__} has no landing step" if landing is None else ""
+        if landing is not None and changed:
+            landing, why_not = None, f"overridden {', '.join(changed)}"
+        fused = group.get("fused", False)
+        return Plan(
+            view=group["view"],
+            maximize=group["maximize"],
+            foreach=group["foreach"],
+            fused=fused,
+            sharded=group.get("sharded", "rows"),
+            state_kinds=self.state_kinds(group) if group["orthogonal"] else {},
+            matrix_step=partial(self.matrix_step, group=group),
+            landing=landing,
+            why_not_landing=why_not,
+            why_not_compiled=why_not_compiled(landing, why_not, fused, group["foreach"]),
+        )
 
-        step_sharded(self, sharded, group)
-        return [p for p in params if not is_dtensor(p)]
+    def _is_known_to_engines(self, hook: str) -> bool:
+        if hook in self.__dict__:
+            return False
+        function = getattr(type(self), hook, None)
+        return function is None or getattr(function, "known_to_engines", False)
+
+    @property
+    def makes_generators(self) -> bool:
+        """Whether what is accumulated are generators as the library makes them, skew if square."""
+        return hasattr(self, "generator") and self._is_known_to_engines("generator")
+
+    def _slots(self, group: Group) -> list[Slot]:
+        """The weights of a group that have gradients, with their state; checked, not yet moved."""
+        params = [p for p in group["params"] if p.grad is not None]
+        check_gradients(params, group)
+        if not group["orthogonal"]:
+            return [Slot(p, p.grad, self.state[p]) for p in params if not is_elsewhere(p)]
+        kinds, view = self.plan(group).state_kinds, group["view"]
+        return [
+            prepared_slot(p, self.state[p], kinds, view, group)
+            for p in params
+            if not is_elsewhere(p)
+        ]
 
     def skipped_steps(self) -> int:
-        """How many steps were not taken so far because they would not have been finite.
+        """How many steps were not taken so far because they would not have been finite or safe.
 
         Counts matrices (each kernel of a convolution in the view "kernel"), and parameters in
         groups with ``orthogonal=False``. Reads the device: for logging, not for every step.
@@ -146,56 +197,16 @@ class OrthogonalOptimizer(Optimizer):
         """Load a state, bit for bit and without sharing memory with ``state_dict``.
 
         torch casts state to the type of its parameter; ours is float32 beside half-precision
-        weights and integer counts, which must come back as they were saved.
+        weights and integer counts, which must come back as they were saved. Hooks of torch's
+        recipes see and change what they do in torch.
         """
-        super().load_state_dict(state_dict)
-        saved = [i for group in state_dict["param_groups"] for i in group["params"]]
-        params = [(p, group) for group in self.param_groups for p in group["params"]]
-        for i, (p, group) in zip(saved, params, strict=True):
-            for name, value in state_dict["state"].get(i, {}).items():
-                if isinstance(value, Tensor) and name in self.state[p]:
-                    # torch counts Adam's steps on the host.
-                    on_host = name == "step" and not group["orthogonal"]
-                    device = torch.device("cpu") if on_host else p.device
-                    self.state[p][name] = restored(value, p, device)
+        load_bit_for_bit(self, super().load_state_dict, state_dict)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
-
-    def _step_bundle(self, params: list[Tensor], group: Group) -> None:
-        view = group["view"]
-        X = _together([to_working_dtype(as_matrices(p, view)) for p in params])
-        G = _together([_gradient_matrices(p, group) for p in params])
-        kinds = self.state_kinds(group)
-        state = {
-            name: _together(
-                [_as_batch(self.load(p, name, group), kind, view) for p in params], kind
-            )
-            for name, kind in kinds.items()
-        }
-        result = self.matrix_step(X, G, state, group)
-        taken = result.taken[..., None, None] if X.ndim > 2 else result.taken
-        moved = _apart(torch.where(taken, result.moved, X), params, view)
-        for p, part, ok in zip(params, moved, _apart(result.taken, params, view), strict=True):
-            p.copy_(as_weight(part, p, view))
-            count_skipped(self.state[p], ok)
-        for name, new in result.state.items():
-            is_matrix = kinds[name] == "matrix"
-            kept = torch.where(taken if is_matrix else result.taken, new, state[name])
-            for p, part in zip(params, _apart(kept, params, view), strict=True):
-                # As a vector: torch.compile loses what is written to a single float64 number.
-                target = self.state[p][name].unsqueeze(0)
-                target.copy_(as_weight(part, p, view) if is_matrix else part)
-
-    def load(self, p: Tensor, name: str, group: Group) -> Tensor:
-        """A state of a parameter, zero if it is new."""
-        state: State = self.state[p]
-        if name not in state:
-            state[name] = _zero_state(p, self.state_kinds(group)[name], group["view"])
-        return state[name]
 
     def _check_all_options(self, options: Group) -> None:
         check_common_options(options)
@@ -206,12 +217,12 @@ class OrthogonalOptimizer(Optimizer):
         if not group["orthogonal"]:
             return
         for i, p in enumerate(group["params"]):
-            name = _name_of(group, i)
-            check_weight(p, name)
+            name = name_of(group, i)
+            check_weight(p, name, group["view"])
             if p.device.type == "meta":
                 self._awaits_values = True
             else:
-                _check_start(p, name, group["view"], self.start_radius(group))
+                check_start(p, name, group["view"], self.start_radius(group))
 
     def _check_values(self) -> None:
         """Check weights that had no values when they were added, at the first step they take."""
@@ -220,79 +231,62 @@ class OrthogonalOptimizer(Optimizer):
         weights = [p for group in self.param_groups for p in group["params"]]
         self._awaits_values = any(p.device.type == "meta" for p in weights)
 
+    def _check_view_change(self, group: Group, before: Plan) -> None:
+        """State is of the matrices that a view shows: it is worth nothing in another."""
+        if group["view"] == before.view or not group["orthogonal"]:
+            return
+        for i, p in enumerate(group["params"]):
+            if p.ndim > 2 and any(name in self.state[p] for name in before.state_kinds):
+                raise ValueError(
+                    f"The view of a weight with state must stay as it is, but the view of "
+                    f"{name_of(group, i)} was {before.view!r} and is {group['view']!r} now. Set it "
+                    "back, or remove the state: optimizer.state.pop(weight)."
+                )
+
+    def _look_for_frozen_weights(self) -> None:
+        """Warn, once, of weights that could not take most of their latest steps.
+
+        Reads counts that are in the host's memory only, so that no device is waited for.
+        """
+        if self._warned or not self.warns_of_frozen_weights:
+            return
+        seen: dict[Tensor, int] = self.__dict__.setdefault("_seen_skips", {})
+        window = self._n_steps if self._n_steps < LATER_LOOKS else LATER_LOOKS
+        for group in self.param_groups:
+            for i, p in enumerate(group["params"]):
+                count = self.state.get(p, {}).get(SKIPPED)
+                if self._warned or type(count) is not Tensor or count.device.type != "cpu":
+                    continue
+                skipped = int(count.numpy())
+                matrices = 1
+                if group["orthogonal"] and not is_dtensor(p):
+                    matrices = number_of_matrices(p, group["view"])
+                if skipped - seen.get(p, 0) > matrices * window / 2:
+                    self._warned = True
+                    warnings.warn(frozen_message(name_of(group, i), p), stacklevel=4)
+                seen[p] = skipped
+
+
+def frozen_message(name: str, p: Tensor) -> str:
+    """What to tell of a weight that does not move."""
+    return (
+        f"{name} of shape {tuple(p.shape)} is frozen: most of its latest steps were skipped, "
+        "because they would not have been finite, or no step from there is safe. Look for NaN "
+        "or infinite gradients; if the weight was replaced, project it with "
+        "ortholand.orthogonalize_(weight); with lam=0 nothing leads away from the edge of the "
+        "ball. optimizer.skipped_steps() counts such steps."
+    )
+
+
+def known_to_engines(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a method of the library that engines may step around: they do the same, faster.
+
+    What redefines it has no such mark, and is called.
+    """
+    method.known_to_engines = True  # type: ignore[attr-defined]
+    return method
+
 
 def options_of(arguments: dict[str, Any]) -> dict[str, Any]:
     """A constructor's options, from its ``locals()``."""
     return {k: v for k, v in arguments.items() if k not in ("self", "params", "__class__")}
-
-
-def bundles(params: list[Tensor], group: Group) -> Iterator[list[Tensor]]:
-    """Lists of parameters to step as one: of one matrix shape, type and device."""
-    if group["foreach"] is False or len(params) == 1:
-        yield from ([p] for p in params)
-        return
-    alike: dict[tuple[Any, ...], list[Tensor]] = {}
-    for p in params:
-        shape = as_matrices(p, group["view"]).shape[-2:]
-        alike.setdefault((shape, p.dtype, p.device), []).append(p)
-    for (shape, _, _), members in alike.items():
-        if group["foreach"] or shape.numel() <= BATCH_UP_TO:
-            yield members
-        else:
-            yield from ([p] for p in members)
-
-
-def _as_batch(state: Tensor, kind: StateKind, view: View) -> Tensor:
-    return as_matrices(state, view) if kind == "matrix" else state
-
-
-def _zero_state(p: Tensor, kind: StateKind, view: View) -> Tensor:
-    dtype = working_dtype(p.dtype)
-    if kind == "matrix":
-        return torch.zeros_like(p, dtype=dtype)
-    shape = matrices_shape(p.shape, view)[:-2]
-    if shape and is_dtensor(p) and is_here(p, view):
-        return zeros_per_matrix(p, real_dtype(dtype))
-    return torch.zeros(shape, dtype=real_dtype(dtype), device=p.device)
-
-
-def _together(parts: list[Tensor], kind: StateKind = "matrix") -> Tensor:
-    """One batch of all the matrices, or their numbers; a single member stays as it is."""
-    if len(parts) == 1:
-        return parts[0]
-    inner = parts[0].shape[-2:] if kind == "matrix" else ()
-    return torch.cat([part.reshape(-1, *inner) for part in parts])
-
-
-def _apart(batch: Tensor, params: list[Tensor], view: View) -> list[Tensor]:
-    """The parts of a batch made by :func:`_together` that belong to each parameter."""
-    if len(params) == 1:
-        return [batch]
-    shapes = [as_matrices(p, view).shape[:-2] for p in params]
-    parts = batch.split([shape.numel() for shape in shapes])
-    return [part.reshape(s + batch.shape[1:]) for part, s in zip(parts, shapes, strict=True)]
-
-
-def _gradient_matrices(p: Tensor, group: Group) -> Tensor:
-    assert p.grad is not None
-    G = to_working_dtype(as_matrices(p.grad, group["view"]))
-    return -G if group["maximize"] else G
-
-
-def _name_of(group: Group, i: int) -> str:
-    names = group.get("param_names")
-    return repr(names[i]) if names else f"parameter {i} of the group"
-
-
-def _check_start(p: Tensor, name: str, view: View, radius: float) -> None:
-    """Raise if a matrix of the weight is outside the ball, or not finite."""
-    with torch.no_grad():
-        d = float(distances(p, view).max())
-    if d <= radius:
-        return
-    raise ValueError(
-        f"An orthogonal parameter must start within {radius} of the manifold "
-        f"(||X^T X - I||_F; eps, where that is an option), but {name} of shape {tuple(p.shape)}, "
-        f"view {view!r}, is at distance {d:.4g}. Project it first with "
-        "ortholand.orthogonalize_(...), which takes a tensor, groups or a model."
-    )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ortholand.geometry.views import check_view
+from ortholand.optim.weights import name_of, position_of
 
 
 def check_common_options(options: Mapping[str, Any]) -> None:
@@ -65,6 +66,16 @@ def check_lr(lr: float | Tensor) -> None:
     check_at_least_zero("lr", lr)
 
 
+def scalar_lr(lr: float | Tensor) -> float | Tensor:
+    """A step size, a tensor as one without dimensions."""
+    return lr.reshape(()) if isinstance(lr, Tensor) and lr.ndim else lr
+
+
+def descends(lr: float | Tensor) -> bool | Tensor:
+    """Whether a step size is one: a tensor's value is not known before it is used."""
+    return lr >= 0  # false for NaN
+
+
 def check_at_least_zero(name: str, value: float | Tensor) -> None:
     """A finite number, zero or more."""
     check_finite(name, value)
@@ -89,12 +100,21 @@ def check_bool(name: str, value: object) -> None:
         raise TypeError(f"{name} must be True or False, got {value!r}.")
 
 
-def check_dense_gradients(params: list[Tensor]) -> None:
-    """No sparse gradient among the parameters."""
+def check_gradients(params: list[Tensor], group: Mapping[str, Any]) -> None:
+    """Every gradient dense, and of its parameter's shape."""
     for p in params:
-        if p.grad is not None and p.grad.layout != torch.strided:
+        G = p.grad
+        if G is None:
+            continue
+        if G.layout != torch.strided:
             raise TypeError(
-                f"Gradients must be dense, got layout {p.grad.layout} for a parameter of shape "
+                f"Gradients must be dense, got layout {G.layout} for a parameter of shape "
                 f"{tuple(p.shape)}. Use sparse=False in the embedding that made it, or another "
                 "optimizer for that parameter."
+            )
+        if G.shape != p.shape:
+            raise ValueError(
+                "A gradient must have its weight's shape, but "
+                f"{name_of(group, position_of(p, group))} has shape {tuple(p.shape)} and its "
+                f"gradient {tuple(G.shape)}. If you replaced the weight, compute gradients anew."
             )

@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from ortholand.fields import Field, penalty_field, plam_field
+from ortholand.geometry.matrices import finite_matrices
 from ortholand.optim.base import options_of
-from ortholand.optim.checks import check_finite
-from ortholand.optim.finite import finite_matrices
+from ortholand.optim.checks import check_finite, descends, scalar_lr
 from ortholand.optim.sgd import OrthogonalSGD
 from ortholand.safe_step import check_ball
 
@@ -32,6 +32,7 @@ class FieldSGD(OrthogonalSGD):
     """
 
     field: Field
+    warns_of_frozen_weights = False  # these methods may explode: that is known of them
 
     def __init__(
         self,
@@ -70,8 +71,9 @@ class FieldSGD(OrthogonalSGD):
 
     def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """A step along the field."""
-        moved = X - group["lr"] * type(self).field(X, B, group["lam"])
-        return moved, finite_matrices(moved)
+        lr = scalar_lr(group["lr"])
+        moved = X - lr * type(self).field(X, B, group["lam"])
+        return moved, finite_matrices(moved) & descends(lr)
 
 
 class PLAM(FieldSGD):

@@ -7,18 +7,16 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from ortholand.geometry.derivatives import relative_gradient, remove_normal
-from ortholand.geometry.matrices import frobenius_norm, is_square, per_matrix
-from ortholand.optim.base import MatrixStep, OrthogonalOptimizer, StateKind, options_of
+from ortholand.geometry.matrices import is_square
+from ortholand.landing.description import LandingStep
+from ortholand.landing.moments import AdamMoments
+from ortholand.landing.step import MatrixStep, Slot, StateKind
+from ortholand.optim.base import OrthogonalOptimizer, known_to_engines, options_of
 from ortholand.optim.checks import check_adam_options, plain_betas
-from ortholand.optim.fused import fused_step
-from ortholand.optim.landing import (
-    check_landing_options,
-    landing_move,
-    landing_start_radius,
-)
-from ortholand.optim.momentum import mean_square, one_minus_power
+from ortholand.optim.landing_options import check_landing_options, landing_options
 from ortholand.optim.plain import Agreement, plain_adam_step
-from ortholand.optim.rows import RowStepFunction, adam_rows
+
+SMALLEST_EPS = 1e-4  # Adam's own eps is below, and a ball so small allows no step worth taking
 
 
 class LandingAdam(OrthogonalOptimizer):
@@ -100,40 +98,53 @@ class LandingAdam(OrthogonalOptimizer):
         """Adam's conditions, and landing's."""
         check_adam_options(options)
         check_landing_options(options)
+        if options["eps"] < SMALLEST_EPS:
+            raise ValueError(
+                f"eps is the radius of the ball ||X^T X - I||_F <= eps, at least {SMALLEST_EPS}, "
+                f"got {options['eps']}. Adam's own eps is adam_eps here."
+            )
 
     def start_radius(self, group: Mapping[str, Any]) -> float:
         """The safe step holds inside the ball only; without it, anywhere will do."""
-        return landing_start_radius(group)
+        return landing_options(group).start_radius
 
-    def state_kinds(self, group: Mapping[str, Any]) -> Mapping[str, StateKind]:  # noqa: ARG002
+    def landing_step(self, group: Mapping[str, Any]) -> LandingStep:
+        """Adam's moments, then the attraction's move."""
+        return LandingStep(moments_of(group), landing_options(group))
+
+    @known_to_engines
+    def state_kinds(self, group: Mapping[str, Any]) -> Mapping[str, StateKind]:
         """Adam's two moments, and the number of steps that each matrix has taken."""
-        return {"exp_avg": "matrix", "exp_avg_sq": "number", "step": "number"}
+        return moments_of(group).state_kinds
 
+    @known_to_engines
+    def generator(self, X: Tensor, G: Tensor) -> Tensor:
+        """What stands for the relative gradient: for tall X, G without its normal part."""
+        return relative_gradient(X, G) if is_square(X) else remove_normal(X, G)
+
+    @known_to_engines
     def matrix_step(
         self, X: Tensor, G: Tensor, state: dict[str, Tensor], group: Mapping[str, Any]
     ) -> MatrixStep:
         """Moments, direction, landing step."""
-        beta1, beta2 = group["betas"]
-        B = relative_gradient(X, G) if is_square(X) else remove_normal(X, G)
-        step = state["step"] + 1
-        mean = beta1 * state["exp_avg"] + (1 - beta1) * B
-        v = mean_square(frobenius_norm(B), X.shape[-1])
-        square = beta2 * state["exp_avg_sq"] + (1 - beta2) * v
-        root = (square / one_minus_power(beta2, step)).sqrt() + group["adam_eps"]
-        direction = mean / per_matrix(one_minus_power(beta1, step) * root, X)
-        moved, taken = landing_move(X, direction, group)
-        return MatrixStep(moved, taken, {"exp_avg": mean, "exp_avg_sq": square, "step": step})
+        direction, new_state = moments_of(group).direction(self.generator(X, G), state)
+        moved, taken = self.move(X, direction, group)
+        return MatrixStep(moved, taken, new_state)
 
-    def shortcut(self, params: list[Tensor], group: Mapping[str, Any]) -> list[Tensor]:
-        """Compiled code steps what it can."""
-        return fused_step(self, params, group, ("exp_avg", "exp_avg_sq", "step"))
-
-    def row_step(self, group: Mapping[str, Any]) -> RowStepFunction | None:
-        """Tall matrices step where their rows are."""
-        return None if group["sharded"] == "owners" else adam_rows
+    @known_to_engines
+    def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """The landing step."""
+        options = landing_options(group)
+        return options.attraction.move(X, B, options)
 
     def plain_step(
-        self, params: list[Tensor], group: Mapping[str, Any], agree: Agreement | None = None
+        self, slots: list[Slot], group: Mapping[str, Any], agree: Agreement | None = None
     ) -> None:
         """The step of ``torch.optim.AdamW`` (or Adam)."""
-        plain_adam_step(params, self.state, group, agree)
+        plain_adam_step(slots, group, agree)
+
+
+def moments_of(group: Mapping[str, Any]) -> AdamMoments:
+    """Adam's part of a group's options."""
+    beta1, beta2 = group["betas"]
+    return AdamMoments((beta1, beta2), group["adam_eps"])

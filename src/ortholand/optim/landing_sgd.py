@@ -6,14 +6,10 @@ from typing import Any
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from ortholand.optim.base import options_of
-from ortholand.optim.fused import fused_step
-from ortholand.optim.landing import (
-    check_landing_options,
-    landing_move,
-    landing_start_radius,
-)
-from ortholand.optim.rows import RowStepFunction, sgd_rows
+from ortholand.landing.description import LandingStep
+from ortholand.landing.moments import Momentum
+from ortholand.optim.base import known_to_engines, options_of
+from ortholand.optim.landing_options import check_landing_options, landing_options
 from ortholand.optim.sgd import OrthogonalSGD
 
 
@@ -113,21 +109,15 @@ class LandingSGD(OrthogonalSGD):
 
     def start_radius(self, group: Mapping[str, Any]) -> float:
         """The safe step holds inside the ball only; without it, anywhere will do."""
-        return landing_start_radius(group)
+        return landing_options(group).start_radius
 
+    def landing_step(self, group: Mapping[str, Any]) -> LandingStep:
+        """Momentum, then the attraction's move."""
+        moments = Momentum(group["momentum"], group["dampening"], group["nesterov"])
+        return LandingStep(moments, landing_options(group))
+
+    @known_to_engines
     def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """The landing step."""
-        return landing_move(X, B, group)
-
-    def shortcut(self, params: list[Tensor], group: Mapping[str, Any]) -> list[Tensor]:
-        """Compiled code steps what it can."""
-        return fused_step(self, params, group, ("momentum_buffer",) if group["momentum"] else ())
-
-    def row_step(self, group: Mapping[str, Any]) -> RowStepFunction | None:
-        """Tall matrices step where their rows are.
-
-        With a dampening of 1 nothing is left of a first gradient that only all ranks together
-        know to be the first.
-        """
-        no_first = group["momentum"] and group["dampening"] == 1
-        return None if no_first or group["sharded"] == "owners" else sgd_rows
+        options = landing_options(group)
+        return options.attraction.move(X, B, options)

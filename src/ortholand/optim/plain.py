@@ -8,96 +8,97 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
+from ortholand.landing.step import Slot, count_skipped, skipped_count
 from ortholand.native import all_below
+from ortholand.optim.checks import descends, scalar_lr
 
-State = dict[str, Any]
+Group = Mapping[str, Any]
 Agreement = Callable[[Tensor], Tensor]  # which may step here -> which may step on all ranks
 MODERATE = 1e15  # its square times itself is still a float32, so no step of such numbers overflows
-SKIPPED = "skipped"
 
 
-def count_skipped(state: State, taken: Tensor) -> None:
-    """Add the steps not taken to the count kept on the parameter's device."""
-    skipped = taken.logical_not()
-    skipped_count(state, taken.device).add_(skipped.sum() if skipped.ndim else skipped)
-
-
-def skipped_count(state: State, device: torch.device) -> Tensor:
-    """The count of the steps not taken so far."""
-    if SKIPPED not in state:
-        state[SKIPPED] = torch.zeros((), dtype=torch.int64, device=device)
-    return state[SKIPPED]
-
-
-def plain_sgd_step(
-    params: list[Tensor],
-    states: Mapping[Tensor, State],
-    group: Mapping[str, Any],
-    agree: Agreement | None = None,
-) -> None:
+def plain_sgd_step(slots: list[Slot], group: Group, agree: Agreement | None = None) -> None:
     """The step of ``torch.optim.SGD`` on each parameter that stays finite by it."""
 
     def step() -> None:
-        buffers = [states[p].get("momentum_buffer") for p in params]
+        buffers = [slot.state.get("momentum_buffer") for slot in slots]
         sgd(
-            params,
-            [p.grad for p in params if p.grad is not None],
+            [slot.weight for slot in slots],
+            [slot.gradient for slot in slots],
             buffers,
             foreach=group["foreach"],
             weight_decay=group["weight_decay"],
             momentum=group["momentum"],
-            lr=group["lr"],
+            lr=scalar_lr(group["lr"]),
             dampening=group["dampening"],
             nesterov=group["nesterov"],
             maximize=group["maximize"],
         )
         if group["momentum"]:
-            for p, buffer in zip(params, buffers, strict=True):
-                states[p]["momentum_buffer"] = buffer
+            for slot, buffer in zip(slots, buffers, strict=True):
+                slot.state["momentum_buffer"] = buffer
 
-    guarded_step(params, states, group, step, agree)
+    guarded_step(slots, group, step, agree)
 
 
-def plain_adam_step(
-    params: list[Tensor],
-    states: Mapping[Tensor, State],
-    group: Mapping[str, Any],
-    agree: Agreement | None = None,
-) -> None:
-    """The step of ``torch.optim.AdamW`` or Adam on each parameter that stays finite by it."""
-    for p in params:
-        if "exp_avg" not in states[p]:
-            states[p]["exp_avg"] = torch.zeros_like(p)
-            states[p]["exp_avg_sq"] = torch.zeros_like(p)
-            states[p]["step"] = torch.zeros((), dtype=torch.float32)
+def plain_adam_step(slots: list[Slot], group: Group, agree: Agreement | None = None) -> None:
+    """The step of ``torch.optim.AdamW`` or Adam on each parameter that stays finite by it.
+
+    float16 parameters step in float32, with moments in float32: Adam's eps is zero in float16,
+    and 0 / 0 would freeze every parameter that has a zero gradient.
+    """
+    for slot in slots:
+        if "exp_avg" not in slot.state:
+            start = slot.weight.float() if slot.weight.dtype == torch.float16 else slot.weight
+            slot.state["exp_avg"] = torch.zeros_like(start)
+            slot.state["exp_avg_sq"] = torch.zeros_like(start)
+            slot.state["step"] = torch.zeros((), dtype=torch.float32)
 
     def step() -> None:
-        adam(
-            params,
-            [p.grad for p in params if p.grad is not None],
-            [states[p]["exp_avg"] for p in params],
-            [states[p]["exp_avg_sq"] for p in params],
-            [],
-            [states[p]["step"] for p in params],
-            foreach=group["foreach"] and not isinstance(group["lr"], Tensor),
-            has_complex=any(p.is_complex() for p in params),
-            decoupled_weight_decay=group["decoupled_weight_decay"],
-            amsgrad=False,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["adam_eps"],
-            maximize=group["maximize"],
-        )
+        weights = [_in_type_of(slot.state["exp_avg"], slot.weight) for slot in slots]
+        gradients = [_in_type_of(slot.state["exp_avg"], slot.gradient) for slot in slots]
+        _adam(slots, weights, gradients, group)
+        for slot, weight in zip(slots, weights, strict=True):
+            if weight is not slot.weight:
+                slot.weight.copy_(weight)
 
-    guarded_step(params, states, group, step, agree)
+    guarded_step(slots, group, step, agree)
+
+
+def _adam(
+    slots: list[Slot], weights: list[Tensor], gradients: list[Tensor], group: Group
+) -> None:
+    lr, decay = scalar_lr(group["lr"]), group["weight_decay"]
+    if group["decoupled_weight_decay"]:  # by hand: torch's function takes it since 2.7 only
+        for weight in weights if decay else []:
+            weight.mul_(1 - lr * decay)
+        decay = 0.0
+    adam(
+        weights,
+        gradients,
+        [slot.state["exp_avg"] for slot in slots],
+        [slot.state["exp_avg_sq"] for slot in slots],
+        [],
+        [slot.state["step"] for slot in slots],
+        foreach=group["foreach"] and not isinstance(lr, Tensor),
+        has_complex=any(weight.is_complex() for weight in weights),
+        amsgrad=False,
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        lr=lr,
+        weight_decay=decay,
+        eps=group["adam_eps"],
+        maximize=group["maximize"],
+    )
+
+
+def _in_type_of(state: Tensor, tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == state.dtype else tensor.to(state.dtype)
 
 
 def guarded_step(
-    params: list[Tensor],
-    states: Mapping[Tensor, State],
-    group: Mapping[str, Any],
+    slots: list[Slot],
+    group: Group,
     step: Callable[[], None],
     agree: Agreement | None = None,
 ) -> None:
@@ -107,39 +108,51 @@ def guarded_step(
     asking costs nothing (:func:`ortholand.native.all_below`), it is asked. Ranks that have
     different parts of the parameters ``agree`` on what is put back.
     """
-    if not params:
+    if not slots:
         return
-    for p in params:
-        skipped_count(states[p], p.device)
-    if agree is None and is_calm(params, states, group):
+    for slot in slots:
+        skipped_count(slot.state, slot.weight.device)
+    if agree is None and is_moderate(slots, group):
         step()
         return
-    weights_before = [p.clone() for p in params]
-    states_before = [{k: v.clone() for k, v in states[p].items()} for p in params]
+    weights_before = [slot.weight.clone() for slot in slots]
+    states_before = [{k: v.clone() for k, v in slot.state.items()} for slot in slots]
     step()
-    may_step = [torch.isfinite(p).all() for p in params]
+    may_step = [_is_sound(slot, group) for slot in slots]
     if agree is not None:
         may_step = list(agree(torch.stack(may_step)))
     before_step = zip(weights_before, states_before, may_step, strict=True)
-    for p, (weight, before, taken) in zip(params, before_step, strict=True):
-        p.copy_(torch.where(taken, p, weight))
-        for name, value in states[p].items():
+    for slot, (weight, before, taken) in zip(slots, before_step, strict=True):
+        slot.weight.copy_(torch.where(taken, slot.weight, weight))
+        for name, value in slot.state.items():
             old = before.get(name, torch.zeros_like(value))
             value.copy_(torch.where(taken, value, old))
-        count_skipped(states[p], taken)
+        count_skipped(slot.state, taken)
 
 
-def is_calm(params: list[Tensor], states: Mapping[Tensor, State], group: Mapping[str, Any]) -> bool:
-    """Whether all numbers are so moderate that a step leaves them finite, squares included.
+def _is_sound(slot: Slot, group: Group) -> Tensor:
+    """Whether a parameter is finite, and lr was a number that descends."""
+    finite = torch.isfinite(slot.weight).all()
+    lr = scalar_lr(group["lr"])
+    return finite & descends(lr).to(finite.device) if isinstance(lr, Tensor) else finite
 
-    False where that is not known.
+
+def is_moderate(slots: list[Slot], group: Group) -> bool:
+    """Whether all numbers are so moderate that a step leaves them finite.
+
+    False where that is not known. What Adam divides by is at least its eps: with an eps of zero
+    a gradient of zero is 0 / 0.
     """
-    if torch.compiler.is_compiling() or isinstance(group["lr"], Tensor):
+    lr = group["lr"]
+    if torch.compiler.is_compiling() or isinstance(lr, Tensor):
         return False
-    if group["lr"] * (2 + group["weight_decay"]) > MODERATE:
+    if lr * (2 + group["weight_decay"]) > MODERATE:
+        return False
+    if "adam_eps" in group and group["adam_eps"] <= 1e-20 * max(lr, 1.0):
         return False
     moving = ("momentum_buffer", "exp_avg", "exp_avg_sq")
     buffers = [
-        states[p][name] for p in params for name in moving if states[p].get(name) is not None
+        slot.state[name] for slot in slots for name in moving if slot.state.get(name) is not None
     ]
-    return all_below(MODERATE, [*params, *(p.grad for p in params if p.grad is not None), *buffers])
+    weights, gradients = [slot.weight for slot in slots], [slot.gradient for slot in slots]
+    return all_below(MODERATE, [*weights, *gradients, *buffers])

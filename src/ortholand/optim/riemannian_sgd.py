@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from ortholand.geometry.matrices import finite_matrices
 from ortholand.optim.base import options_of
-from ortholand.optim.finite import finite_matrices
+from ortholand.optim.checks import descends, scalar_lr
 from ortholand.optim.sgd import OrthogonalSGD
 from ortholand.retractions import RETRACTIONS, Retraction, find_retraction
 
@@ -81,9 +82,10 @@ class RiemannianSGD(OrthogonalSGD):
 
     def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """The retracted point."""
-        A = -group["lr"] * B
+        lr = scalar_lr(group["lr"])
+        A = -lr * B
         # Decompositions raise on what is not finite, so it must not get there.
-        sound = finite_matrices(A)
+        sound = finite_matrices(A) & descends(lr)
         A = torch.where(sound[..., None, None], A, 0)
         moved = find_retraction(group["retraction"])(X, A)
         # lr = 0 must change nothing, not even by the rounding of a retraction.

@@ -5,9 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ortholand.optim.base import MatrixStep, OrthogonalOptimizer, StateKind
+from ortholand.landing.moments import accumulate, generator, transport
+from ortholand.landing.step import MatrixStep, Slot, StateKind
+from ortholand.optim.base import OrthogonalOptimizer, known_to_engines
 from ortholand.optim.checks import check_sgd_options
-from ortholand.optim.momentum import accumulate, generator, transport
 from ortholand.optim.plain import Agreement, plain_sgd_step
 
 
@@ -22,18 +23,22 @@ class OrthogonalSGD(OrthogonalOptimizer):
         """SGD's own conditions."""
         check_sgd_options(options)
 
+    @known_to_engines
     def state_kinds(self, group: Mapping[str, Any]) -> Mapping[str, StateKind]:
         """The momentum buffer, if there is momentum."""
         return {"momentum_buffer": "matrix"} if group["momentum"] else {}
 
+    @known_to_engines
     def generator(self, X: Tensor, G: Tensor) -> Tensor:
         """What is accumulated: by default, what stands for the relative gradient."""
         return generator(X, G)
 
+    @known_to_engines
     def transport(self, X: Tensor, buffer: Tensor) -> Tensor:
         """What is kept of the accumulated."""
         return transport(X, buffer)
 
+    @known_to_engines
     def matrix_step(
         self, X: Tensor, G: Tensor, state: dict[str, Tensor], group: Mapping[str, Any]
     ) -> MatrixStep:
@@ -52,7 +57,7 @@ class OrthogonalSGD(OrthogonalOptimizer):
         return MatrixStep(moved, taken, new_state)
 
     def plain_step(
-        self, params: list[Tensor], group: Mapping[str, Any], agree: Agreement | None = None
+        self, slots: list[Slot], group: Mapping[str, Any], agree: Agreement | None = None
     ) -> None:
         """The step of ``torch.optim.SGD``."""
-        plain_sgd_step(params, self.state, group, agree)
+        plain_sgd_step(slots, group, agree)

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from ortholand.optim.landing import coupled
-from ortholand.optim.momentum import accumulate, generator, transport
+from ortholand.landing import LandingOptions
+from ortholand.landing.moments import accumulate, generator, transport
+from ortholand.safe_step import find_rule
 from ortholand.solve.batches import Source, Stream, open_source
-from ortholand.solve.landing import lipschitz_constant
+from ortholand.solve.landing import COUPLED, lipschitz_constant
 from ortholand.solve.loop import Run, Status, reporter
 from ortholand.solve.minimize import check_start
 from ortholand.solve.objective import Array, Door, Objective, power_of_two_near
@@ -88,8 +89,8 @@ def minimize_finite_sum(
             None: the square root of the precision, 1.5e-8 in float64.
         seed: of the order of batches.
         callback: called after each epoch, as by :func:`ortholand.minimize`.
-        options: ``atol``, ``maxtime`` (seconds, looked at after each epoch); ``eps`` and ``rule``
-            of the safe step; ``shuffle`` (True; False leaves indices or lists of batches in their
+        options: ``atol``, ``maxtime`` (seconds, looked at after each epoch); ``eps`` and ``safe_step``
+            (the rule of the safe step); ``shuffle`` (True; False leaves indices or lists of batches in their
             order); for sgd ``momentum`` (0) and ``decay`` (0.5): the step falls like
             ``lr / (1 + epochs)^decay``, and stays constant for 0.
 
@@ -226,7 +227,7 @@ class StochasticLanding:
         lam: attraction, likewise.
     """
 
-    options: ClassVar[tuple[str, ...]] = ("eps", "rule")
+    options: ClassVar[tuple[str, ...]] = ("eps", "safe_step")
     patience: float = math.inf
 
     def __init__(
@@ -235,13 +236,13 @@ class StochasticLanding:
         lr: float | None = None,
         lam: float | None = None,
         eps: float = 0.5,
-        rule: str = "frobenius",
+        safe_step: str = "frobenius",
     ) -> None:
         self.random = random
         self.chooses_lr, self.chooses_lam = lr is None, lam is None
         self.lr = math.nan if lr is None else float(lr)
         self.lam = math.nan if lam is None else float(lam)
-        self.ball = {"eps": eps, "safe_step": rule}
+        self.eps, self.rule = eps, find_rule(safe_step)
 
     def start(self, terrain: Terrain, point: Point) -> None:
         """Choose what the user left open."""
@@ -278,7 +279,8 @@ class StochasticLanding:
 
     def step(self, X: Tensor, B: Tensor, lr: float) -> Tensor | None:
         """One landing step along a generator, no longer than is safe; None if it overflows."""
-        X, taken = coupled(X, B, {"lr": lr, "lam": self.lam, **self.ball})
+        options = LandingOptions(lr, COUPLED, self.rule, lam=self.lam, eps=self.eps)
+        X, taken = COUPLED.move(X, B, options)
         return X if taken else None
 
 
@@ -334,7 +336,7 @@ class SGD(StochasticLanding):
         decay: the step falls like ``lr / (1 + epochs)^decay``.
     """
 
-    options: ClassVar[tuple[str, ...]] = ("eps", "rule", "momentum", "decay")
+    options: ClassVar[tuple[str, ...]] = ("eps", "safe_step", "momentum", "decay")
 
     def __init__(
         self,

@@ -9,15 +9,16 @@ with the safe step eta* in its corrected form; with momentum, the relative gradi
 import math
 from collections.abc import Callable
 from numbers import Real
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ortholand.optim.landing import coupled
-from ortholand.optim.momentum import accumulate, generator, transport
+from ortholand.landing import Coupled, LandingOptions
+from ortholand.landing.moments import accumulate, generator, transport
+from ortholand.safe_step import find_rule
 from ortholand.solve.points import Point, Terrain, feasible, norm
 
+COUPLED = Coupled()
 Steps = float | Callable[[int], float]
 POWER_ITERATIONS = 8
 
@@ -32,7 +33,7 @@ class Landing:
             that each about halves the distance.
         momentum: of the relative gradients, in [0, 1).
         eps: radius of the ball that the safe step keeps the iterates in.
-        rule: of the safe step.
+        safe_step: rule of the safe step.
     """
 
     patience = math.inf
@@ -43,10 +44,10 @@ class Landing:
         step: Steps | None = None,
         momentum: float = 0.0,
         eps: float = 0.5,
-        rule: str = "frobenius",
+        safe_step: str = "frobenius",
     ) -> None:
         self.lam, self.step, self.momentum = lam, step, momentum
-        self.options: dict[str, Any] = {"eps": eps, "safe_step": rule}
+        self.eps, self.rule = eps, find_rule(safe_step)
         self.buffer: Tensor | None = None
         self.k = 0
 
@@ -63,8 +64,9 @@ class Landing:
         X, B = point.X, generator(point.X, point.euclidean)
         if self.momentum:
             B = self._with_momentum(X, B)
-        options = self.options | {"lam": self.lam, "lr": self._eta(self.k)}
-        X, taken = coupled(X, B, options)
+        assert self.lam is not None  # start
+        options = LandingOptions(self._eta(self.k), COUPLED, self.rule, lam=self.lam, eps=self.eps)
+        X, taken = COUPLED.move(X, B, options)
         after = self.terrain.at(X) if taken else None
         return after if after is not None and after.finite else None
 

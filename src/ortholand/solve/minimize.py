@@ -71,7 +71,7 @@ def minimize(
             True or raising StopIteration.
         options: ``atol`` (a norm of the gradient that is small enough), ``maxtime`` (seconds); the
             method's own: ``memory`` (lbfgs), ``preconditioner`` (cg, newton), ``inner_maxiter``
-            (newton), ``step, momentum, eps, rule`` (landing), ``retraction`` (retraction-*).
+            (newton), ``step, momentum, eps, safe_step`` (landing), ``retraction`` (retraction-*).
 
     Returns:
         SciPy's ``OptimizeResult``: ``x, fun, jac, grad_norm, distance, nit, nfev, njev, nhev,

@@ -104,5 +104,5 @@ RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
         lambda v: v is None or callable(v) or (is_number(v) and 0 < v < math.inf),
     ),
     "eps": ("a number in (0, 1)", lambda v: is_number(v) and 0 < v < 1),
-    "rule": (f"one of {tuple(SAFE_STEP_RULES)}", lambda v: v in tuple(SAFE_STEP_RULES)),
+    "safe_step": (f"one of {tuple(SAFE_STEP_RULES)}", lambda v: v in tuple(SAFE_STEP_RULES)),
 }

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ortholand.geometry.exchange import (
+from ortholand.sharding.exchange import (
     Owners,
     rows_to_columns,
     sum_over_groups,
     sums_over_ranks,
 )
 from ortholand.geometry.manifold import distance, polar_projection
-from ortholand.geometry.matrices import to_working_dtype
-from ortholand.geometry.shards import (
+from ortholand.geometry.matrices import shared_gram_minus_identity, to_working_dtype
+from ortholand.sharding.placement import (
     Layout,
     gathered_numbers,
     is_dtensor,
@@ -61,7 +61,7 @@ def _distance_apart(X: Tensor, layout: Layout) -> Tensor:
     rows, columns = sum(layout.sizes), X.shape[1]
     if rows < columns:
         X = rows_to_columns([X], [layout])[0].mT
-    (D,) = sums_over_ranks([shared_residual(X, X.shape[0] / max(rows, columns))], layout.group)
+    (D,) = sums_over_ranks([shared_gram_minus_identity(X, X.shape[0] / max(rows, columns))], layout.group)
     return torch.linalg.vector_norm(D, dim=(-2, -1))
 
 
@@ -112,14 +112,3 @@ def all_finite(weight: Tensor) -> bool:
     """Whether a weight, sharded or not, has no NaN or infinite entries anywhere."""
     bad = torch.isfinite(local_part(weight)).all().logical_not().int()
     return bool(sum_over_groups(bad, sharing_groups(weight)) == 0)
-
-
-def shared_residual(X: Tensor, share: float) -> Tensor:
-    """This rank's part of ``X^H X - I``, from its rows of X and its share of the identity.
-
-    The shares of all ranks add up to 1. Taken off here rather than from the sum, so that what is
-    summed is small and rounding with it.
-    """
-    D = X.mH @ X
-    D.diagonal(dim1=-2, dim2=-1).sub_(share)
-    return D

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ortholand.geometry.shards import Layout, chunk_sizes
+from ortholand.sharding.placement import Layout, chunk_sizes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

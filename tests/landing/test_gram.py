@@ -11,8 +11,9 @@ from torch import nn
 
 import ortholand as ol
 from ortholand.geometry.matrices import real_dtype, to_working_dtype
-from ortholand.geometry.shards import chunk_sizes
-from ortholand.optim.rows import Rows, pack, summed_numbers, unpack
+from ortholand.landing.step import Rows
+from ortholand.sharding.placement import chunk_sizes
+from ortholand.sharding.steps import message_of, pack, sums_of, unpack
 
 
 class Apart:
@@ -34,17 +35,17 @@ class Apart:
         }
 
     def step(self, G):
-        row_step = self.optimizer.row_step(self.group)
+        gram_step = self.optimizer.landing_step(self.group).gram_step
         steps = []
         G = to_working_dtype(-G if self.group["maximize"] else G)
         for X, G_part, state in zip(self.parts, G.split(self.sizes), self.states, strict=True):
-            rows = Rows(X.shape[0], sum(self.sizes))
-            steps.append(row_step(to_working_dtype(X)[None], G_part[None], state, self.group, rows))
-        parts = list(zip(*[next(step) for step in steps], strict=True))
+            rows = Rows(X.shape[0], sum(self.sizes), apart=True)
+            steps.append(gram_step(to_working_dtype(X)[None], G_part[None], state, rows))
+        parts = list(zip(*[message_of(step.sums) for step in steps], strict=True))
         sums = [sum(tensors[1:], start=tensors[0]) for tensors in parts]
         self.summed = sum(tensor.numel() for tensor in sums)
         for i, step in enumerate(steps):
-            self.keep(i, finish(step, [tensor.clone() for tensor in sums]))
+            self.keep(i, step.finish(sums_of([tensor.clone() for tensor in sums])))
 
     def keep(self, i, result):
         self.taken = bool(result.taken)
@@ -55,12 +56,6 @@ class Apart:
 
     def whole(self):
         return torch.cat(self.parts)
-
-
-def finish(step, sums):
-    with pytest.raises(StopIteration) as stopped:
-        step.send(sums)
-    return stopped.value.value
 
 
 SGD = [
@@ -101,12 +96,13 @@ def test_rows_apart_step_as_rows_together(make, options, attraction, dtype, tole
 
 
 @each_method
-def test_as_many_numbers_are_summed_as_the_choice_of_a_way_counts(make, options):
+def test_as_many_numbers_are_summed_as_the_choice_of_a_route_counts(make, options):
     X = ol.random_orthogonal(9, 4, seed=0)
     optimizer = make([nn.Parameter(X)], **options)
     apart = Apart(X, optimizer, ranks=2)
     apart.step(torch.ones_like(X))
-    assert apart.summed == summed_numbers(4, optimizer.param_groups[0])
+    moments = optimizer.landing_step(optimizer.param_groups[0]).moments
+    assert apart.summed == moments.summed_numbers(4)
 
 
 def test_dampening_knows_the_first_gradient_where_a_rank_has_none_yet():
@@ -125,7 +121,8 @@ def test_dampening_knows_the_first_gradient_where_a_rank_has_none_yet():
 def test_a_dampening_of_one_is_not_stepped_by_rows():
     X = nn.Parameter(ol.random_orthogonal(8, 3, seed=0))
     optimizer = ol.LandingSGD([X], momentum=0.9, dampening=1.0)
-    assert optimizer.row_step(optimizer.param_groups[0]) is None
+    moments = optimizer.landing_step(optimizer.param_groups[0]).moments
+    assert moments.why_not_apart == "dampening=1"
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])

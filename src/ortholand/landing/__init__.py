@@ -1,0 +1,48 @@
+"""What a landing step is: a direction, an attraction to the manifold, a safe step.
+
+A step has three parts, each an object that may be swapped:
+
+- *moments* (:mod:`.moments`) turn gradients into a direction: SGD's momentum, Adam;
+- an *attraction* (:mod:`.attraction`) says where X goes along it;
+- a *safe-step rule* (:mod:`ortholand.safe_step`) says how far.
+
+Square matrices step by formulas on the matrices themselves. Tall ones step in the *Gram form*
+(:mod:`.gram`): one pass over the rows for some p x p matrices, then coefficients, then one pass
+that combines columns. Rows may be anywhere: what is shared is the sum of Gram matrices.
+
+A new attraction is a subclass of :class:`Attraction` with a ``move``, entered by :func:`register`;
+what else it offers (Gram form, compiled twin) makes it faster, and what it does not offer falls
+back to ``move``.
+"""
+
+from ortholand.landing.after import After
+from ortholand.landing.attraction import ATTRACTIONS, Attraction, Move, find_attraction, register
+from ortholand.landing.coupled import Coupled
+from ortholand.landing.decoupled import Decoupled
+from ortholand.landing.gram import Coefficients, Gram
+from ortholand.landing.moments import AdamMoments, Momentum
+from ortholand.landing.options import LandingOptions
+from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows
+
+for attraction in (Coupled(), Decoupled(), After()):
+    register(attraction)
+
+__all__ = [
+    "ATTRACTIONS",
+    "AdamMoments",
+    "After",
+    "Attraction",
+    "Coefficients",
+    "Coupled",
+    "Decoupled",
+    "Gram",
+    "GramSums",
+    "LandingOptions",
+    "MatrixStep",
+    "Momentum",
+    "Move",
+    "PendingStep",
+    "Rows",
+    "find_attraction",
+    "register",
+]

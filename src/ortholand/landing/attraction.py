@@ -1,0 +1,114 @@
+"""What an attraction to the manifold offers, and the register of those that exist."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ortholand.forms import withdraw_other_forms
+from ortholand.landing.gram import Coefficients, Gram
+
+if TYPE_CHECKING:
+    from ortholand.landing.options import LandingOptions
+
+
+class Move(NamedTuple):
+    """Where matrices go, and which of them may."""
+
+    moved: Tensor  # (..., n, p)
+    taken: Tensor  # (...)
+
+
+class Attraction:
+    """A way to be attracted to the manifold: one object, in up to three forms of the same step.
+
+    Attributes:
+        name: what the option ``attraction`` calls it.
+        coefficients: the *Gram form*, ``(gram, options) -> Coefficients``, by which tall and wide
+            matrices step, also where their rows are spread over ranks; None: they step by
+            :meth:`move`, each whole in one place.
+        field_coefficients: for an attraction whose step is ``X - eta L`` with one field
+            ``L = X a + B b``: ``(D, M, options) -> (a, b)``. Large matrices then need no more
+            products than L; None: by :attr:`coefficients`.
+        sharp: whether the Gram form wants the diagonal of D to full precision, because it takes
+            all of D away at once.
+        compiled: its number in the compiled code (``native/landing.cpp``); None: there is none.
+
+    A subclass that redefines one form has none of the others that it inherits: they would step
+    as its parent does.
+    """
+
+    name: ClassVar[str]
+    coefficients: "ClassVar[Callable[[Gram, LandingOptions], Coefficients] | None]" = None
+    field_coefficients: ClassVar[Callable[..., tuple[Tensor, Tensor]] | None] = None
+    sharp: ClassVar[bool] = False
+    compiled: ClassVar[int | None] = None
+
+    def move(self, X: Tensor, B: Tensor, options: "LandingOptions") -> Move:
+        """The reference: where X ``(..., n, p)``, n >= p, goes with ``eta = min(lr, safe step)``.
+
+        B is the generator of the direction (:mod:`.moments`). A matrix whose step would not be
+        finite may not go; its neighbours in the batch are not touched. No value leaves the device.
+        """
+        raise NotImplementedError
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        withdraw_other_forms(cls, ("move", "coefficients", "field_coefficients", "compiled"))
+
+
+class FunctionAttraction(Attraction):
+    """An attraction given as a function ``(X, B, options) -> (moved, taken)``."""
+
+    def __init__(self, name: str, function: Callable[..., tuple[Tensor, Tensor]]) -> None:
+        self.name, self.function = name, function
+
+    def move(self, X: Tensor, B: Tensor, options: "LandingOptions") -> Move:
+        """What the function says."""
+        return Move(*self.function(X, B, options))
+
+
+# By name: an attraction, or just a function (X, B, options) -> (moved, taken).
+ATTRACTIONS: dict[str, Attraction | Callable[..., tuple[Tensor, Tensor]]] = {}
+
+
+def register(attraction: Attraction) -> Attraction:
+    """Enter an attraction under its name, for the option ``attraction`` of the optimizers."""
+    if not isinstance(attraction, Attraction):
+        raise TypeError(f"An attraction must be an Attraction, got {attraction!r}.")
+    if type(attraction).move is Attraction.move:
+        raise TypeError(f"{type(attraction).__name__} must define move(X, B, options).")
+    ATTRACTIONS[attraction.name] = attraction
+    return attraction
+
+
+def find_attraction(name: str) -> Attraction:
+    """The attraction of that name."""
+    if not isinstance(name, str) or name not in ATTRACTIONS:
+        raise ValueError(f"attraction must be one of {tuple(ATTRACTIONS)}, got {name!r}.")
+    attraction = ATTRACTIONS[name]
+    if isinstance(attraction, Attraction):
+        return attraction
+    return FunctionAttraction(name, attraction)
+
+
+def step_size(lr: float | Tensor, safe: Tensor | None, like: Tensor) -> Tensor:
+    """``min(lr, safe)`` per matrix; lr itself where nothing is safe."""
+    if safe is None:
+        return torch.ones_like(like) * lr
+    return torch.minimum(safe, lr) if isinstance(lr, Tensor) else safe.clamp(max=lr)
+
+
+def is_a_step(eta: Tensor, lr: float | Tensor) -> Tensor:
+    """Whether something moves: not where no step is safe, or lr is negative or NaN."""
+    if isinstance(lr, Tensor):
+        return (eta > 0) | (lr == 0)
+    return eta > 0 if lr > 0 else torch.ones_like(eta, dtype=torch.bool)
+
+
+def unless_zero(lr: float | Tensor, moved: Tensor, X: Tensor) -> Tensor:
+    """X itself where lr is zero: such a step changes nothing, attraction included."""
+    if isinstance(lr, Tensor):
+        return torch.where(lr > 0, moved, X)
+    return moved if lr > 0 else X

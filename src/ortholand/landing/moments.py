@@ -1,0 +1,312 @@
+"""From gradients to a direction: SGD's momentum and Adam, for matrices of any shape; nothing n x n.
+
+A *generator* is a matrix that stands for a direction: for square X a skew matrix A, meaning
+``A X``; for tall X an n x p matrix B, meaning ``Skew(B X^H) X``, which is tangent for any B at any
+X. Moments are of generators.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ortholand.fields import tangency_bound
+from ortholand.geometry.derivatives import relative_gradient, remove_normal
+from ortholand.geometry.matrices import (
+    add_product,
+    frobenius_norm,
+    gram_minus_identity,
+    is_square,
+    per_matrix,
+    sharp_gram_minus_identity,
+    shared_gram_minus_identity,
+    sym,
+)
+from ortholand.landing.gram import Gram, cast, combine, inner, times
+from ortholand.landing.options import LandingOptions
+from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows, StateKind
+
+State = dict[str, Tensor]
+
+# --- formulas that every shape shares
+
+
+def generator(X: Tensor, G: Tensor) -> Tensor:
+    """What stands for the relative gradient: psi itself for square X, G for tall X.
+
+    The relative gradient of a tall X is n x n. Any n x p matrix B gives the skew ``Skew(B X^H)``,
+    so B represents it without forming it; G represents psi.
+    """
+    return relative_gradient(X, G) if is_square(X) else G
+
+
+def accumulate(
+    B: Tensor, buffer: Tensor, *, momentum: float, dampening: float, nesterov: bool
+) -> tuple[Tensor, Tensor]:
+    """Momentum as ``torch.optim.SGD`` has it, per matrix: (direction, new buffer)."""
+    if dampening:
+        # The first gradient enters whole, as in torch; a buffer of zeros is one not yet started.
+        started = buffer.ne(0).any(dim=(-2, -1), keepdim=True)
+        weighted = B * (1 - dampening * started.to(buffer.dtype))
+    else:
+        weighted = B
+    total = torch.add(weighted, buffer, alpha=momentum)
+    return torch.add(B, total, alpha=momentum) if nesterov else total, total
+
+
+def transport(X: Tensor, buffer: Tensor) -> Tensor:
+    """The buffer as it is kept for the next step.
+
+    Square: the relative gradients are accumulated, as in the paper, and stay as they are; the
+    buffer is skew, so ``A X`` is tangent wherever X will have gone. Tall: the buffer loses its
+    normal part, which changes neither the direction now nor the tangency later (any B gives a
+    tangent step) and keeps past multipliers out of later directions.
+    """
+    return buffer if is_square(X) else remove_normal(X, buffer)
+
+
+def mean_square(norm: Tensor, p: int) -> Tensor:
+    """Mean of the squared norms of p columns, from the norm of all; bounded against overflow.
+
+    A bound that is too small only makes the direction longer, and the safe step takes care of it.
+    """
+    return (norm / math.sqrt(p)).clamp(max=1e18).square()
+
+
+def one_minus_power(beta: float, step: Tensor) -> Tensor:
+    """``1 - beta^step``, to full precision also where the power is almost 1."""
+    return -torch.expm1(step * math.log(beta)) if beta > 0 else torch.ones_like(step)
+
+
+# --- moments
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """SGD: the gradient, or with momentum an accumulation of gradients."""
+
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+
+    @property
+    def compiled(self) -> int:
+        """Its number in the compiled code."""
+        return 1 if self.momentum else 0
+
+    @property
+    def state_kinds(self) -> Mapping[str, StateKind]:
+        """The momentum buffer, if there is momentum."""
+        return {"momentum_buffer": "matrix"} if self.momentum else {}
+
+    @property
+    def why_not_apart(self) -> str | None:
+        """Why rows that are on several ranks cannot step where they are; None if they can."""
+        if self.momentum and self.dampening == 1:
+            # Nothing is left of a first gradient that only all ranks together know to be the first.
+            return "dampening=1"
+        return None
+
+    def summed_numbers(self, p: int) -> int:
+        """How many numbers a step sums over rows, for a matrix with p columns."""
+        blocks = 3 if self.momentum and self.nesterov else 2
+        return blocks * p * p + p + bool(self.momentum and self.dampening)
+
+    def gram_step(
+        self, X: Tensor, G: Tensor, state: State, options: LandingOptions, rows: Rows
+    ) -> PendingStep:
+        """The step of tall matrices of which these rows are here."""
+        B, total = G, None
+        flags: tuple[Tensor, ...] = ()
+        if self.momentum:
+            buffer = state["momentum_buffer"]
+            damped = 0.0 if rows.apart else self.dampening
+            weighted = (1 - self.dampening) * G if rows.apart else G
+            options_of_sum = dict(momentum=self.momentum, dampening=damped, nesterov=self.nesterov)
+            B, total = accumulate(weighted, buffer, **options_of_sum)
+            if self.dampening and rows.apart:  # only all ranks know whether it has started
+                flags = (buffer.ne(0).flatten(1).any(1).to(X.dtype),)
+        unit, size = _unit_and_size(B, rows)
+        B1 = B if rows.apart else B / per_matrix(unit, B)
+        nesterov = (X.mH @ total,) if total is not None and self.nesterov else ()
+        hermitian = (_residual(X, options, rows), B1.mH @ B1)
+        sums = GramSums(hermitian, (X.mH @ B1, *nesterov, *flags))
+
+        def finish(sums: GramSums) -> MatrixStep:
+            return self._finish(X, B1, total, unit, size, sums, options, rows)
+
+        return PendingStep(sums, finish)
+
+    def _finish(
+        self,
+        X: Tensor,
+        B1: Tensor,
+        total: Tensor | None,
+        unit: Tensor,
+        size: Tensor | None,
+        sums: GramSums,
+        options: LandingOptions,
+        rows: Rows,
+    ) -> MatrixStep:
+        D, T, M = _in_algebra_type(X, rows, *sums.hermitian, sums.others[0])
+        others = sums.others[1:]
+        if size is None:
+            size = _trace(T).sqrt()
+        if len(others) > bool(self.nesterov):  # the flags of all ranks
+            # The first gradient enters whole, as in torch; no nesterov with dampening.
+            first = 1 - others[-1].real.clamp(max=1).double()
+            unit = unit * (1 + first * (1 / (1 - self.dampening) - 1))
+        gram = Gram(D, M, T, unit, size, rows.total, X.dtype)
+        assert options.attraction.coefficients is not None
+        a, b, taken = options.attraction.coefficients(gram, options)
+        moved = combine(X, B1, a, b)
+        if total is None:
+            return MatrixStep(moved, taken, {})
+        if self.nesterov:
+            kept = add_product(total, X, sym(others[0]), alpha=-1)
+        else:
+            whole = times(unit, total) if rows.apart else total  # a first gradient, undampened
+            kept = add_product(whole, X, cast(times(unit, sym(M)), X.dtype), alpha=-1)
+        return MatrixStep(moved, taken, {"momentum_buffer": kept})
+
+
+@dataclass(frozen=True)
+class AdamMoments:
+    """Adam with one second moment per matrix."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    compiled = 2
+    why_not_apart = None
+
+    @property
+    def state_kinds(self) -> Mapping[str, StateKind]:
+        """Adam's two moments, and the number of steps that each matrix has taken."""
+        return {"exp_avg": "matrix", "exp_avg_sq": "number", "step": "number"}
+
+    def summed_numbers(self, p: int) -> int:
+        """How many numbers a step sums over rows, for a matrix with p columns."""
+        return 3 * p * p + p + 2
+
+    def direction(self, B: Tensor, state: State) -> tuple[Tensor, State]:
+        """The direction from the generator B of a gradient, and the new state."""
+        mean = self.betas[0] * state["exp_avg"] + (1 - self.betas[0]) * B
+        scale, numbers = self.scale(frobenius_norm(B), B.shape[-1], state)
+        return mean * per_matrix(scale, B), {"exp_avg": mean, **numbers}
+
+    def scale(self, norm: Tensor, p: int, state: State) -> tuple[Tensor, State]:
+        """What the mean is multiplied with, from the norm of a generator; the new numbers."""
+        beta1, beta2 = self.betas
+        step = state["step"] + 1
+        square = beta2 * state["exp_avg_sq"] + (1 - beta2) * mean_square(norm, p)
+        root = (square / one_minus_power(beta2, step)).sqrt() + self.eps
+        return 1 / (one_minus_power(beta1, step) * root), {"exp_avg_sq": square, "step": step}
+
+    def gram_step(
+        self, X: Tensor, G: Tensor, state: State, options: LandingOptions, rows: Rows
+    ) -> PendingStep:
+        """The step of tall matrices of which these rows are here.
+
+        The mean ``F - X C``, ``F = beta1 m + (1 - beta1) G``, loses the normal part of the gradient
+        only when ``X^H G`` is known; its Gram matrices lose theirs by algebra.
+        """
+        beta1, m = self.betas[0], state["exp_avg"]
+        F = torch.add((1 - beta1) * G, m, alpha=beta1)
+        norms = [frobenius_norm(M) for M in (m, G)]
+        unit = torch.ones_like(norms[0])
+        if not rows.apart:
+            unit = _power_of_two(beta1 * norms[0] + (1 - beta1) * norms[1], X)
+        F1 = F if rows.apart else F / per_matrix(unit, F)
+        squares = [norm.square().to(X.dtype) for norm in norms] if rows.apart else norms
+        hermitian = (_residual(X, options, rows), F1.mH @ F1)
+        sums = GramSums(hermitian, (X.mH @ F1, X.mH @ G, *squares))
+
+        def finish(sums: GramSums) -> MatrixStep:
+            return self._finish(X, F, F1, unit, state, sums, options, rows)
+
+        return PendingStep(sums, finish)
+
+    def _finish(
+        self,
+        X: Tensor,
+        F: Tensor,
+        F1: Tensor,
+        unit: Tensor,
+        state: State,
+        sums: GramSums,
+        options: LandingOptions,
+        rows: Rows,
+    ) -> MatrixStep:
+        beta1 = self.betas[0]
+        D, T, XF, XG = _in_algebra_type(X, rows, *sums.hermitian, *sums.others[:2])
+        norm_m, norm_G = (norm.real.to(unit.dtype) for norm in sums.others[2:])
+        if rows.apart:
+            norm_m, norm_G = norm_m.sqrt(), norm_G.sqrt()
+        H = times(1 / unit, sym(XG))
+        C = (1 - beta1) * H
+        DC, CXF = D @ C, C @ XF
+        M = XF - C - DC
+        T = T - CXF - CXF.mH + C @ C + C @ DC
+        tangent = unit * _tangent_norm(H, D, norm_G / unit, rows.total, X.dtype)
+        scale, numbers = self.scale(tangent, X.shape[-1], state)
+        size = (beta1 * norm_m + (1 - beta1) * norm_G) / unit
+        gram = Gram(D, M, T, scale * unit, size, rows.total, X.dtype)
+        assert options.attraction.coefficients is not None
+        a, b, taken = options.attraction.coefficients(gram, options)
+        moved = combine(X, F1, a - C @ b, b)
+        mean = add_product(F, X, cast(times(unit, C), X.dtype), alpha=-1)
+        return MatrixStep(moved, taken, {"exp_avg": mean, **numbers})
+
+
+Moments = Momentum | AdamMoments
+
+
+def _residual(X: Tensor, options: LandingOptions, rows: Rows) -> Tensor:
+    """``X^H X - I``, or the share of it that the rows here have."""
+    if rows.apart:
+        return shared_gram_minus_identity(X, rows.share)
+    if options.attraction.sharp:
+        return sharp_gram_minus_identity(X)
+    return gram_minus_identity(X)
+
+
+def _unit_and_size(B: Tensor, rows: Rows) -> tuple[Tensor, Tensor | None]:
+    """A power of two near ``||B||``, and ``||B||`` in it. Apart, ranks would have to agree on it."""
+    if rows.apart:
+        return torch.ones(B.shape[:-2], dtype=torch.float64, device=B.device), None
+    norm = frobenius_norm(B)
+    unit = _power_of_two(norm, B)
+    return unit, norm / unit
+
+
+def _power_of_two(norm: Tensor, like: Tensor) -> Tensor:
+    """The power of two below each number, so that dividing by it rounds nothing."""
+    info = torch.finfo(like.dtype)
+    return torch.exp2(torch.log2(norm).floor()).clamp(min=info.tiny, max=info.max / 4)
+
+
+def _in_algebra_type(X: Tensor, rows: Rows, *matrices: Tensor) -> list[Tensor]:
+    """p x p matrices in double precision where that costs little beside the passes over rows."""
+    single = torch.finfo(X.dtype).bits <= 32 and X.device.type != "mps"
+    if not single or rows.total < 8 * X.shape[-1]:
+        return list(matrices)
+    dtype = torch.complex128 if X.is_complex() else torch.float64
+    return [cast(M, dtype) for M in matrices]
+
+
+def _trace(T: Tensor) -> Tensor:
+    """The trace of each Hermitian matrix, summed in float64 where there is one."""
+    dtype = None if T.device.type == "mps" else torch.float64
+    return T.diagonal(dim1=-2, dim2=-1).real.sum(-1, dtype=dtype)
+
+
+def _tangent_norm(H: Tensor, D: Tensor, norm: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    """``||G - X H||_F`` for ``H = Sym(X^H G)`` and ``norm = ||G||_F``.
+
+    Never below what rounding leaves of it: too small a second moment makes steps too long.
+    """
+    size = norm.square()
+    floor = tangency_bound(n, dtype, torch.zeros_like(size), size)
+    return torch.maximum(size - inner(H, H) + inner(H, D @ H), floor).sqrt()

@@ -1,0 +1,79 @@
+"""What the parts of a step hand to each other."""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+# Per weight: a tensor of its shape, or a real number for each of its matrices. Both start at zero.
+StateKind = Literal["matrix", "number"]
+
+
+SKIPPED = "skipped"  # the state that counts the steps of a weight that were not taken
+
+
+class Slot(NamedTuple):
+    """A weight, its gradient and its state. Engines write to the weight and to the state."""
+
+    weight: Tensor
+    gradient: Tensor
+    state: dict[str, Any]
+
+
+def skipped_count(state: dict[str, Any], device: torch.device) -> Tensor:
+    """The count of the steps not taken so far, kept where the weight is."""
+    count = state.get(SKIPPED)
+    if count is None:
+        count = state[SKIPPED] = torch.zeros((), dtype=torch.int64, device=device)
+    elif count.device != device:
+        count = state[SKIPPED] = count.to(device)
+    return count
+
+
+def count_skipped(state: dict[str, Any], taken: Tensor) -> None:
+    """Add the steps not taken to the count."""
+    skipped = taken.logical_not()
+    skipped_count(state, taken.device).add_(skipped.sum() if skipped.ndim else skipped)
+
+
+class MatrixStep(NamedTuple):
+    """The step of a batch of matrices."""
+
+    moved: Tensor  # where the matrices go, (..., n, p)
+    taken: Tensor  # which of them may go there, (...); the others stay as they are
+    state: dict[str, Tensor]  # the state after a step that is taken, (..., n, p) or (...)
+
+
+class Rows(NamedTuple):
+    """How many rows of tall matrices are here, of how many."""
+
+    here: int
+    total: int  # n
+    apart: bool = False  # whether others have a part in the matrices; a part may have no rows
+
+    @property
+    def share(self) -> float:
+        """The share of the identity; those of all parts add up to 1."""
+        return self.here / self.total
+
+
+class GramSums(NamedTuple):
+    """Sums over rows, of the rows that are here or of all."""
+
+    hermitian: tuple[Tensor, Tensor]  # X^H X - I (the share of it) and B^H B, (..., p, p)
+    others: tuple[Tensor, ...]  # X^H B and the like, and numbers per matrix
+
+
+class PendingStep(NamedTuple):
+    """A step of tall matrices that waits for sums over all their rows.
+
+    Where all rows are here the sums are known; else they are added up over the places first.
+    """
+
+    sums: GramSums
+    finish: Callable[[GramSums], MatrixStep]
+
+    def alone(self) -> MatrixStep:
+        """The step where all rows are here."""
+        return self.finish(self.sums)

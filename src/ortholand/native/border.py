@@ -1,0 +1,96 @@
+"""The border to compiled code: what a tensor must be for its address to leave Python.
+
+Beyond it nothing is checked any more; a wrong address or length reads or overwrites other memory.
+"""
+
+import torch
+from torch import Tensor, nn
+
+PLAIN_TYPES = frozenset((Tensor, nn.Parameter))  # subclasses may have no memory of their own
+BYTES = {torch.float32: 4, torch.float64: 8, torch.int64: 8}  # what compiled code knows; all real
+
+
+def address(tensor: Tensor, dtype: torch.dtype, numel: int) -> int:
+    """Where a tensor's numbers are: ``numel`` of them, of that type, one after the other.
+
+    Raises:
+        TypeError: if they are of another type, or not in plain memory of the CPU.
+        ValueError: if there are more or fewer, with gaps, marked as negated, or beyond their
+            storage.
+    """
+    found = address_if_plain(tensor, dtype, numel)
+    if found is None:
+        raise _refusal(tensor, dtype, numel)
+    return found
+
+
+def address_if_plain(tensor: Tensor, dtype: torch.dtype, numel: int) -> int | None:
+    """The same; None where :func:`address` raises.
+
+    A step asks this several times, and takes 25 microseconds: so one condition, of what torch
+    answers fastest. (Other layouts than strided, and what vmap shows, raise: they have no storage.)
+    """
+    try:
+        if (
+            type(tensor) in PLAIN_TYPES
+            and tensor.is_cpu
+            and tensor.dtype is dtype
+            and tensor.numel() == numel
+            and tensor.is_contiguous()
+            and not tensor.is_neg()
+            and tensor.untyped_storage().nbytes()
+            >= (tensor.storage_offset() + numel) * BYTES[dtype]
+        ):
+            found = tensor.data_ptr()
+            return found if found or not numel else None
+    except (RuntimeError, KeyError):
+        pass
+    return None
+
+
+def _refusal(tensor: Tensor, dtype: torch.dtype, numel: int) -> TypeError | ValueError:
+    """What is wrong, with what would be right."""
+    return _wrong_kind(tensor, dtype) or _wrong_memory(tensor, numel)
+
+
+def _wrong_kind(tensor: Tensor, dtype: torch.dtype) -> TypeError | None:
+    if type(tensor) not in PLAIN_TYPES:
+        given, fix = f"a {type(tensor).__name__}", "step it by torch's operations"
+    elif not tensor.is_cpu:
+        given, fix = f"one on {tensor.device}", "step it by torch's operations"
+    elif tensor.layout is not torch.strided:
+        given, fix = f"one of layout {tensor.layout}", "use tensor.to_dense()"
+    elif not _has_storage(tensor):
+        given, fix = "one without memory of its own", "do not step inside of torch.func transforms"
+    elif dtype not in BYTES:
+        given, fix = f"{dtype}", f"use one of {', '.join(map(str, BYTES))}"
+    elif tensor.dtype is not dtype:
+        given, fix = f"{tensor.dtype}", f"use tensor.to({dtype})"
+    else:
+        return None
+    return TypeError(f"Compiled code takes plain CPU tensors of {dtype}, got {given}: {fix}.")
+
+
+def _has_storage(tensor: Tensor) -> bool:
+    try:
+        tensor.untyped_storage()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _wrong_memory(tensor: Tensor, numel: int) -> ValueError:
+    if tensor.numel() != numel:
+        given = f"{tensor.numel()} (shape {tuple(tensor.shape)})"
+        fix = "see that weight, gradient and state have one shape"
+    elif not tensor.is_contiguous():
+        given, fix = f"strides {tensor.stride()}", "use tensor.contiguous()"
+    elif tensor.is_neg():
+        given, fix = "one that is marked as negated", "use tensor.resolve_neg()"
+    else:
+        given = f"a storage of {tensor.untyped_storage().nbytes()} bytes"
+        fix = "give it memory again, its storage was freed or made smaller"
+    return ValueError(
+        f"Compiled code takes {numel} numbers that lie one after the other in memory, "
+        f"got {given}: {fix}."
+    )

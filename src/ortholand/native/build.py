@@ -1,0 +1,183 @@
+"""Compiles the C++ sources in this folder, keeps the libraries, and loads them.
+
+Each is compiled when a type and size of matrix first needs it, in a second or two, and kept in the
+user's cache folder for later runs (:mod:`.safekeeping`).
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from ortholand.native.safekeeping import (
+    ELSEWHERE,
+    NoCodeError,
+    is_sealed,
+    own_folder,
+    seal_of,
+    seal_path,
+)
+
+log = logging.getLogger(__name__)
+
+FOLDER = Path(__file__).parent
+FLAGS = (
+    "-O3",
+    "-std=c++17",
+    "-fno-math-errno",  # sqrt as one instruction
+    "-fno-trapping-math",  # comparisons in vectors
+    "-fopenmp-simd",
+    "-shared",
+    "-fPIC",
+    "-pthread",
+)
+SANITIZE_FLAGS = (
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+    "-fno-omit-frame-pointer",
+    "-g1",  # lines for the report, no more: it is compiled in half the time
+    "-O1",
+)
+COMPILE_SECONDS = 120
+LONGEST_COMPLAINT = 200  # characters of what a compiler says
+
+
+def load(source: str, scalar: str, size: int, symbols: Sequence[str]) -> ctypes.CDLL:
+    """The compiled source for a type and size of matrix: from the cache, or made now.
+
+    Args:
+        source: the file's name without ``.cpp``.
+        scalar: type of the entries in C++.
+        size: rows of the matrices where they are compiled by size, else 0.
+        symbols: functions that it must have.
+
+    Raises:
+        NoCodeError: if that cannot be done here.
+    """
+    try:
+        path = library_path(source, scalar, size)
+    except OSError as error:
+        raise NoCodeError(f"the sources cannot be read ({error}): install again") from error
+    kept = _kept(path, symbols)
+    return _made(source, scalar, size, path, symbols) if kept is None else kept
+
+
+def library_path(source: str, scalar: str, size: int) -> Path:
+    """Where the compiled source is kept; the name stands for all that goes into it."""
+    identity = hashlib.sha256("\n".join([*compile_command(scalar, size), _processor()]).encode())
+    for path in (FOLDER / f"{source}.cpp", *sorted(FOLDER.glob("*.h"))):
+        identity.update(path.read_bytes())
+    return own_folder() / f"{source}-{scalar}-{size}-{identity.hexdigest()[:16]}.so"
+
+
+def compile_command(scalar: str, size: int) -> list[str]:
+    """The compiler and its flags."""
+    flags = *FLAGS, *_machine_flags(), *_sanitize_flags()
+    return [_compiler(), *flags, f"-DSCALAR={scalar}", f"-DSIZE={size}"]
+
+
+def _kept(path: Path, symbols: Sequence[str]) -> ctypes.CDLL | None:
+    """The library in the cache; None where there is none, or one that must be made again."""
+    try:
+        return _opened(path, symbols) if is_sealed(path) else None
+    except (OSError, AttributeError) as error:
+        log.info("Compiled code is made again, %s is damaged: %s", path, error)
+        return None
+
+
+def _made(source: str, scalar: str, size: int, path: Path, symbols: Sequence[str]) -> ctypes.CDLL:
+    """The library, compiled now and put into the cache."""
+    try:
+        # Elsewhere first, then moved: other processes may be doing the same. It is loaded before
+        # that, so that nothing that they do meanwhile can matter here.
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            made = Path(folder) / path.name
+            _compile([*compile_command(scalar, size), str(FOLDER / f"{source}.cpp")], made)
+            made.chmod(0o700)
+            _write_seal(made)
+            library = _opened(made, symbols)
+            made.replace(path)
+            seal_path(made).replace(seal_path(path))
+            return library
+    except AttributeError as error:
+        raise NoCodeError(f"the compiled library lacks a function: {error}") from error
+    except OSError as error:
+        raise NoCodeError(
+            f"no library can be made in {path.parent} ({error}): {ELSEWHERE}"
+        ) from error
+
+
+def _compile(command: Sequence[str], output: Path) -> None:
+    # A sanitizer that is loaded into this process is not meant for the compiler.
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    try:
+        subprocess.run(
+            [*command, "-o", str(output)],
+            check=True,
+            capture_output=True,
+            timeout=COMPILE_SECONDS,
+            env=environment,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NoCodeError(f"the compiler took more than {COMPILE_SECONDS} s") from error
+    except subprocess.CalledProcessError as error:
+        raise NoCodeError(f"the compiler failed: {_complaint(error)}") from error
+    except OSError as error:
+        raise NoCodeError(f"the compiler cannot be run: {error}") from error
+
+
+def _complaint(error: subprocess.CalledProcessError) -> str:
+    """The first error that a compiler reported, shortened."""
+    lines = error.stderr.decode(errors="replace").strip().splitlines()
+    told = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "")
+    said = f"{error.cmd[0]} gave {error.returncode}" + (f", {told.strip()}" if told else "")
+    return said[:LONGEST_COMPLAINT]
+
+
+def _write_seal(library: Path) -> None:
+    seal = seal_path(library)
+    seal.touch(mode=0o600)
+    seal.write_text(seal_of(library.read_bytes()))
+
+
+def _opened(path: Path, symbols: Sequence[str]) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    for symbol in symbols:
+        getattr(library, symbol)
+    return library
+
+
+def _compiler() -> str:
+    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
+        if name and (path := shutil.which(name)):
+            return path
+    raise NoCodeError("no C++ compiler found (CXX, c++, g++, clang++)")
+
+
+def _machine_flags() -> tuple[str, ...]:
+    return ("-mcpu=native",) if platform.machine() in ("arm64", "aarch64") else ("-march=native",)
+
+
+def _sanitize_flags() -> tuple[str, ...]:
+    """What ``make sanitize`` adds, so that wrong memory accesses end the process with a report."""
+    if os.environ.get("ORTHOLAND_SANITIZE", "0") != "1":
+        return ()
+    # Loading such code without the sanitizer's own library would end the process.
+    if not hasattr(ctypes.CDLL(None), "__asan_init"):
+        raise NoCodeError("ORTHOLAND_SANITIZE=1 needs libasan in LD_PRELOAD: run make sanitize")
+    return SANITIZE_FLAGS
+
+
+def _processor() -> str:
+    """What code for "native" depends on: a cache folder may be shared between machines."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return platform.processor()
+    lines = cpuinfo.read_text().splitlines()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

@@ -1,0 +1,249 @@
+"""The engine of compiled code (:mod:`ortholand.native`), on the CPU.
+
+Small square matrices step all at once, large ones one by one: torch's products, and compiled
+passes between them. Whatever gets there was checked first; ``matrix_step`` is the reference for it.
+"""
+
+import ctypes
+import warnings
+from array import array
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from ortholand.fields import tangency_bound
+from ortholand.geometry.matrices import gram_minus_identity
+from ortholand.geometry.views import as_matrices
+from ortholand.landing.description import LandingStep
+from ortholand.landing.moments import AdamMoments, Momentum
+from ortholand.landing.step import SKIPPED, Slot, skipped_count
+from ortholand.native import LARGEST_SIZE, Options, address, kernel, large_steps, why_no_code
+from ortholand.native.border import PLAIN_TYPES
+from ortholand.optim.plan import Plan
+from ortholand.safe_step import farthest_before_landing
+
+
+class CompiledEngine:
+    """Steps real matrices in plain memory of the CPU: square ones, and large ones by themselves."""
+
+    name = "compiled"
+
+    def refusal(self, slot: Slot, plan: Plan, *, alone: bool) -> str | None:
+        """Why compiled code cannot step a weight."""
+        why_not = plan.why_not_compiled
+        if why_not is None and torch.compiler.is_compiling():
+            why_not = "torch.compile sees torch's operations only"
+        if why_not is None:
+            why_not = _memory_refusal(slot)
+        if why_not is not None:
+            return why_not
+        assert plan.landing is not None
+        n, p = _matrix_shape(slot.weight, plan.view)
+        why_not = _shape_refusal(slot.weight, n, p, plan.landing, alone=alone)
+        if why_not is None:
+            why_not = why_no_code(slot.weight.dtype, n if _is_small(n, p) else LARGEST_SIZE + 1)
+            if why_not is not None and plan.fused:
+                _warn_once(why_not)
+        return why_not
+
+    def step(self, slots: list[Slot], plan: Plan) -> None:
+        """Step the weights: small matrices of one size and type in one call."""
+        assert plan.landing is not None
+        options = _options(plan.landing, plan.maximize).pack()
+        small: dict[tuple[torch.dtype, int], list[Slot]] = {}
+        for slot in slots:
+            n, p = _matrix_shape(slot.weight, plan.view)
+            if _is_small(n, p):
+                small.setdefault((slot.weight.dtype, n), []).append(slot)
+            else:
+                _step_large(slot, plan, options)
+        for (dtype, size), members in small.items():
+            _step_small(members, plan, dtype, size, options)
+
+
+def _memory_refusal(slot: Slot) -> str | None:
+    """Why weight, gradient or state are no real numbers in plain memory; None if they are."""
+    p, G = slot.weight, slot.gradient
+    if type(p) not in PLAIN_TYPES or type(G) is not Tensor:
+        return f"a {type(p).__name__} with a gradient that is a {type(G).__name__}"
+    if not p.is_cpu:
+        return f"on the device {p.device.type!r}, not on the CPU"
+    if p.is_neg() or G.is_neg() or p.is_inference():
+        return "marked as negated, or made in inference mode"
+    if G.dtype is not p.dtype:
+        return f"gradient of {G.dtype}, weight of {p.dtype}"
+    if not p.is_contiguous():
+        return f"memory that is not contiguous, strides {p.stride()}: use weight.contiguous()"
+    if not all(value.is_contiguous() for value in slot.state.values()):
+        return "state that is not contiguous"
+    return None
+
+
+def _shape_refusal(p: Tensor, n: int, columns: int, step: LandingStep, *, alone: bool) -> str | None:
+    """Why there is no compiled step for matrices of this shape; None if there is one."""
+    if _is_small(n, columns):
+        return None
+    many = p.numel() != n * columns
+    if many:
+        return f"several matrices of {n} x {columns}: compiled are square ones up to {LARGEST_SIZE}"
+    attraction, moments = step.options.attraction, step.moments
+    if attraction.field_coefficients is None or not isinstance(moments, Momentum):
+        what = "Adam" if isinstance(moments, AdamMoments) else f"attraction {attraction.name!r}"
+        return f"{n} x {columns} with {what}: compiled are square matrices up to {LARGEST_SIZE}"
+    if n == columns:
+        damped = moments.nesterov or moments.dampening
+        return f"{n} x {n} with nesterov or dampening" if damped else None
+    if moments.momentum:
+        return f"{n} x {columns} with momentum: square ones are compiled"
+    if not alone and n * columns <= LARGEST_SIZE**2:
+        return "several small weights that are not square: a batch is quicker"
+    return None
+
+
+def _is_small(n: int, p: int) -> bool:
+    return n == p <= LARGEST_SIZE
+
+
+def _matrix_shape(p: Tensor, view: str) -> tuple[int, int]:
+    """Rows and columns of the weight's matrices, as they lie in memory."""
+    if view == "kernel":
+        return p.shape[-2], p.shape[-1]
+    return p.shape[0], p.numel() // p.shape[0]
+
+
+def _step_small(
+    slots: list[Slot], plan: Plan, dtype: torch.dtype, size: int, options: bytes
+) -> None:
+    """Step square matrices of one small size."""
+    step = kernel(dtype, size)
+    assert step is not None  # refusal
+    gradients = [slot.gradient.contiguous() for slot in slots]  # held until the step is done
+    packed = array("q")
+    for slot, G in zip(slots, gradients, strict=True):
+        packed.extend(_row(slot, G, plan, size))
+    step(options, packed.buffer_info()[0], len(slots), size)
+
+
+def _row(slot: Slot, G: Tensor, plan: Plan, size: int) -> list[int]:
+    """``struct Parameter`` of ``landing.cpp``."""
+    p, dtype, numel = slot.weight, slot.weight.dtype, slot.weight.numel()
+    count = numel // (size * size)
+    state, places = [], []
+    for name, kind in plan.state_kinds.items():
+        value = slot.state[name]
+        state.append(value)
+        places.append(address(value, dtype, numel if kind == "matrix" else count))
+    places += [0] * (3 - len(places))
+    increment_version([p, *state])  # autograd must know that they are written to
+    skipped = address(slot.state[SKIPPED], torch.int64, 1)
+    return [address(p, dtype, numel), address(G, dtype, numel), *places, skipped, count]
+
+
+def _step_large(slot: Slot, plan: Plan, options: bytes) -> None:
+    """Step one large matrix: ``X <- X - eta L``, with two temporaries of its size or less."""
+    p, landing = slot.weight, plan.landing
+    assert landing is not None
+    passes = large_steps(p.dtype)
+    assert passes is not None  # refusal
+    G, buffer = slot.gradient.contiguous(), slot.state.get("momentum_buffer")
+    if not landing.moments.state_kinds:
+        buffer = None
+    n, columns = _matrix_shape(p, plan.view)
+    if n == columns:
+        taken = _step_square(p, G, buffer, n, options, passes)
+    else:
+        taken = _step_tall(p, G, plan, landing, options, passes)
+    increment_version([p] if buffer is None else [p, buffer])
+    if not taken:
+        skipped_count(slot.state, p.device).add_(1)
+
+
+def _step_square(
+    p: Tensor, G: Tensor, buffer: Tensor | None, n: int, options: bytes, passes: ctypes.CDLL
+) -> bool:
+    """Step a square matrix with or without momentum; whether the step was taken."""
+    X, G, dtype, numel = p.view(n, n), G.view(n, n), p.dtype, n * n
+    P, S = torch.mm(G, X.mT), torch.mm(X, X.mT)
+    held = 0 if buffer is None else address(buffer, dtype, numel)
+    places = address(P, dtype, numel), address(S, dtype, numel)
+    d = passes.ortholand_residual(*places, held, n, options)
+    # With momentum P holds the new buffer; else it is free.
+    L = torch.mm(S, X, out=P) if buffer is None else torch.mm(S, X)
+    weight, field = address(p, dtype, numel), address(L, dtype, numel)
+    return bool(passes.ortholand_move(weight, field, held, places[0], numel, d, 0.0, options))
+
+
+def _step_tall(
+    p: Tensor,
+    gradient: Tensor,
+    plan: Plan,
+    landing: LandingStep,
+    options: bytes,
+    passes: ctypes.CDLL,
+) -> bool:
+    """Step a tall matrix, or a wide one by its transpose; whether the step was taken.
+
+    ``L = X a + G b`` with the attraction's own coefficients, which need no product but L's.
+    """
+    dtype, numel = p.dtype, p.numel()
+    field = torch.empty_like(p, memory_format=torch.contiguous_format)
+    X, G, L = (_one_matrix(t, plan) for t in (p, gradient, field))
+    sign = -1.0 if plan.maximize else 1.0
+    D = gram_minus_identity(X)
+    d = passes.ortholand_norm(address(D, dtype, D.numel()), D.numel())
+    assert landing.options.attraction.field_coefficients is not None
+    M = torch.mm(X.mT, G).mul_(sign)
+    a, b = landing.options.attraction.field_coefficients(D, M, landing.options)
+    torch.mm(G, b.mul_(sign), out=L)
+    L.addmm_(X, a)
+    norm = passes.ortholand_norm(address(gradient, dtype, numel), numel)
+    error = tangency_bound(X.shape[0], dtype, d, norm)
+    places = address(p, dtype, numel), address(field, dtype, numel)
+    return bool(passes.ortholand_move(*places, 0, 0, numel, d, error, options))
+
+
+def _one_matrix(weight: Tensor, plan: Plan) -> Tensor:
+    """The one matrix that a weight is, n >= p: a view of its memory."""
+    matrices = as_matrices(weight, plan.view)
+    return matrices.reshape(matrices.shape[-2:])
+
+
+def _options(step: LandingStep, maximize: bool) -> Options:
+    options, moments = step.options, step.moments
+    momentum = moments if isinstance(moments, Momentum) else Momentum()
+    adam = moments if isinstance(moments, AdamMoments) else AdamMoments()
+    assert options.attraction.compiled is not None
+    assert not isinstance(options.lr, Tensor)
+    return Options(
+        lr=options.lr,
+        lam=options.lam,
+        eps=options.eps,
+        farthest=farthest_before_landing(options.eps),
+        omega=options.omega,
+        momentum=momentum.momentum,
+        dampening=momentum.dampening,
+        beta1=adam.betas[0],
+        beta2=adam.betas[1],
+        adam_eps=adam.eps,
+        attraction=options.attraction.compiled,
+        safe=options.rule is not None,
+        maximize=maximize,
+        moments=moments.compiled,
+        nesterov=momentum.nesterov,
+        threads=torch.get_num_threads(),
+    )
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(reason: str) -> None:
+    """Whoever asks for compiled steps is told, once, that there are none."""
+    if not _warned:
+        _warned.add(reason)
+        warnings.warn(
+            f"fused=True, but there is no compiled code: {reason}. torch's operations step "
+            "instead, with the same results; leave fused out to have no warning.",
+            stacklevel=6,
+        )

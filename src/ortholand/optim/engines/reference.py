@@ -1,0 +1,108 @@
+"""The engine that can step everything: torch's operations, on batches of equal matrices.
+
+Tall and wide weights step in the Gram form where the step has one; all others by the optimizer's
+own ``matrix_step``.
+"""
+
+import torch
+from torch import Tensor
+
+from ortholand.geometry.matrices import is_square, to_working_dtype
+from ortholand.geometry.views import View, as_matrices, as_weight
+from ortholand.landing.step import MatrixStep, Rows, Slot, StateKind, count_skipped
+from ortholand.optim.plan import Plan
+from ortholand.landing.batches import batches
+
+
+class ReferenceEngine:
+    """Steps any weight on any device."""
+
+    name = "reference"
+
+    def refusal(self, slot: Slot, plan: Plan, *, alone: bool) -> str | None:  # noqa: ARG002
+        """Nothing is refused."""
+        return None
+
+    def step(self, slots: list[Slot], plan: Plan) -> None:
+        """Step the weights, those of one shape as a batch where that is quicker."""
+        if len(slots) == 1:
+            _step_batch(slots, plan)
+            return
+        keys = [_kind_of(slot, plan.view) for slot in slots]
+        for members in batches(keys, plan.foreach):
+            _step_batch([slots[k] for k in members], plan)
+
+
+def _kind_of(slot: Slot, view: View) -> tuple[int, int, torch.dtype, torch.device]:
+    n, p = as_matrices(slot.weight, view).shape[-2:]
+    return n, p, slot.weight.dtype, slot.weight.device
+
+
+def form_of(slot: Slot, plan: Plan) -> str:
+    """How this engine steps a weight, in a word."""
+    has_gram = plan.landing is not None and plan.landing.gram_step is not None
+    return "Gram form" if has_gram and not _is_square(slot, plan.view) else "matrix_step"
+
+
+def _is_square(slot: Slot, view: View) -> bool:
+    return is_square(as_matrices(slot.weight, view))
+
+
+def _step_batch(slots: list[Slot], plan: Plan) -> None:
+    """Step weights of one matrix shape, type and device as one batch."""
+    view = plan.view
+    X = _together([to_working_dtype(as_matrices(slot.weight, view)) for slot in slots])
+    G = _together([descent_gradient(slot, plan, X.dtype) for slot in slots])
+    state = {
+        name: _together([_as_batch(slot.state[name], kind, view) for slot in slots], kind)
+        for name, kind in plan.state_kinds.items()
+    }
+    moved, taken, new_state = matrix_step(X, G, state, plan)
+    shapes = [as_matrices(slot.weight, view).shape[:-2] for slot in slots]
+    mask = taken[..., None, None] if X.ndim > 2 else taken
+    parts = zip(slots, _apart(torch.where(mask, moved, X), shapes), _apart(taken, shapes), strict=True)
+    for slot, part, ok in parts:
+        slot.weight.copy_(as_weight(part, slot.weight, view))
+        count_skipped(slot.state, ok)
+    for name, new in new_state.items():
+        is_matrix = plan.state_kinds[name] == "matrix"
+        kept = torch.where(mask if is_matrix else taken, new, state[name])
+        for slot, part in zip(slots, _apart(kept, shapes), strict=True):
+            # As a vector: torch.compile loses what is written to a single float64 number.
+            target = slot.state[name].unsqueeze(0)
+            target.copy_(as_weight(part, slot.weight, view) if is_matrix else part)
+
+
+def matrix_step(X: Tensor, G: Tensor, state: dict[str, Tensor], plan: Plan) -> MatrixStep:
+    """The step of a batch of matrices, in the Gram form where they are tall and there is one."""
+    gram_step = plan.landing.gram_step if plan.landing is not None else None
+    if gram_step is None or is_square(X):
+        return plan.matrix_step(X, G, state)
+    n = X.shape[-2]
+    return gram_step(X, G, state, Rows(n, n)).alone()
+
+
+def descent_gradient(slot: Slot, plan: Plan, dtype: torch.dtype) -> Tensor:
+    """The gradient as matrices, with the sign of a descent."""
+    G = as_matrices(slot.gradient, plan.view).to(dtype)
+    return -G if plan.maximize else G
+
+
+def _as_batch(state: Tensor, kind: StateKind, view: View) -> Tensor:
+    return as_matrices(state, view) if kind == "matrix" else state
+
+
+def _together(parts: list[Tensor], kind: StateKind = "matrix") -> Tensor:
+    """One batch of all the matrices, or their numbers; a single member stays as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    inner = parts[0].shape[-2:] if kind == "matrix" else ()
+    return torch.cat([part.reshape(-1, *inner) for part in parts])
+
+
+def _apart(batch: Tensor, shapes: list[torch.Size]) -> list[Tensor]:
+    """The parts of a batch made by :func:`_together` that belong to each weight."""
+    if len(shapes) == 1:
+        return [batch]
+    parts = batch.split([shape.numel() for shape in shapes])
+    return [part.reshape(s + batch.shape[1:]) for part, s in zip(parts, shapes, strict=True)]

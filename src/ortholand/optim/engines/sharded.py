@@ -1,0 +1,48 @@
+"""The engine of weights that are spread over ranks (DTensors): see :mod:`ortholand.sharding`."""
+
+from collections.abc import Callable
+
+from ortholand.landing.step import Slot
+from ortholand.optim.plan import Plan
+from ortholand.sharding.placement import is_dtensor
+
+StepWhole = Callable[[list[Slot], Plan], None]
+
+
+class ShardedEngine:
+    """Steps DTensors; matrices that are whole in one place step by the engines of such."""
+
+    name = "sharded"
+
+    def __init__(self, step_whole: StepWhole) -> None:
+        self.step_whole = step_whole
+
+    def refusal(self, slot: Slot, plan: Plan, *, alone: bool) -> str | None:  # noqa: ARG002
+        """Why this is not spread over ranks."""
+        return None if is_dtensor(slot.weight) else "not a DTensor"
+
+    def step(self, slots: list[Slot], plan: Plan) -> None:
+        """Step the weights that this rank has a part in."""
+        from ortholand.sharding.steps import ShardedStep, step_sharded  # not before a DTensor
+
+        landing = plan.landing
+        gram_step = landing.gram_step if landing is not None else None
+        if landing is not None and (plan.sharded == "owners" or landing.moments.why_not_apart):
+            gram_step = None
+        step = ShardedStep(
+            view=plan.view,
+            maximize=plan.maximize,
+            foreach=plan.foreach,
+            prefers_fewer_bytes=plan.sharded == "auto",
+            state_kinds=plan.state_kinds,
+            gram_step=gram_step,
+            summed_numbers=landing.moments.summed_numbers if landing is not None else None,
+            step_whole=lambda whole: self.step_whole(whole, plan),
+        )
+        step_sharded(slots, step)
+
+    def step_plain(self, slots: list[Slot], step: Callable[..., None]) -> None:
+        """Step unconstrained weights."""
+        from ortholand.sharding.steps import step_plain
+
+        step_plain(slots, step)

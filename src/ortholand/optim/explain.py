@@ -1,0 +1,150 @@
+"""Who steps which weight, and why not someone faster."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ortholand.landing.step import Slot
+from ortholand.optim.base import OrthogonalOptimizer
+from ortholand.optim.engines import ENGINES, SHARDED
+from ortholand.optim.engines.reference import form_of
+from ortholand.optim.plan import Plan
+from ortholand.optim.weights import name_of, number_of_matrices, zero_state
+from ortholand.sharding.placement import is_dtensor
+
+UNCONSTRAINED = "torch"
+
+
+@dataclass(frozen=True)
+class WeightExplained:
+    """How one weight steps."""
+
+    weight: str  # its name, or its place in its group
+    shape: tuple[int, ...]
+    dtype: str
+    view: str  # "matrix" or "kernel"; "" if unconstrained
+    matrices: int  # how many the weight is; 0 if unconstrained
+    engine: str  # "sharded", "compiled", "reference", or "torch" if unconstrained
+    form: str  # of the step where it is of several: "Gram form" or "matrix_step"
+    reason: str  # why it is not a faster engine; "" if there is none
+
+
+@dataclass(frozen=True)
+class Explanation(Sequence[WeightExplained]):
+    """A row for each weight; prints as a table."""
+
+    optimizer: str
+    rows: tuple[WeightExplained, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.rows[i]
+
+    def __iter__(self) -> Iterator[WeightExplained]:
+        return iter(self.rows)
+
+    def __str__(self) -> str:
+        names = ["weight", "shape", "view", "matrices", "engine", "reason"]
+        lines = [names, *([_cell(row, name) for name in names] for row in self.rows)]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(names))]
+        table = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        ]
+        table.insert(1, "-" * max(map(len, table)))
+        return "\n".join([self.optimizer, *table])
+
+    __repr__ = __str__
+
+
+def explain(optimizer: OrthogonalOptimizer) -> Explanation:
+    """Which engine steps each weight of an optimizer, and why it is not a faster one.
+
+    Args:
+        optimizer: one of this library's.
+
+    Returns:
+        A sequence of :class:`WeightExplained`, which prints as a table.
+
+    Weights without gradient are told of as if they had one of their own type.
+
+    >>> import torch, ortholand
+    >>> X = torch.nn.Parameter(ortholand.random_orthogonal(8, 3, seed=0))
+    >>> (row,) = explain(ortholand.LandingSGD([X], fused=False))
+    >>> row.engine, row.form, row.reason
+    ('reference', 'Gram form', 'fused=False')
+    """
+    if not isinstance(optimizer, OrthogonalOptimizer):
+        raise TypeError(
+            "explain takes an optimizer of this library (LandingSGD, LandingAdam, ...), got "
+            f"{type(optimizer).__name__}."
+        )
+    rows = [row for group in optimizer.param_groups for row in _group_rows(optimizer, group)]
+    return Explanation(type(optimizer).__name__, tuple(rows))
+
+
+def _group_rows(optimizer: OrthogonalOptimizer, group: dict[str, Any]) -> Iterator[WeightExplained]:
+    plan, params = optimizer.plan(group), group["params"]
+    for i, p in enumerate(params):
+        name = name_of(group, i).strip("'")
+        common: dict[str, Any] = dict(
+            weight=name, shape=tuple(p.shape), dtype=str(p.dtype).removeprefix("torch.")
+        )
+        if not group["orthogonal"]:
+            sharded = is_dtensor(p)
+            reason = "orthogonal=False" + (", on each rank its own part" if sharded else "")
+            yield WeightExplained(
+                **common, view="", matrices=0, engine=UNCONSTRAINED, form="", reason=reason
+            )
+            continue
+        engine, form, reason = _who(_slot(optimizer, p, plan), plan, alone=len(params) == 1)
+        yield WeightExplained(
+            **common,
+            view=plan.view,
+            matrices=number_of_matrices(p, plan.view),
+            engine=engine,
+            form=form,
+            reason=reason,
+        )
+
+
+def _who(slot: Slot, plan: Plan, *, alone: bool) -> tuple[str, str, str]:
+    """Engine, form and reason."""
+    refusals: list[str] = []
+    for engine in ENGINES:
+        refusal = engine.refusal(slot, plan, alone=alone)
+        if refusal is None:
+            form = form_of(slot, plan) if engine.name == "reference" else ""
+            return engine.name, form, "; ".join(refusals)
+        if engine is not SHARDED:
+            refusals.append(refusal)
+    raise AssertionError("The last engine refuses nothing.")
+
+
+@torch.no_grad()
+def _slot(optimizer: OrthogonalOptimizer, p: Tensor, plan: Plan) -> Slot:
+    """The weight with its state, or what would be: nothing is changed."""
+    state = dict(optimizer.state.get(p, {}))
+    for name, kind in plan.state_kinds.items():
+        if name not in state:
+            state[name] = zero_state(p, kind, plan.view)
+    gradient = p.grad if p.grad is not None else torch.empty_like(p.detach())
+    return Slot(p, gradient, state)
+
+
+def _cell(row: WeightExplained, name: str) -> str:
+    value = getattr(row, name)
+    if name == "shape":
+        return " x ".join(map(str, value)) or "()"
+    if name == "matrices":
+        return str(value) if value else ""
+    if name == "engine" and row.form:
+        return f"{value}, {row.form}"
+    return str(value)
+
+

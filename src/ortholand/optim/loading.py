@@ -1,0 +1,95 @@
+"""Loading a state dict so that state comes back as it was saved, hooks included."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ortholand.geometry.derivatives import relative_gradient
+from ortholand.geometry.matrices import is_square, real_dtype, working_dtype
+from ortholand.geometry.views import as_matrices, as_weight
+from ortholand.landing.step import SKIPPED
+from ortholand.sharding.placement import is_dtensor, restored
+
+if TYPE_CHECKING:
+    from ortholand.optim.base import OrthogonalOptimizer
+
+Group = Mapping[str, Any]
+# Accumulations of generators, which for square weights are skew.
+GENERATORS = ("momentum_buffer", "exp_avg")
+
+
+def load_bit_for_bit(
+    optimizer: "OrthogonalOptimizer",
+    load: Callable[[dict[str, Any]], None],
+    state_dict: dict[str, Any],
+) -> None:
+    """Let torch load, then put back what its casts have changed, before the user's post-hooks.
+
+    What is put back is what the user's pre-hooks have left.
+    """
+    final: list[dict[str, Any]] = []
+
+    def remember(_: Any, loaded: dict[str, Any]) -> None:
+        final.append(loaded)
+
+    def put_back(_: Any) -> None:
+        restore_state(optimizer, final[-1])
+
+    handles = [
+        optimizer.register_load_state_dict_pre_hook(remember),
+        optimizer.register_load_state_dict_post_hook(put_back, prepend=True),
+    ]
+    try:
+        load(state_dict)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.no_grad()
+def restore_state(optimizer: "OrthogonalOptimizer", state_dict: dict[str, Any]) -> None:
+    """Give every weight copies of its saved state."""
+    saved = [i for group in state_dict["param_groups"] for i in group["params"]]
+    params = [(p, group) for group in optimizer.param_groups for p in group["params"]]
+    for i, (p, group) in zip(saved, params, strict=True):
+        for name, value in state_dict["state"].get(i, {}).items():
+            if isinstance(value, Tensor) and name in optimizer.state[p]:
+                state = _restored(name, value, p, group)
+                if name in GENERATORS and group["orthogonal"] and optimizer.makes_generators:
+                    state = _as_generator(state, p, group)
+                optimizer.state[p][name] = state
+
+
+def _restored(name: str, value: Tensor, p: Tensor, group: Group) -> Tensor:
+    if not group["orthogonal"]:
+        # torch counts Adam's steps on the host.
+        device = torch.device("cpu") if name == "step" else p.device
+        return restored(value, p, device)
+    state = restored(value, p, p.device)
+    if name == SKIPPED:
+        return state
+    wanted = working_dtype(p.dtype)
+    if not state.is_complex() and not (name in GENERATORS and p.is_complex()):
+        wanted = real_dtype(wanted)
+    return state if state.dtype == wanted else state.to(wanted)
+
+
+def _as_generator(state: Tensor, p: Tensor, group: Group) -> Tensor:
+    """The state itself if it is a generator; else what it is taken for, Euclidean gradients, as one.
+
+    torch's SGD accumulates Euclidean gradients. For tall weights so do we; for square ones we
+    accumulate relative gradients, which are skew: the safe step holds for such only.
+    """
+    if is_dtensor(p) or state.shape != p.shape or p.device.type == "meta":
+        return state
+    B = as_matrices(state, group["view"])
+    if not is_square(B):
+        return state
+    largest = torch.linalg.vector_norm(B)
+    symmetric = torch.linalg.vector_norm(B + B.mH)
+    if not bool(symmetric > 1e-3 * largest):
+        return state
+    X = as_matrices(p.detach(), group["view"]).to(B.dtype)
+    return as_weight(relative_gradient(X, B), p, group["view"]).contiguous()

@@ -1,0 +1,42 @@
+"""How the weights of a group step: all that engines need to know of an optimizer."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ortholand.geometry.views import View
+from ortholand.landing.description import LandingStep
+from ortholand.landing.step import MatrixStep, StateKind
+
+WholeStep = Callable[[Tensor, Tensor, dict[str, Tensor]], MatrixStep]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Made from a group when the group changes."""
+
+    view: View
+    maximize: bool
+    foreach: bool | None
+    fused: bool | None
+    sharded: str  # "rows", "owners" or "auto"
+    state_kinds: Mapping[str, StateKind]
+    matrix_step: WholeStep  # the optimizer's own; engines may step by something faster
+    landing: LandingStep | None  # what that is, where it is known
+    why_not_landing: str = ""  # why engines must call matrix_step, where landing is None
+    why_not_compiled: str | None = None  # why compiled code cannot step any weight of the group
+
+
+def why_not_compiled(
+    landing: LandingStep | None, why_not_landing: str, fused: bool | None, foreach: bool | None
+) -> str | None:
+    """Why compiled code cannot step any weight of a group; None where it may."""
+    if landing is None:
+        return why_not_landing
+    if fused is False:
+        return "fused=False"
+    if fused is None and foreach is not None:
+        # Whoever asks for batches or single steps gets them, as in torch.
+        return f"foreach={foreach} without fused=True"
+    return landing.why_not_compiled

@@ -1,0 +1,118 @@
+"""A weight with its gradient and state, as the engines step it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ortholand.geometry.matrices import real_dtype, working_dtype
+from ortholand.geometry.views import View, matrices_shape
+from ortholand.landing.step import Slot, StateKind, skipped_count
+from ortholand.sharding.manifold import distances
+from ortholand.sharding.placement import is_dtensor, is_here, zeros_per_matrix
+
+State = dict[str, Any]
+Group = Mapping[str, Any]
+
+
+def prepared_slot(
+    p: Tensor, state: State, kinds: Mapping[str, StateKind], view: View, group: Group
+) -> Slot:
+    """The weight with all the state that it needs, each of the type and shape that it must have.
+
+    New state is zero. If the weight's type or device has changed, its state follows, as torch's
+    own optimizers do it; if its shape has, what the state was of is gone.
+    """
+    dtype = working_dtype(p.dtype)
+    for kind_name, kind in kinds.items():
+        value = state.get(kind_name)
+        if value is None:
+            state[kind_name] = zero_state(p, kind, view)
+            continue
+        shape = p.shape if kind == "matrix" else _batch_shape(p, view)
+        if value.shape != shape:
+            raise ValueError(
+                "The state of a weight must fit its shape, but "
+                f"{name_of(group, position_of(p, group))} has shape {tuple(p.shape)}, "
+                f"view {view!r}, and its {kind_name!r} has shape {tuple(value.shape)} where "
+                f"{tuple(shape)} was expected. If you replaced the weight, or changed its view, "
+                "remove its state: optimizer.state.pop(weight)."
+            )
+        wanted = dtype if kind == "matrix" else real_dtype(dtype)
+        if value.dtype is not wanted or value.device != p.device:
+            state[kind_name] = value.to(p.device, wanted)
+    skipped_count(state, p.device)
+    assert p.grad is not None
+    return Slot(p, p.grad, state)
+
+
+def zero_state(p: Tensor, kind: StateKind, view: View) -> Tensor:
+    """A state that has not started."""
+    dtype = working_dtype(p.dtype)
+    if kind == "matrix":
+        return torch.zeros_like(p, dtype=dtype)
+    shape = _batch_shape(p, view)
+    if shape and is_dtensor(p) and is_here(p, view):
+        return zeros_per_matrix(p, real_dtype(dtype))
+    return torch.zeros(shape, dtype=real_dtype(dtype), device=p.device)
+
+
+def _batch_shape(p: Tensor, view: View) -> torch.Size:
+    return torch.Size() if view == "matrix" else p.shape[:-2]
+
+
+def number_of_matrices(p: Tensor, view: View) -> int:
+    """How many matrices a weight is."""
+    return matrices_shape(p.shape, view)[:-2].numel()
+
+
+def name_of(group: Group, i: int) -> str:
+    """The name of a weight of a group, for messages."""
+    names = group.get("param_names")
+    return repr(names[i]) if names else f"parameter {i} of the group"
+
+
+def position_of(p: Tensor, group: Group) -> int:
+    """Which of the weights of a group this is."""
+    return next(i for i, other in enumerate(group["params"]) if other is p)
+
+
+@torch.no_grad()
+def check_start(p: Tensor, name: str, view: View, radius: float) -> None:
+    """Raise if a matrix of the weight is outside the ball, or not finite.
+
+    Rounding may have left it a little outside: that of the weight's own type in each column.
+    """
+    d = float(distances(p, view).max())
+    columns = matrices_shape(p.shape, view)[-1]
+    if d <= radius + 4 * torch.finfo(p.dtype).eps * columns**0.5:
+        return
+    raise ValueError(
+        f"An orthogonal parameter must start within {radius} of the manifold "
+        f"(||X^T X - I||_F; eps, where that is an option), but {name} of shape {tuple(p.shape)}, "
+        f"view {view!r}, is at distance {d:.4g}. {_advice(p, view, radius)}"
+    )
+
+
+def _advice(p: Tensor, view: View, radius: float) -> str:
+    project = (
+        "Project it first with ortholand.orthogonalize_(...), which takes a tensor, groups or a "
+        "model."
+    )
+    if p.ndim < 3:
+        return project
+    other: View = "kernel" if view == "matrix" else "matrix"
+    if float(distances(p, other).max()) <= radius:
+        return f"In the view {other!r} it is within: say view={other!r} in its group."
+    return (
+        f"If the view {other!r} is meant, say view={other!r} in its group: "
+        f"{_WHAT_VIEWS_SEE} Else project it in the view that is meant, with "
+        "ortholand.orthogonalize_(weight, view=...)."
+    )
+
+
+_WHAT_VIEWS_SEE = (
+    "'matrix' sees one matrix (size of the first dimension) x (all others), 'kernel' a stack of "
+    "matrices, the last two dimensions."
+)

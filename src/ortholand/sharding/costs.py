@@ -1,0 +1,29 @@
+"""What steps of sharded weights send: by this a route is chosen, and costs are told on paper."""
+
+import math
+
+
+def received_by_owner(rows: int, columns: int, ranks: int, count: int, states: int) -> float:
+    """Numbers that the busiest rank receives when ``count`` matrices have owners.
+
+    Weight, gradient and ``states`` buffers come in, and all but the gradient go back.
+    """
+    owned = math.ceil(count / ranks)
+    shard = rows * columns / ranks
+    return (owned * (2 + states) * (ranks - 1) + (count - owned) * (1 + states)) * shard
+
+
+def received_by_columns(
+    rows: int, columns: int, ranks: int, count: int, states: int, summed: int
+) -> float:
+    """Numbers that a rank receives when ``count`` matrices are turned from rows to columns.
+
+    The same comes in and goes back, and a sum of ``summed`` numbers each lies between.
+    """
+    turned = count * (3 + 2 * states) * rows * columns / ranks
+    return turned * (ranks - 1) / ranks + received_by_sum(ranks, count * summed)
+
+
+def received_by_sum(ranks: int, numbers: int) -> float:
+    """Numbers that a rank receives when as many are summed over ranks, in a ring."""
+    return 2 * numbers * (ranks - 1) / ranks

@@ -1,0 +1,475 @@
+"""Steps of weights that are spread over ranks.
+
+A weight takes one of five routes, by its shape, its view and how it is sharded:
+
+- *here*: every matrix is whole on its rank (kernels of a convolution, replicated weights). The
+  step of a single process, on the local part.
+- *rows*: tall matrices. Each rank moves its own rows; one all-reduce of Gram matrices for all of a
+  group.
+- *columns*: wide matrices. An all-to-all gives each rank columns in place of rows, which are the
+  rows of a tall matrix; then as above, and an all-to-all back.
+- *owners*: square ones. An all-to-all brings each matrix together on one rank, a different one
+  for each, which takes the step of a single process; an all-to-all spreads it again.
+- *everywhere*: what is sharded along several dimensions of a mesh (FSDP2 on top of tensor
+  parallelism). Each rank gathers it all and takes the step of a single process.
+
+Matrices that are sharded by columns are the transposes of such that are sharded by rows. Wide
+ones go the route on which the busiest rank receives less. Square ones have owners: the skew matrix
+that their momentum accumulates has no form that is local to rows. Without a Gram form all have
+owners; where fewer bytes are preferred, tall ones too if that moves less. What each route costs is
+in :mod:`.costs` and ``docs/at_scale.md``.
+
+State is sharded as its weight is, or equal on all ranks, and has the shape it has in a single
+process. Every rank must step the same parameters in the same order. Nothing here knows an
+optimizer: it is handed pure functions (:class:`ShardedStep`) and slots.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ortholand.geometry.matrices import to_working_dtype
+from ortholand.geometry.views import View
+from ortholand.landing.batches import batches
+from ortholand.landing.description import GramStep
+from ortholand.landing.step import (
+    SKIPPED,
+    GramSums,
+    MatrixStep,
+    PendingStep,
+    Rows,
+    Slot,
+    StateKind,
+    skipped_count,
+)
+from ortholand.sharding.costs import received_by_columns, received_by_owner, received_by_sum
+from ortholand.sharding.exchange import (
+    Owners,
+    columns_to_rows,
+    rows_to_columns,
+    sum_over_groups,
+    sums_over_ranks,
+)
+from ortholand.sharding.placement import (
+    Layout,
+    is_dtensor,
+    is_here,
+    layout_of,
+    local_part,
+    part_of,
+    placed_like,
+    rows_of,
+    set_rows_,
+    sharing_groups,
+    whole_of,
+)
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.tensor import DTensor
+
+# Numbers that a rank brings to a message, about. A group with more of them steps in several
+# portions, so that what is copied beside its weights stays small: half a gigabyte of float32.
+LONGEST_MESSAGE = 2**27
+
+
+@dataclass(frozen=True)
+class ShardedStep:
+    """What is to be done with the matrices of a group."""
+
+    view: View
+    maximize: bool
+    foreach: bool | None
+    prefers_fewer_bytes: bool  # whether tall matrices have owners where that moves less
+    state_kinds: Mapping[str, StateKind]
+    gram_step: GramStep | None  # of rows that are here; None: matrices must be whole
+    summed_numbers: Callable[[int], int] | None  # by it, for a matrix with so many columns
+    step_whole: Callable[[list[Slot]], None]  # the step of a single process
+
+    @property
+    def buffers(self) -> list[str]:
+        """State of a weight's shape."""
+        return [name for name, kind in self.state_kinds.items() if kind == "matrix"]
+
+    @property
+    def numbers(self) -> list[str]:
+        """State that is a number per matrix."""
+        return [name for name, kind in self.state_kinds.items() if kind == "number"]
+
+    def summed(self, p: int) -> int:
+        """Numbers that are summed for a matrix with p columns."""
+        return 0 if self.summed_numbers is None else self.summed_numbers(p)
+
+
+class Member(NamedTuple):
+    """A weight of which this rank has some rows, or columns (``layout.turned``)."""
+
+    slot: Slot
+    layout: Layout
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of its matrix, seen so that it is sharded by rows."""
+        rows = sum(self.layout.sizes)
+        return rows, self.slot.weight.numel() // rows
+
+
+class Part(NamedTuple):
+    """What a rank has of tall matrices of one shape: some of their rows, ``(k, rows, p)``."""
+
+    X: Tensor
+    G: Tensor
+    state: dict[str, Tensor]
+    rows: Rows
+
+
+Route = Callable[[list[Member], ShardedStep], None]
+
+
+def step_sharded(slots: Sequence[Slot], step: ShardedStep) -> None:
+    """Step the DTensors of a group; this rank is in the mesh of each."""
+    here: list[Slot] = []
+    scattered: list[Slot] = []
+    spread: dict[tuple[Any, ...], list[Member]] = {}
+    for slot in slots:
+        weight = slot.weight
+        assert is_dtensor(weight)
+        if is_here(weight, step.view):
+            here.append(slot)
+        elif (layout := layout_of(weight)) is None:
+            scattered.append(slot)
+        else:
+            key = (layout.group, weight.dtype, weight.device)
+            spread.setdefault(key, []).append(Member(slot, layout))
+    step_here(here, step)
+    for slot in scattered:
+        step_everywhere(slot, step)
+    for members in spread.values():
+        for route, those in routes(members, step):
+            for portion in portions(those, step, route is not step_owners):
+                route(portion, step)
+
+
+def routes(members: Sequence[Member], step: ShardedStep) -> list[tuple[Route, list[Member]]]:
+    """Which route each of the weights takes."""
+    tall: list[Member] = []
+    turned: list[Member] = []
+    whole: list[Member] = []
+    states = len(step.buffers)
+    for (rows, columns), alike in by_shape(members).items():
+        size = (rows, columns, alike[0].layout.ranks, len(alike))
+        if rows == columns or step.gram_step is None:
+            whole.extend(alike)
+            continue
+        by_owner = received_by_owner(*size, states)
+        summed = step.summed(min(rows, columns))
+        if rows < columns:
+            by_columns = received_by_columns(*size, states, summed)
+            (turned if by_columns < by_owner else whole).extend(alike)
+        else:
+            by_rows = received_by_sum(alike[0].layout.ranks, len(alike) * summed)
+            fewer = by_owner < by_rows and step.prefers_fewer_bytes
+            (whole if fewer else tall).extend(alike)
+    all_routes = ((step_rows, tall), (step_columns, turned), (step_owners, whole))
+    return [(route, those) for route, those in all_routes if those]
+
+
+def by_shape(members: Sequence[Member]) -> dict[tuple[int, int], list[Member]]:
+    """The weights whose matrices are alike."""
+    alike: dict[tuple[int, int], list[Member]] = {}
+    for member in members:
+        alike.setdefault(member.shape, []).append(member)
+    return alike
+
+
+def portions(
+    members: Sequence[Member], step: ShardedStep, with_sums: bool
+) -> Iterator[list[Member]]:
+    """The weights in portions that a message can hold, the same on every rank: mostly one.
+
+    Without sums they have owners, of which a portion keeps all busy.
+    """
+    tensors, ranks = 2 + len(step.buffers), members[0].layout.ranks
+    portion: list[Member] = []
+    length = 0
+    for member in members:
+        numbers = tensors * math.ceil(math.prod(member.shape) / ranks)
+        if with_sums:
+            numbers += step.summed(min(member.shape))
+        too_long = length + numbers > LONGEST_MESSAGE
+        if too_long and len(portion) >= (1 if with_sums else ranks):
+            yield portion
+            portion, length = [], 0
+        portion.append(member)
+        length += numbers
+    yield portion
+
+
+# --- the five routes
+
+
+def step_here(slots: Sequence[Slot], step: ShardedStep) -> None:
+    """Step weights whose matrices are all whole on this rank."""
+    local = [_local_slot(slot, step.state_kinds) for slot in slots]
+    step.step_whole([part for part in local if part.weight.numel()])
+    alike: dict[tuple[ProcessGroup, ...], list[tuple[Tensor, Tensor]]] = {}
+    for slot, part in zip(slots, local, strict=True):
+        device = slot.weight.device
+        counts = skipped_count(slot.state, device), skipped_count(part.state, device)
+        alike.setdefault(sharing_groups(slot.weight), []).append(counts)
+    for process_groups, counts in alike.items():  # one number for the matrices of all ranks
+        skipped = torch.stack([skipped for _, skipped in counts])
+        skipped = sum_over_groups(skipped, process_groups)
+        for (count, _), number in zip(counts, skipped, strict=True):
+            count.add_(number)
+
+
+def step_everywhere(slot: Slot, step: ShardedStep) -> None:
+    """Step a weight on every rank as a single process would; each keeps its part."""
+    weight = slot.weight
+    assert is_dtensor(weight)
+    state = {name: whole_of(slot.state[name]).clone() for name in step.state_kinds}
+    skipped = skipped_count(state, weight.device)
+    X = whole_of(weight).clone()
+    step.step_whole([Slot(X, whole_of(slot.gradient), state)])
+    local_part(weight).copy_(part_of(X, weight))
+    for name, kind in step.state_kinds.items():
+        new = part_of(state[name], weight) if kind == "matrix" else state[name]
+        local_part(slot.state[name]).copy_(new)
+    skipped_count(slot.state, weight.device).add_(skipped)
+
+
+def step_rows(members: list[Member], step: ShardedStep) -> None:
+    """Step tall matrices, each rank its own rows: one all-reduce for all of them."""
+    parts = []
+    for member in members:
+        X, G, *buffers = _descent_fields(member, step)
+        rows = Rows(X.shape[0], member.shape[0], apart=True)
+        parts.append(Part(X, G, _all_state(member, buffers, step), rows))
+    results = step_parts(parts, step, members[0].layout)
+    for member, (moved, taken, state) in zip(members, results, strict=True):
+        _keep(member, moved, state, taken.logical_not())
+
+
+def step_columns(members: list[Member], step: ShardedStep) -> None:
+    """Step wide matrices: rows to columns, step as tall ones, columns to rows."""
+    names = step.buffers
+    fields = [_descent_fields(member, step) for member in members]
+    layouts = [k.layout for k, matrices in zip(members, fields, strict=True) for _ in matrices]
+    blocks = iter(rows_to_columns([M for matrices in fields for M in matrices], layouts))
+    parts = []
+    for member, matrices in zip(members, fields, strict=True):
+        X, G, *buffers = (next(blocks).mT for _ in matrices)
+        rows = Rows(X.shape[0], member.shape[1], apart=True)
+        parts.append(Part(X, G, _all_state(member, buffers, step), rows))
+    results = step_parts(parts, step, members[0].layout)
+    columns = [M.mT for moved, _, state in results for M in (moved, *(state[k] for k in names))]
+    back = [member for member in members for _ in range(1 + len(names))]
+    rows_back = columns_to_rows(columns, [k.shape[1] for k in back], [k.layout for k in back])
+    blocks = iter(rows_back)
+    for member, (_, taken, state) in zip(members, results, strict=True):
+        moved = next(blocks)
+        state.update({name: next(blocks) for name in names})
+        _keep(member, moved, state, taken.logical_not())
+
+
+def step_owners(members: list[Member], step: ShardedStep) -> None:
+    """Step each matrix on one rank, as a single process would."""
+    layout = members[0].layout
+    owners = Owners([member.layout for member in members], share_out(members, layout.ranks))
+    parts = [_fields(member, step) for member in members]
+    mine = owners.owned(layout.rank)
+    owned: list[Slot] = []
+    for k, gathered in zip(mine, owners.gather(parts), strict=True):
+        X, G, *buffers = (_turned(M, members[k]) for M in gathered)
+        numbers = {name: members[k].slot.state[name].clone() for name in step.numbers}
+        state = {**dict(zip(step.buffers, buffers, strict=True)), **numbers}
+        skipped_count(state, X.device)
+        owned.append(Slot(X, G, state))
+    step.step_whole(owned)
+    wholes = [
+        [_turned(M, members[k]) for M in (X, *(state[name] for name in step.buffers))]
+        for k, (X, _, state) in zip(mine, owned, strict=True)
+    ]
+    numbers = parts[0][0].new_empty(len(mine), len(step.numbers) + 1)
+    for row, slot in zip(numbers, owned, strict=True):
+        for i, name in enumerate((*step.numbers, SKIPPED)):
+            row[i] = slot.state[name]
+    back, numbers = owners.spread(wholes, numbers, [[X, *state] for X, _, *state in parts])
+    for member, (moved, *buffers), row in zip(members, back, numbers.real, strict=True):
+        names = (*step.buffers, *step.numbers)
+        state = dict(zip(names, (*buffers, *row[:-1]), strict=True))
+        _keep(member, moved, state, row[-1].round().to(torch.int64))
+
+
+def share_out(members: Sequence[Member], ranks: int) -> list[int]:
+    """An owner for each matrix, so that all ranks have about as much to compute."""
+    work = [math.prod(member.shape) * min(member.shape) for member in members]
+    loads, owners = [0] * ranks, [0] * len(members)
+    for k in sorted(range(len(members)), key=lambda k: -work[k]):
+        owners[k] = loads.index(min(loads))
+        loads[owners[k]] += work[k]
+    return owners
+
+
+# --- unconstrained weights
+
+
+def step_plain(slots: Sequence[Slot], step: Callable[..., None]) -> None:
+    """torch's own step on the local parts; what one rank must leave alone, all leave alone."""
+    alike: dict[tuple[ProcessGroup, ...], list[Slot]] = {}
+    for slot in slots:
+        alike.setdefault(sharing_groups(slot.weight), []).append(slot)
+    for process_groups, members in alike.items():
+        local = [_local_slot(slot, slot.state) for slot in members]
+        step(local, agree=partial(_agreed, process_groups) if process_groups else None)
+        for slot, part in zip(members, local, strict=True):
+            assert is_dtensor(slot.weight)
+            for name, value in part.state.items():  # in one order on all ranks: so they are gathered
+                if name not in slot.state:
+                    is_number = name in ("step", SKIPPED)
+                    slot.state[name] = value if is_number else placed_like(value, slot.weight)
+
+
+def _agreed(process_groups: Sequence[ProcessGroup], taken: Tensor) -> Tensor:
+    """Which parameters all ranks may step, from those that this one may."""
+    return sum_over_groups(taken.logical_not().to(torch.int32), process_groups) == 0
+
+
+# --- what the routes share
+
+
+def step_parts(parts: Sequence[Part], step: ShardedStep, layout: Layout) -> list[MatrixStep]:
+    """The steps of matrices of which this rank has rows. One all-reduce for all of them."""
+    kinds = [(part.rows.total, part.X.shape[1]) for part in parts]
+    members = list(batches(kinds, step.foreach, layout.ranks))
+    joined = [_joined([parts[k] for k in those]) for those in members]
+    assert step.gram_step is not None
+    pending = [step.gram_step(part.X, part.G, part.state, part.rows) for part in joined]
+    results: dict[int, MatrixStep] = {}
+    for those, part, result in zip(members, joined, finished(pending, layout.group), strict=True):
+        moved, taken, state = _unless_skipped(part, result)
+        for i, k in enumerate(those):
+            new = {name: value[i] for name, value in state.items()}
+            results[k] = MatrixStep(moved[i], taken[i], new)
+    return [results[k] for k in range(len(parts))]
+
+
+def finished(steps: Sequence[PendingStep], group: ProcessGroup) -> list[MatrixStep]:
+    """The steps with their sums over the ranks: one message for all."""
+    sent = [message_of(step.sums) for step in steps]
+    sums = iter(sums_over_ranks([tensor for message in sent for tensor in message], group))
+    return [
+        step.finish(sums_of([next(sums) for _ in message]))
+        for step, message in zip(steps, sent, strict=True)
+    ]
+
+
+def message_of(sums: GramSums) -> list[Tensor]:
+    """What is sent of Gram matrices: of Hermitian ones half."""
+    return [pack(*sums.hermitian), *sums.others]
+
+
+def sums_of(message: Sequence[Tensor]) -> GramSums:
+    """Undo :func:`message_of`."""
+    return GramSums(unpack(message[0]), tuple(message[1:]))
+
+
+def pack(D: Tensor, T: Tensor) -> Tensor:
+    """Two Hermitian matrices in the memory of one, and a row for the second diagonal."""
+    diagonal = T.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
+    return torch.cat([D.triu() + T.tril(-1), diagonal], dim=-2)
+
+
+def unpack(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Undo :func:`pack`."""
+    M = packed[..., :-1, :]
+    D, T = M.triu() + M.triu(1).mH, M.tril(-1)
+    T = T + T.mH
+    T.diagonal(dim1=-2, dim2=-1).copy_(packed[..., -1, :])
+    return D, T
+
+
+def _joined(parts: Sequence[Part]) -> Part:
+    X, G = _stack([part.X for part in parts]), _stack([part.G for part in parts])
+    state = {name: _stack([part.state[name] for part in parts]) for name in parts[0].state}
+    return Part(X, G, state, parts[0].rows)
+
+
+def _stack(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(list(tensors))
+
+
+def _unless_skipped(part: Part, result: MatrixStep) -> MatrixStep:
+    """The matrices as they are after the step, whether or not it was taken."""
+    moved, taken, state = result
+    whether = taken[:, None, None]
+    kept = {
+        name: torch.where(whether if new.ndim == 3 else taken, new, part.state[name])
+        for name, new in state.items()
+    }
+    return MatrixStep(torch.where(whether, moved, part.X), taken, kept)
+
+
+def _local_slot(slot: Slot, names: Mapping[str, Any]) -> Slot:
+    """What this rank has of a weight, its gradient and its state; memory is shared."""
+    state = {name: local_part(slot.state[name]) for name in names}
+    if SKIPPED not in state:
+        skipped_count(state, slot.weight.device)
+    return Slot(local_part(slot.weight), local_part(_placed_gradient(slot)), state)
+
+
+def _placed_gradient(slot: Slot) -> DTensor:
+    """The gradient of a weight, placed as the weight is."""
+    weight, gradient = slot.weight, slot.gradient
+    assert is_dtensor(weight)
+    assert is_dtensor(gradient)
+    if gradient.placements != weight.placements:
+        gradient = gradient.redistribute(placements=weight.placements)
+    return gradient
+
+
+def _fields(member: Member, step: ShardedStep) -> list[Tensor]:
+    """This rank's rows of a weight, its gradient and its buffers, in the working type."""
+    slot, layout = member
+    buffers = [slot.state[name] for name in step.buffers]
+    fields = [rows_of(tensor, layout) for tensor in (slot.weight, _placed_gradient(slot), *buffers)]
+    return [to_working_dtype(rows) for rows in fields]
+
+
+def _descent_fields(member: Member, step: ShardedStep) -> list[Tensor]:
+    """:func:`_fields`, the gradient with the sign of a descent."""
+    X, G, *buffers = _fields(member, step)
+    return [X, -G if step.maximize else G, *buffers]
+
+
+def _turned(M: Tensor, member: Member) -> Tensor:
+    """From the matrix as it is sharded to the one that the weight is, and back."""
+    return M.mT.contiguous() if member.layout.turned else M
+
+
+def _all_state(member: Member, buffers: Sequence[Tensor], step: ShardedStep) -> dict[str, Tensor]:
+    numbers = {name: member.slot.state[name] for name in step.numbers}
+    return {**dict(zip(step.buffers, buffers, strict=True)), **numbers}
+
+
+def _keep(
+    member: Member, moved: Tensor, state: Mapping[str, Tensor], skipped: Tensor
+) -> None:
+    """Write down where this rank's rows went, the new state, and whether the step was skipped."""
+    slot, layout = member
+    set_rows_(slot.weight, moved, layout)
+    for name, new in state.items():
+        kept = slot.state[name]
+        if new.ndim:
+            set_rows_(kept, new, layout)
+        else:
+            kept.copy_(new)
+    skipped_count(slot.state, slot.weight.device).add_(skipped)

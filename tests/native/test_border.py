@@ -1,0 +1,100 @@
+"""No address leaves Python unless what is there is what compiled code will take it for."""
+
+import pytest
+import torch
+from torch import nn
+
+from ortholand.native import address
+from ortholand.native.border import address_if_plain
+
+
+class Wrapped(torch.Tensor):
+    """A subclass may have no memory of its own."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64], ids=str)
+def test_what_is_plain_has_its_address(dtype):
+    x = torch.zeros(4, 3, 3, dtype=dtype)
+    assert address(x, dtype, 36) == x.data_ptr()
+    assert address(x[1:3], dtype, 18) == x.data_ptr() + 9 * dtype.itemsize
+    assert address(x[3], dtype, 9) == x[3].data_ptr()
+    assert address(torch.zeros((), dtype=dtype), dtype, 1) != 0
+
+
+def test_parameters_and_their_gradients():
+    p = nn.Parameter(torch.zeros(2, 2))
+    p.grad = torch.zeros(2, 2)
+    assert address(p, torch.float32, 4) == p.data_ptr()
+    assert address(p.grad, torch.float32, 4) == p.grad.data_ptr()
+
+
+def test_nothing_is_somewhere():
+    assert address(torch.zeros(0, 3), torch.float32, 0) == 0
+
+
+def freed(offset):
+    x = torch.zeros(8)[offset : offset + 3]
+    x.untyped_storage().resize_(0)
+    return x
+
+
+def cut():
+    x = torch.zeros(8)[4:7]
+    x.untyped_storage().resize_(24)
+    return x
+
+
+KINDS = {
+    "subclass": (lambda: torch.zeros(3).as_subclass(Wrapped), "got a Wrapped"),
+    "not a tensor": (lambda: [0.0] * 3, "got a list"),
+    "device": (lambda: torch.zeros(3, device="meta"), "got one on meta"),
+    "sparse": (lambda: torch.zeros(3).to_sparse(), "got one of layout torch.sparse_coo"),
+    "blocked": (lambda: torch.zeros(3).to_mkldnn(), "got one of layout torch._mkldnn"),
+    "dtype": (lambda: torch.zeros(3, dtype=torch.float64), "got torch.float64: use tensor.to"),
+}
+
+VALUES = {
+    "too few": (lambda: torch.zeros(2), r"takes 3 numbers .* got 2 \(shape \(2,\)\)"),
+    "too many": (lambda: torch.zeros(2, 2), r"takes 3 numbers .* got 4 \(shape \(2, 2\)\)"),
+    "gaps": (lambda: torch.zeros(6)[::2], r"got strides \(2,\): use tensor.contiguous"),
+    "expanded": (lambda: torch.zeros(1).expand(3), r"got strides \(0,\)"),
+    "negated": (lambda: torch._neg_view(torch.zeros(3)), "marked as negated: use .*resolve_neg"),
+    "freed": (lambda: freed(0), "got a storage of 0 bytes"),
+    "freed, with offset": (lambda: freed(2), "got a storage of 0 bytes"),
+    "cut": (cut, "got a storage of 24 bytes"),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_kinds_that_are_refused(name):
+    make, message = KINDS[name]
+    x = make()
+    assert address_if_plain(x, torch.float32, 3) is None
+    with pytest.raises(TypeError, match=message):
+        address(x, torch.float32, 3)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_that_are_refused(name):
+    make, message = VALUES[name]
+    x = make()
+    assert address_if_plain(x, torch.float32, 3) is None
+    with pytest.raises(ValueError, match=message):
+        address(x, torch.float32, 3)
+
+
+@pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad])
+def test_what_transforms_show_is_refused(transform):
+    def refused(x):
+        assert address_if_plain(x, torch.float32, 3) is None
+        with pytest.raises(TypeError, match="without memory of its own"):
+            address(x, torch.float32, 3)
+        return x.sum()
+
+    transform(refused)(torch.zeros(2, 3) if transform is torch.vmap else torch.zeros(3))
+
+
+def test_types_that_no_compiled_code_has():
+    x = torch.zeros(3, dtype=torch.complex64).conj()
+    with pytest.raises(TypeError, match=r"use one of torch.float32, torch.float64, torch.int64"):
+        address(x, torch.complex64, 3)

@@ -1,0 +1,370 @@
+"""Compiled code is made once, kept where nobody else can write, and loaded only if it is whole."""
+
+import errno
+import os
+import pwd
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+import ortholand as ol
+from ortholand import native
+from ortholand.cache import cache_folder
+from ortholand.native import build
+from ortholand.native.safekeeping import is_sealed, seal_of, seal_path
+
+needs_compiler = pytest.mark.skipif(
+    native.why_no_code(torch.float32) is not None, reason="no C++ compiler"
+)
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
+SOMEBODY_ELSE = 54321
+SOURCE = ("bounded", "float", 0)  # the quickest to compile
+ZEROS = [torch.zeros(3)]
+
+
+def is_there():
+    """Whether compiled code can be had and works, by a new look at the cache."""
+    native._library.cache_clear()
+    return native.all_below(1.0, ZEROS) and not native.all_below(0.0, ZEROS)
+
+
+def why_not():
+    """The reason of a new look at the cache that finds nothing; steps are taken all the same."""
+    assert not is_there()
+    step(orthogonal=False)  # asks for this source only
+    reason = native._library(*SOURCE)
+    assert isinstance(reason, str)
+    return reason
+
+
+def step(orthogonal):
+    X = nn.Parameter(torch.eye(3))
+    X.grad = torch.full((3, 3), 0.5).triu()
+    ol.LandingSGD([X], lr=0.1, fused=True, orthogonal=orthogonal).step()
+    assert not torch.equal(X, torch.eye(3))
+
+
+def put(path, content):
+    """Another file under that name. (Not written into: the old one may be mapped.)"""
+    path.unlink()
+    path.write_bytes(content)
+    path.chmod(0o700)
+
+
+@pytest.fixture
+def library(fresh):
+    """A cached library."""
+    assert is_there()
+    return build.library_path(*SOURCE)
+
+
+@pytest.fixture
+def no_compiling(monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("compiled again"))
+
+
+@needs_compiler
+def test_it_is_compiled_once_and_kept(fresh, monkeypatch, request):
+    assert native.kernel(torch.float32, 2) is not None
+    library = build.library_path("landing", "float", 2)
+    kept = {library, seal_path(library)}
+    assert set(fresh.iterdir()) == kept  # nothing else is left behind
+    native._library.cache_clear()
+    request.getfixturevalue("no_compiling")
+    assert native.kernel(torch.float32, 2) is not None
+    assert set(fresh.iterdir()) == kept
+
+
+@needs_compiler
+def test_nobody_else_can_read_or_write_it_whatever_the_umask(fresh):
+    old = os.umask(0o002)
+    try:
+        assert is_there()
+    finally:
+        os.umask(old)
+    assert fresh.stat().st_mode & 0o777 == 0o700
+    assert all(path.stat().st_mode & 0o077 == 0 for path in fresh.iterdir())
+    assert is_sealed(build.library_path(*SOURCE))
+
+
+@needs_compiler
+def test_many_at_once_leave_one_library(fresh):
+    with ThreadPoolExecutor(3) as pool:
+        found = [pool.submit(build.load, *SOURCE, ["ortholand_all_below"]) for _ in range(3)]
+    assert all(future.result().ortholand_all_below for future in found)
+    library = build.library_path(*SOURCE)
+    assert set(fresh.iterdir()) == {library, seal_path(library)}
+    assert is_sealed(library)
+
+
+def truncated(library):
+    put(library, library.read_bytes()[:-5000])  # SIGBUS, if it were loaded
+
+
+def flipped(library):
+    content = bytearray(library.read_bytes())
+    content[len(content) // 2] ^= 1
+    put(library, bytes(content))
+
+
+def garbage(library):
+    put(library, b"not a library")
+
+
+def sealed_garbage(library):
+    put(library, b"not a library")
+    put(seal_path(library), seal_of(b"not a library").encode())
+
+
+def foreign(library):
+    """Whole, and loadable, and something else."""
+    command = [*build.compile_command("float", 0), "-x", "c++", "/dev/null", "-o", str(library)]
+    library.unlink()
+    subprocess.run(command, check=True)
+    library.chmod(0o700)
+    put(seal_path(library), seal_of(library.read_bytes()).encode())
+
+
+def without_seal(library):
+    put(library, b"not a library")
+    seal_path(library).unlink()
+
+
+def broken_seal(library):
+    put(seal_path(library), b"\xff\x00")
+
+
+def seal_alone(library):
+    library.unlink()
+
+
+DAMAGE = [
+    truncated,
+    flipped,
+    garbage,
+    sealed_garbage,
+    foreign,
+    without_seal,
+    broken_seal,
+    seal_alone,
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
+def test_what_is_damaged_is_made_again(library, damage):
+    damage(library)
+    assert is_there()
+    assert is_sealed(library)
+    assert set(library.parent.iterdir()) == {library, seal_path(library)}
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
+def test_what_is_damaged_and_cannot_be_made_again_is_not_loaded(library, damage, monkeypatch):
+    damage(library)
+    monkeypatch.setenv("CXX", "false")
+    # Where the damage is looked for: another compiler's library has another name.
+    monkeypatch.setattr(build, "library_path", lambda *_: library)
+    assert "the compiler failed" in why_not()
+
+
+@needs_compiler
+def test_a_source_without_its_function_is_tried_once(fresh, monkeypatch):
+    made = []
+    compiled = build._compile
+    monkeypatch.setattr(build, "_compile", lambda *to: made.append(to) or compiled(*to))
+    monkeypatch.setitem(native.SIGNATURES["bounded"], "ortholand_missing", ())
+    assert "lacks a function" in why_not()
+    assert len([to for to in made if "bounded" in to[1].name]) == 1
+
+
+class TestTheFolderMustBeOurs:
+    @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+    def test_not_writable_by_others(self, fresh, no_compiling, mode):
+        fresh.mkdir()
+        fresh.chmod(mode)
+        reason = why_not()
+        assert f"the cache folder {fresh} can be written to by others (mode {mode:o})" in reason
+        assert f"chmod go-w {fresh}" in reason
+
+    def test_readable_by_others_is_fine(self, library, no_compiling):
+        library.parent.chmod(0o755)
+        assert is_there()
+
+    @needs_root
+    def test_not_another_user_s(self, fresh, no_compiling):
+        fresh.mkdir(mode=0o700)
+        os.chown(fresh, SOMEBODY_ELSE, -1)
+        assert f"{fresh} belongs to another user (uid {SOMEBODY_ELSE}, not 0)" in why_not()
+
+    def test_not_that_of_who_started_us(self, fresh, no_compiling, monkeypatch):
+        fresh.mkdir(mode=0o700)
+        monkeypatch.setattr(os, "geteuid", lambda: SOMEBODY_ELSE)
+        assert "belongs to another user" in why_not()
+        assert "set ORTHOLAND_CACHE" in why_not()
+
+    def test_not_a_link(self, fresh, no_compiling, tmp_path):
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir(mode=0o700)
+        fresh.symlink_to(elsewhere)
+        assert f"{fresh} is a link" in why_not()
+
+    @pytest.mark.parametrize("way", ["straight", "by a link inside", "by a link from outside"])
+    def test_not_inside_what_everybody_can_write_to(
+        self, fresh, no_compiling, tmp_path, monkeypatch, way
+    ):
+        public = tmp_path / "public"
+        (public / "cache").mkdir(parents=True)
+        public.chmod(0o777)
+        private = tmp_path / "private"
+        private.mkdir()
+        (public / "link").symlink_to(private)
+        (private / "link").symlink_to(public / "cache")
+        cache = {
+            "straight": public / "cache",
+            "by a link inside": public / "link",
+            "by a link from outside": private / "link",
+        }[way]
+        monkeypatch.setenv("ORTHOLAND_CACHE", str(cache))
+        reason = why_not()
+        assert f"inside {public}, which everybody can write to (mode 777)" in reason
+        assert f"chmod o-w {public}" in reason
+
+    @needs_compiler
+    def test_the_sticky_bit_will_do(self, fresh, tmp_path, monkeypatch):
+        public = tmp_path / "public"
+        public.mkdir()
+        public.chmod(0o1777)
+        monkeypatch.setenv("ORTHOLAND_CACHE", str(public))
+        assert is_there()
+
+    @needs_compiler
+    def test_a_relative_folder(self, fresh, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("ORTHOLAND_CACHE", "relative")
+        assert is_there()
+        assert build.library_path(*SOURCE).parent == tmp_path / "relative" / "native"
+
+    @needs_compiler
+    def test_where_nobody_owns_files_that_is_not_asked(self, fresh, monkeypatch):
+        fresh.mkdir()
+        fresh.chmod(0o777)
+        monkeypatch.delattr(os, "geteuid")
+        assert is_there()
+
+
+@needs_compiler
+@pytest.mark.parametrize("which", ["library", "seal"])
+class TestFilesMustBeOurs:
+    def path(self, library, which):
+        return library if which == "library" else seal_path(library)
+
+    def test_not_writable_by_others(self, library, no_compiling, which):
+        path = self.path(library, which)
+        path.chmod(0o720)
+        reason = why_not()
+        assert f"the cached file {path} can be written to by others (mode 720)" in reason
+        assert f"chmod go-w {path}" in reason
+
+    @needs_root
+    def test_not_another_user_s(self, library, no_compiling, which):
+        path = self.path(library, which)
+        os.chown(path, SOMEBODY_ELSE, -1)
+        assert f"{path} belongs to another user" in why_not()
+
+    def test_not_a_link(self, library, no_compiling, tmp_path, which):
+        path = self.path(library, which)
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+        assert f"{path} in the cache is not a plain file" in why_not()
+
+    def test_not_a_link_to_nothing(self, library, no_compiling, tmp_path, which):
+        path = self.path(library, which)
+        path.unlink()
+        path.symlink_to(tmp_path / "nothing")
+        assert f"{path} in the cache is not a plain file" in why_not()
+
+
+class TestWhatCannotBeMade:
+    def test_without_a_home(self, fresh, monkeypatch):
+        def unknown(_):
+            raise KeyError("no such user")
+
+        for name in ("HOME", "XDG_CACHE_HOME", "ORTHOLAND_CACHE"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(pwd, "getpwuid", unknown)
+        assert "set XDG_CACHE_HOME" in why_not()
+        step(orthogonal=True)
+        assert "set XDG_CACHE_HOME" in str(native.why_no_code(torch.float64, 3))
+        with pytest.raises(RuntimeError, match="set XDG_CACHE_HOME to a folder"):
+            cache_folder()
+
+    @needs_compiler
+    def test_in_a_folder_for_reading_only(self, fresh, monkeypatch):
+        def refuse(*_, **__):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        monkeypatch.setattr(build.tempfile, "TemporaryDirectory", refuse)
+        reason = why_not()
+        assert f"no library can be made in {fresh}" in reason
+        assert "Read-only file system" in reason
+        assert "set ORTHOLAND_CACHE" in reason
+
+    @needs_compiler
+    def test_on_a_full_disk(self, fresh, monkeypatch):
+        def refuse(_):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(build, "_write_seal", refuse)
+        assert "No space left on device" in why_not()
+        assert list(fresh.iterdir()) == []
+
+    @pytest.mark.parametrize(
+        ("script", "reason"),
+        [
+            ("echo 'in f: 1' >&2; echo 'x.cpp:1: error: No space left' >&2; exit 3", "No space"),
+            ("exit 3", "gave 3"),
+            ("yes 'an error' | head -n 1000 >&2; exit 3", "an error"),
+            ("exit 0", "No such file"),  # and nothing written
+            (r"printf '\377\376 error' >&2; exit 1", "error"),
+            ('for last; do :; done; echo rubbish > "$last"', "no library can be made"),
+        ],
+    )
+    def test_by_an_odd_compiler(self, fresh, tmp_path, monkeypatch, script, reason):
+        compiler = tmp_path / "compiler"
+        compiler.write_text(f"#!/bin/sh\n{script}\n")
+        compiler.chmod(0o700)
+        monkeypatch.setenv("CXX", str(compiler))
+        assert reason in why_not()
+        assert len(why_not()) < 1000
+        assert list(fresh.iterdir()) == []
+
+    def test_by_a_compiler_that_is_none(self, fresh, tmp_path, monkeypatch):
+        compiler = tmp_path / "compiler"
+        compiler.write_bytes(b"\x7fELF rubbish")
+        compiler.chmod(0o700)
+        monkeypatch.setenv("CXX", str(compiler))
+        assert "the compiler cannot be run" in why_not()
+
+    def test_by_a_compiler_that_does_not_end(self, fresh, tmp_path, monkeypatch):
+        compiler = tmp_path / "compiler"
+        compiler.write_text("#!/bin/sh\nexec sleep 60\n")
+        compiler.chmod(0o700)
+        monkeypatch.setenv("CXX", str(compiler))
+        monkeypatch.setattr(build, "COMPILE_SECONDS", 0.05)
+        assert "the compiler took more than 0.05 s" in why_not()
+
+    def test_from_sources_that_are_not_there(self, fresh, tmp_path, monkeypatch):
+        monkeypatch.setattr(build, "FOLDER", tmp_path)
+        assert "the sources cannot be read" in why_not()
+
+    @needs_compiler
+    def test_with_a_sanitizer_that_is_not_loaded(self, fresh, monkeypatch):
+        if "libasan" in os.environ.get("LD_PRELOAD", ""):
+            pytest.skip("it is loaded")
+        monkeypatch.setenv("ORTHOLAND_SANITIZE", "1")
+        assert "make sanitize" in why_not()

@@ -1,0 +1,401 @@
+"""Compiled code under AddressSanitizer and UndefinedBehaviorSanitizer (``make sanitize``).
+
+A wrong access ends the whole process, with a report. The examples are always the same ones, so
+``make sanitize ARGS=--hypothesis-verbosity=verbose`` shows which one it was.
+"""
+
+import copy
+import ctypes
+import itertools
+import os
+from array import array
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import ortholand as ol
+from ortholand import native
+from ortholand.native import build
+from ortholand.native.safekeeping import seal_path
+
+pytestmark = [
+    pytest.mark.skipif(os.environ.get("ORTHOLAND_SANITIZE") != "1", reason="by make sanitize"),
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),  # no locks are held here
+]
+
+# What is compiled by size is compiled for some sizes only: it takes seconds each.
+LANES = {torch.float32: (3, 8), torch.float64: (1, 2)}
+DTYPES = st.sampled_from(list(LANES))
+LARGEST = 140  # beyond native.LARGEST_SIZE
+GUARD = 12345.0  # what lies around weights in memory, and must stay
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled():
+    """All libraries, compiled two at a time.
+
+    By another process: what this one loads is then where it stays, and reports can name lines.
+    """
+    child = os.fork()
+    if child == 0:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(is_compiled, LIBRARIES))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert all(map(is_compiled, LIBRARIES))
+
+
+def is_compiled(library):
+    dtype, size = library
+    if size is None:
+        return native.all_below(1.0, [torch.zeros(1, dtype=dtype)])
+    return native.why_no_code(dtype, size) is None
+
+
+LIBRARIES = [(dtype, size) for dtype, lanes in LANES.items() for size in (*lanes, 0, LARGEST, None)]
+
+
+# That a wrong access is found ---------------------------------------------------------------------
+
+BROKEN = """
+extern "C" float read_beyond(const float* x, int n) { return x[n]; }
+extern "C" void write_beyond(float* x, int n) { x[n] = 1; }
+extern "C" int add(int x, int y) { return x + y; }
+extern "C" int index(int i) {
+    static int row[4] = {};
+    return row[i];
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("broken")
+    source, library = folder / "broken.cpp", folder / "broken.so"
+    source.write_text(BROKEN)
+    build._compile([*build.compile_command("float", 0), str(source)], library)
+    return ctypes.CDLL(str(library))
+
+
+def report_of(action, path):
+    """What the sanitizer writes about an action, which ends the process that does it."""
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), 2)
+        action()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] != 0, "nothing was found"
+    return path.read_text(errors="replace")
+
+
+class TestWrongAccessesAreFound:
+    def test_outside_of_tensors(self, broken, tmp_path):
+        x = torch.zeros(5)
+        for function in (broken.read_beyond, broken.write_beyond):
+            function(ctypes.c_void_p(x.data_ptr()), 4)
+            report = report_of(
+                lambda f=function: f(ctypes.c_void_p(x.data_ptr()), 5), tmp_path / "r"
+            )
+            assert "AddressSanitizer: heap-buffer-overflow" in report
+
+    def test_outside_of_what_python_packs(self, broken, tmp_path):
+        packed = array("q", [1, 2, 3])
+        start = ctypes.c_void_p(packed.buffer_info()[0])
+        report = report_of(lambda: broken.read_beyond(start, 6), tmp_path / "report")
+        assert "AddressSanitizer: heap-buffer-overflow" in report
+
+    def test_overflow_of_integers(self, broken, tmp_path):
+        report = report_of(lambda: broken.add(2**31 - 1, 1), tmp_path / "report")
+        assert "runtime error: signed integer overflow" in report
+
+    def test_outside_of_arrays(self, broken, tmp_path):
+        report = report_of(lambda: broken.index(4), tmp_path / "report")
+        assert "runtime error: index 4 out of bounds" in report
+
+    def test_in_the_library_s_own_code(self, tmp_path):
+        x = torch.zeros(5)
+        spans = array("q", [x.data_ptr(), x.numel() + 1])
+        code = native._library("bounded", "float", 0)
+        arguments = spans.buffer_info()[0], 1, 1.0
+        report = report_of(lambda: code.ortholand_all_below(*arguments), tmp_path / "report")
+        assert "AddressSanitizer: heap-buffer-overflow" in report
+        assert "bounded.cpp" in report
+
+    def test_a_parameter_that_is_too_short(self, tmp_path):
+        X, G = torch.eye(20), torch.zeros(19, 20)
+        skipped = torch.zeros((), dtype=torch.int64)
+        row = [X.data_ptr(), G.data_ptr(), 0, 0, 0, skipped.data_ptr(), 1]
+        packed = array("q", row)
+        options = native.Options(*[0.1] * 10, *[0] * 6).pack()
+        step = native.kernel(torch.float32, 20)
+        start = packed.buffer_info()[0]
+        report = report_of(lambda: step(options, start, 1, 20), tmp_path / "report")
+        assert "AddressSanitizer: heap-buffer-overflow" in report
+        assert "landing.cpp" in report
+
+
+def test_libraries_are_kept_apart_from_others():
+    library = build.library_path("bounded", "float", 0)
+    assert b"__asan_report_load" in library.read_bytes()
+    assert seal_path(library).exists()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("ORTHOLAND_SANITIZE")
+        assert build.library_path("bounded", "float", 0) != library
+
+
+# Steps --------------------------------------------------------------------------------------------
+
+
+def sizes(dtype, largest=LARGEST):
+    return st.sampled_from(LANES[dtype]) | st.integers(9, largest)
+
+
+@st.composite
+def weights(draw, dtype):
+    """A shape of weights with its view: matrices, stacks, convolutions."""
+    kind = draw(st.sampled_from(["square", "tall", "wide", "stack", "kernels", "convolution"]))
+    if kind == "square":
+        return (draw(sizes(dtype)),) * 2, "matrix"
+    if kind == "stack":
+        size = draw(sizes(dtype, 40))
+        return (draw(st.integers(1, 40)), size, size), "kernel"
+    if kind == "kernels":
+        size = draw(st.sampled_from(LANES[dtype]))
+        return (draw(st.integers(1, 6)), draw(st.integers(1, 6)), size, size), "kernel"
+    if kind == "convolution":
+        rows = draw(st.integers(9, 40))  # also square, where the rest comes to that
+        return (
+            rows,
+            *draw(st.sampled_from([(1, 3, 3), (4, 3, 3), (2, 1, 5), (rows, 1, 1)])),
+        ), "matrix"
+    short, more = draw(st.integers(1, 60)), draw(st.integers(1, 80))
+    return ((short + more, short) if kind == "tall" else (short, short + more)), "matrix"
+
+
+LANDING = {
+    "lr": st.sampled_from([0.0, 1e-3, 0.1, 10.0]),
+    "lam": st.sampled_from([0.0, 1.0]),
+    "attraction": st.sampled_from(["coupled", "decoupled", "after"]),
+    "safe_step": st.sampled_from(["frobenius", "frobenius", None]),
+    "maximize": st.booleans(),
+}
+DIRECTIONS = [
+    {},
+    {"momentum": 0.9},
+    {"momentum": 0.9, "nesterov": True},
+    {"momentum": 0.9, "dampening": 0.3},
+]
+BETAS = st.sampled_from([{}, {"betas": (0.0, 0.0)}, {"betas": (0.5, 0.9)}])
+LAYOUTS = ["plain", "transposed", "sliced", "expanded", "offset"]
+
+
+def gradient(shape, dtype, layout, seed):
+    """A gradient of that layout in memory."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(*shape):
+        return torch.randn(*shape, generator=generator, dtype=dtype)
+
+    if layout == "transposed":
+        return noise(*shape[:-2], shape[-1], shape[-2]).mT
+    if layout == "sliced":
+        return noise(*shape[:-1], 2 * shape[-1])[..., ::2]
+    if layout == "expanded":
+        return noise(1).expand(shape)
+    if layout == "offset":
+        return noise(torch.Size(shape).numel() + 1)[1:].view(shape)
+    return noise(*shape)
+
+
+def guarded(shape, view, dtype, seed, offset):
+    """A weight somewhere in memory that has more in it, and that memory."""
+    rows, columns = shape[-2:] if view == "kernel" else (shape[0], torch.Size(shape[1:]).numel())
+    X = ol.random_orthogonal(*(shape[:-2] if view == "kernel" else ()), rows, columns, seed=seed)
+    memory = torch.full((X.numel() + 2 * offset,), GUARD, dtype=dtype)
+    inner = memory[offset : offset + X.numel()]
+    inner.copy_(X.flatten())
+    return nn.Parameter(inner.view(shape)), memory
+
+
+def assert_guards_stay(X, memory):
+    offset = X.storage_offset()
+    assert (memory[:offset] == GUARD).all()
+    assert (memory[offset + X.numel() :] == GUARD).all()
+
+
+@st.composite
+def runs(draw):
+    """Some weights of one type, and what happens to them."""
+    dtype = draw(DTYPES)
+    shapes = draw(st.lists(weights(dtype), min_size=1, max_size=4))
+    if draw(st.booleans()):
+        shapes = [draw(weights(dtype))]
+    return {
+        "dtype": dtype,
+        "shapes": shapes,
+        "options": draw(st.fixed_dictionaries(LANDING)),
+        "layouts": draw(st.lists(st.sampled_from(LAYOUTS), min_size=1, max_size=3)),
+        "bad": draw(st.sampled_from([None, None, float("nan"), float("inf"), 1e38])),
+        "offset": draw(st.sampled_from([0, 1, 16])),
+        "threads": draw(st.sampled_from([1, 2])),
+        "seed": draw(st.integers(0, 1000)),
+    }
+
+
+@contextmanager
+def threads(number):
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(1)
+
+
+def step_all(make, run, **options):
+    """Steps with every layout of gradients, each after a reload of the state."""
+    dtype = run["dtype"]
+    held = [
+        (guarded(shape, view, dtype, run["seed"] + i, run["offset"]), view)
+        for i, (shape, view) in enumerate(run["shapes"])
+    ]
+    groups = [{"params": [X], "view": view} for (X, _), view in held]
+    if len({view for _, view in run["shapes"]}) == 1:  # all in one
+        groups = [{"params": [X for (X, _), _ in held], "view": held[0][1]}]
+    optimizer = make(groups, fused=True, **run["options"], **options)
+    for number, layout in enumerate([*run["layouts"], "plain"]):
+        for (X, _), _ in held:
+            X.grad = gradient(X.shape, dtype, layout, run["seed"] + number)
+        if run["bad"] is not None and number == 0:
+            X.grad = X.grad.clone()
+            X.grad[np.unravel_index(run["seed"] % X.numel(), X.shape)] = run["bad"]
+        with threads(run["threads"]):
+            optimizer.step()
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for (X, memory), _ in held:
+        assert_guards_stay(X, memory)
+        assert run["options"]["safe_step"] is None or X.isfinite().all()
+
+
+@settings(max_examples=60, derandomize=True)
+@given(run=runs(), options=st.sampled_from(DIRECTIONS))
+def test_sgd(run, options):
+    step_all(ol.LandingSGD, run, **options)
+
+
+@settings(max_examples=40, derandomize=True)
+@given(run=runs(), options=BETAS)
+def test_adam(run, options):
+    step_all(ol.LandingAdam, run, **options)
+
+
+@pytest.mark.parametrize("dtype", LANES, ids=str)
+@pytest.mark.parametrize("attraction", ["coupled", "decoupled", "after"])
+@pytest.mark.parametrize("safe_step", ["frobenius", None])
+def test_every_kind_of_step(dtype, attraction, safe_step):
+    makers = [partial(ol.LandingSGD, **options) for options in DIRECTIONS]
+    for make, size in itertools.product([*makers, ol.LandingAdam], (*LANES[dtype], 20)):
+        held = [guarded((17, size, size), "kernel", dtype, i, i) for i in range(3)]
+        weights = [X for X, _ in held]
+        optimizer = make(
+            weights, lr=0.1, attraction=attraction, safe_step=safe_step, view="kernel", fused=True
+        )
+        for _ in range(2):
+            step_once(optimizer, held)
+
+
+@pytest.mark.parametrize("dtype", LANES, ids=str)
+@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"attraction": "after"}], ids=str)
+def test_every_size(dtype, options):
+    held = [guarded((size, size), "matrix", dtype, size, 1) for size in range(9, LARGEST + 1)]
+    optimizer = ol.LandingSGD([X for X, _ in held], lr=0.1, fused=True, **options)
+    step_once(optimizer, held)
+
+
+@pytest.mark.parametrize("dtype", LANES, ids=str)
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"maximize": True}], ids=str)
+@pytest.mark.parametrize("shape", [(129, 129), (160, 160), (193, 193), (150, 9), (7, 200)])
+def test_large_matrices(shape, options, dtype):
+    X, memory = guarded(shape, "matrix", dtype, 0, 1)
+    optimizer = ol.LandingSGD([X], lr=0.1, fused=True, **options)
+    for _ in range(2):
+        step_once(optimizer, [(X, memory)])
+
+
+def step_once(optimizer, held):
+    for i, (X, _) in enumerate(held):
+        X.grad = gradient(X.shape, X.dtype, LAYOUTS[i % len(LAYOUTS)], i)
+    optimizer.step()
+    for X, memory in held:
+        assert_guards_stay(X, memory)
+        assert X.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", LANES, ids=str)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_work_is_shared_by_threads(dtype, momentum):
+    small = LANES[dtype][-1]
+    for shape in [(40_000 // small, small, small), (150, 20, 20), (5, 100, 100)]:
+        one, two, three = (stepped_by(n, shape, dtype, momentum) for n in (1, 2, 3))
+        assert torch.equal(one, two)
+        assert torch.equal(one, three)
+
+
+def stepped_by(n, shape, dtype, momentum):
+    """The first of three equal weights that are stepped by so many threads."""
+    held = [guarded(shape, "kernel", dtype, 0, 3) for _ in range(3)]
+    optimizer = ol.LandingSGD(
+        [X for X, _ in held], lr=0.1, momentum=momentum, view="kernel", fused=True
+    )
+    for X, _ in held:
+        X.grad = gradient(shape, dtype, "plain", 0)
+    with threads(n):
+        optimizer.step()
+    for X, memory in held:
+        assert_guards_stay(X, memory)
+        assert torch.equal(X, held[0][0])
+    return held[0][0].detach()
+
+
+def test_many_parameters_of_one_group():
+    held = [guarded((3, 3), "matrix", torch.float32, i, 1) for i in range(300)]
+    optimizer = ol.LandingAdam([X for X, _ in held], lr=0.1, fused=True)
+    for _ in range(3):
+        for i, (X, _) in enumerate(held):
+            X.grad = gradient(X.shape, X.dtype, LAYOUTS[i % len(LAYOUTS)], i) if i % 7 else None
+        with threads(2):
+            optimizer.step()
+    for X, memory in held:
+        assert_guards_stay(X, memory)
+
+
+# all_below ----------------------------------------------------------------------------------------
+
+
+@st.composite
+def arrays(draw):
+    """A tensor that begins anywhere, and ends where its memory does."""
+    dtype = draw(DTYPES)
+    memory = torch.zeros(draw(st.integers(0, 300)), dtype=dtype)
+    return memory[draw(st.integers(0, 20)) :]
+
+
+@settings(max_examples=150, derandomize=True)
+@given(
+    tensors=st.lists(arrays(), max_size=5),
+    place=st.integers(0, 300),
+    value=st.sampled_from([1.0, -1.0, float("nan"), float("inf"), 1e38]),
+)
+def test_all_below(tensors, place, value):
+    assert native.all_below(1.0, tensors)
+    for x in tensors:
+        if x.numel():
+            x[place % x.numel()] = value
+            assert not native.all_below(1.0, tensors)
+            x.zero_()
