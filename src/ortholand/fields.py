@@ -132,6 +132,9 @@ def _tangency_error(X: Tensor, G: Tensor, d: Tensor) -> Tensor:
 
 def tangency_bound(n: int, dtype: torch.dtype, d: Number, gradient_norm: Number) -> Number:
     """Bound of what rounding leaves of ``Sym(X^H R)`` in the right form, for X with n rows."""
-    n_roundings = 8 + math.sqrt(n)
-    unit_roundoff = torch.finfo(dtype).eps / 2
-    return n_roundings * unit_roundoff * (1 + d) * gradient_norm
+    return product_roundoff(n, dtype) * (1 + d) * gradient_norm
+
+
+def product_roundoff(n: int, dtype: torch.dtype) -> float:
+    """Relative rounding error of sums of n products, and of a few operations around them."""
+    return (8 + math.sqrt(n)) * torch.finfo(dtype).eps / 2

@@ -165,3 +165,86 @@ def test_rows_apart_never_leave_the_ball(scene, ranks):
         G = scene["scale"] * gradient_like(scene["kind"], current, generator, k)
         apart.step(G.to(dtype))
         assert ol.distance(apart.whole().to(exact)) <= eps + rounding
+
+
+# In one place: the Gram form against the forms on whole matrices, the reference.
+
+
+def overriding(make):
+    """The optimizer with a ``move`` of its own: no engine steps around ``matrix_step``."""
+
+    class Measured(make):
+        def move(self, X, B, group):
+            return super().move(X, B, group)
+
+    return Measured
+
+
+SHAPES = {"tall": (23, 6), "column": (9, 1), "nearly square": (12, 11), "wide": (6, 23)}
+
+
+@each_attraction
+@each_method
+@pytest.mark.parametrize("shape", [*SHAPES.values(), (4, 2, 5, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-13), (torch.complex128, 1e-13), (torch.float32, 2e-5)],
+    ids=str,
+)
+def test_the_gram_form_is_the_measured_form(
+    make, options, attraction, shape, dtype, tolerance, monkeypatch
+):
+    """From inside the ball, off the manifold; also as a batch, and where it does not pay."""
+    monkeypatch.setattr("ortholand.landing.description.GRAM_FROM", 0)
+    view = "kernel" if len(shape) > 2 else "matrix"
+    start = 1.02 * ol.random_orthogonal(*shape, seed=0, dtype=dtype)
+    runs = []
+    for kind in (make, overriding(make)):
+        weights = [nn.Parameter(start.clone()), nn.Parameter(start.clone())]
+        optimizer = kind(weights, attraction=attraction, fused=False, view=view, **options)
+        form = ol.explain(optimizer)[0].form
+        assert form == ("Gram form" if kind is make else "matrix_step")
+        for k in range(3):
+            for i, X in enumerate(weights):
+                X.grad = gaussian(shape, 10 * k + i, dtype) / shape[-1] ** 0.5
+            optimizer.step()
+        runs.append([*weights, *(v for X in weights for v in optimizer.state[X].values())])
+    for one, other in zip(*runs, strict=True):
+        size = max(1.0, float(other.detach().abs().max()))
+        torch.testing.assert_close(one, other, rtol=0, atol=tolerance * size)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-18, 1e18, 1e30])
+@each_attraction
+@each_method
+def test_gradients_of_any_size_step_as_measured(make, options, attraction, scale, monkeypatch):
+    """``B^H B`` would over- or underflow."""
+    monkeypatch.setattr("ortholand.landing.description.GRAM_FROM", 0)
+    if options.get("safe_step", "") is None:
+        return
+    X, Y = (nn.Parameter(ol.random_orthogonal(20, 4, seed=0)) for _ in range(2))
+    optimizers = [make([X], attraction=attraction, fused=False, **options)]
+    optimizers.append(overriding(make)([Y], attraction=attraction, fused=False, **options))
+    for k in range(3):
+        for weight, optimizer in zip((X, Y), optimizers, strict=True):
+            weight.grad = scale * gaussian(X.shape, k, X.dtype)
+            optimizer.step()
+    assert optimizers[0].skipped_steps() == 0
+    # At the edge of the ball a step is the root of what room is left, and so is its rounding.
+    torch.testing.assert_close(X, Y, rtol=0, atol=1e-5 if scale < 1 else 5e-3)
+
+
+@pytest.mark.parametrize(("lr", "most"), [(0.1, 2e-5), (0.01, 3e-6)])
+def test_what_is_derived_stays_as_near_to_the_manifold_as_what_is_measured(lr, most, monkeypatch):
+    monkeypatch.setattr("ortholand.landing.description.GRAM_FROM", 0)
+    errors = []
+    for kind in (ol.LandingSGD, overriding(ol.LandingSGD)):
+        X = nn.Parameter(ol.random_orthogonal(384, 64, seed=0))
+        optimizer = kind([X], lr=lr, attraction="after", fused=False)
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(300):
+            X.grad = torch.randn(X.shape, generator=generator) / 384**0.5
+            optimizer.step()
+        errors.append(ol.orthogonality_error(X))
+    assert errors[0] <= most
+    assert errors[0] <= 1.25 * errors[1]

@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 # What is compiled by size is compiled for some sizes only: it takes seconds each.
-LANES = {torch.float32: (3, 8), torch.float64: (1, 2)}
+LANES = {torch.float32: (1, 8), torch.float64: (3,)}
 DTYPES = st.sampled_from(list(LANES))
 LARGEST = 140  # beyond native.LARGEST_SIZE
 GUARD = 12345.0  # what lies around weights in memory, and must stay
@@ -167,7 +167,7 @@ def weights(draw, dtype):
         size = draw(sizes(dtype, 40))
         return (draw(st.integers(1, 40)), size, size), "kernel"
     if kind == "kernels":
-        size = draw(st.sampled_from(LANES[dtype]))
+        size = LANES[dtype][-1]  # not 1: kernels of 1 x 1 are refused
         return (draw(st.integers(1, 6)), draw(st.integers(1, 6)), size, size), "kernel"
     if kind == "convolution":
         rows = draw(st.integers(9, 40))  # also square, where the rest comes to that
@@ -283,13 +283,13 @@ def step_all(make, run, **options):
         assert run["options"]["safe_step"] is None or X.isfinite().all()
 
 
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=50, derandomize=True)
 @given(run=runs(), options=st.sampled_from(DIRECTIONS))
 def test_sgd(run, options):
     step_all(ol.LandingSGD, run, **options)
 
 
-@settings(max_examples=40, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(run=runs(), options=BETAS)
 def test_adam(run, options):
     step_all(ol.LandingAdam, run, **options)
@@ -312,8 +312,10 @@ def test_every_kind_of_step(dtype, attraction, safe_step):
 
 @pytest.mark.parametrize("dtype", LANES, ids=str)
 @pytest.mark.parametrize("options", [{"momentum": 0.9}, {"attraction": "after"}], ids=str)
-def test_every_size(dtype, options):
-    held = [guarded((size, size), "matrix", dtype, size, 1) for size in range(9, LARGEST + 1)]
+def test_every_kind_of_size(dtype, options):
+    # Every rest of rows and columns that blocks of a product leave, and the largest.
+    sizes = [*range(9, 58), 127, 128, 129, LARGEST]
+    held = [guarded((size, size), "matrix", dtype, size, 1) for size in sizes]
     optimizer = ol.LandingSGD([X for X, _ in held], lr=0.1, fused=True, **options)
     step_once(optimizer, held)
 
@@ -364,7 +366,7 @@ def stepped_by(n, shape, dtype, momentum):
 
 
 def test_many_parameters_of_one_group():
-    held = [guarded((3, 3), "matrix", torch.float32, i, 1) for i in range(300)]
+    held = [guarded((3, 3), "matrix", torch.float64, i, 1) for i in range(300)]
     optimizer = ol.LandingAdam([X for X, _ in held], lr=0.1, fused=True)
     for _ in range(3):
         for i, (X, _) in enumerate(held):
@@ -386,7 +388,7 @@ def arrays(draw):
     return memory[draw(st.integers(0, 20)) :]
 
 
-@settings(max_examples=150, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(
     tensors=st.lists(arrays(), max_size=5),
     place=st.integers(0, 300),

@@ -221,7 +221,8 @@ LARGE = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("shape", LARGE.values(), ids=LARGE)
 def test_large_matrices_agree(shape, dtype):
-    for options in ({}, {"maximize": True}, {"momentum": 0.9}, {"safe_step": None}, {"lam": 0.0}):
+    square = [{"momentum": 0.9}] if shape[0] == shape[1] else []  # else it is not compiled
+    for options in ({}, {"maximize": True}, *square, {"safe_step": None}, {"lam": 0.0}):
         for lr, scale in ((0.1, 1.0), (0.0, 1.0), (3.0, 1.0 if "safe_step" in options else 100.0)):
             settings = {"lr": lr / (10 if "safe_step" in options else 1), **options}
             runs = [run(shape, dtype, fused, scale=scale, **settings) for fused in (True, False)]

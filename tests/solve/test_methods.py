@@ -51,7 +51,7 @@ class TestLanding:
             lam=0.7,
             maxiter=12,
             gtol=0,
-            options=dict(step=eta, momentum=momentum, eps=0.4, rule=rule),
+            options=dict(step=eta, momentum=momentum, eps=0.4, safe_step=rule),
         )
         assert len(seen) == 12
         for Y in seen:

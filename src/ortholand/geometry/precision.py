@@ -1,22 +1,29 @@
 """Arithmetic in the types that a function asks for, whatever surrounds its call."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import torch
 from torch import Tensor
 
+_NOTHING = nullcontext()
+# A quick answer for the common case, where this torch has one.
+_is_any_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
-@contextmanager
-def without_autocast(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """No automatic casts on the devices of these tensors.
+
+def without_autocast(tensors: Iterable[Tensor]) -> AbstractContextManager[object]:
+    """A context without automatic casts on the devices of these tensors.
 
     Automatic mixed precision is for networks. In a step it would round products to half
     precision, and hand compiled code matrices of another type than it was promised.
     """
+    if not torch.compiler.is_compiling() and not _is_any_enabled():
+        return _NOTHING
     devices = {tensor.device.type for tensor in tensors}
     casting = [device for device in devices if torch.is_autocast_enabled(device)]
-    with ExitStack() as stack:
-        for device in casting:
-            stack.enter_context(torch.autocast(device, enabled=False))
-        yield
+    if not casting:
+        return _NOTHING
+    stack = ExitStack()
+    for device in casting:
+        stack.enter_context(torch.autocast(device, enabled=False))
+    return stack

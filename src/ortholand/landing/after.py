@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from ortholand.fields import tangent
-from ortholand.geometry.matrices import is_finite, newton_schulz, per_matrix
-from ortholand.landing.attraction import Attraction, Move, is_a_step, step_size, unless_zero
-from ortholand.landing.gram import Coefficients, FieldGram, Gram, tangent_coefficients, times
+from ortholand.geometry.matrices import add_product, is_finite, newton_schulz, per_matrix
+from ortholand.landing.attraction import Attraction, Move, step_size, unless_zero
+from ortholand.landing.gram import Coefficients, FieldGram, Gram, times
 from ortholand.landing.options import LandingOptions
 from ortholand.safe_step import field_bound, largest_step_before_landing
 
@@ -39,19 +39,21 @@ class After(Attraction):
 
         What rounding adds to it is in the D of the next step.
         """
-        a, b = tangent_coefficients(gram.D, gram.M)
-        field = FieldGram(a, b, gram)
+        field = FieldGram(gram)
         bound = gram.unit * field.bound(options.rule)
-        error = gram.unit * gram.tangency_error
-        p = a.shape[-1]
-        eta, m, taken = step_and_taken(bound, gram.distance, p, error, options)
+        p = gram.D.shape[-1]
+        eta, m, taken = step_and_taken(bound, gram.distance, p, gram.tangency_error, options)
         c = (m + 1).rsqrt()
-        eta = eta * gram.unit
-        W = times(-(c**3) / 2, gram.D + times(eta.square(), field.square))  # c (I - E / 2) - I
-        W.diagonal(dim1=-2, dim2=-1).add_((1.5 * c - 1 - c**3 / 2)[..., None])
-        new_a = W - times(eta, a + a @ W)
+        tangent = -eta * gram.unit
+        E = gram.D + times(tangent.square(), field.tangent_square)
+        cube = c**3 / 2
+        W = times(-cube, E)  # c (I - (Y^H Y - I) / 2) - I
+        W.diagonal(dim1=-2, dim2=-1).add_((1.5 * c - 1 - cube)[..., None])
+        a, b = field.tangent_coefficients
+        a, b = times(tangent, a), times(tangent, b)
+        new_a = add_product(W + a, a, W)
         new_a = unless_zero(options.lr, new_a, torch.zeros_like(a))
-        return Coefficients(new_a, times(-eta, b + b @ W), taken)
+        return Coefficients(new_a, add_product(b, b, W), taken)
 
 
 def step_and_taken(
@@ -67,7 +69,7 @@ def step_and_taken(
     if options.rule is not None:
         taken = taken & (d < 1)  # from there on Newton-Schulz steps may lead anywhere
     if isinstance(options.lr, Tensor):
-        taken = taken & is_a_step(options.lr, options.lr)
+        taken = taken & (options.lr >= 0)
     # With other rules than "frobenius" the bound is less than ||R||_F, and m too small: less gain,
     # still safe.
     return eta, length.square() / p, taken

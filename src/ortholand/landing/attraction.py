@@ -1,5 +1,6 @@
 """What an attraction to the manifold offers, and the register of those that exist."""
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ortholand.forms import withdraw_other_forms
+from ortholand.geometry.matrices import is_finite
 from ortholand.landing.gram import Coefficients, Gram
 
 if TYPE_CHECKING:
@@ -29,8 +31,10 @@ class Attraction:
             matrices step, also where their rows are spread over ranks; None: they step by
             :meth:`move`, each whole in one place.
         field_coefficients: for an attraction whose step is ``X - eta L`` with one field
-            ``L = X a + B b``: ``(D, M, options) -> (a, b)``. Large matrices then need no more
-            products than L; None: by :attr:`coefficients`.
+            ``L = X a + B b``: ``(D, M, options) -> (a, b)``, and :attr:`along` for the step. Where a
+            matrix is whole it then needs no more products than L's; None: by
+            :attr:`coefficients`.
+        along: ``(X, L, d, tangency_error, options) -> Move``, for such an attraction.
         sharp: whether the Gram form wants the diagonal of D to full precision, because it takes
             all of D away at once.
         compiled: its number in the compiled code (``native/landing.cpp``); None: there is none.
@@ -42,6 +46,7 @@ class Attraction:
     name: ClassVar[str]
     coefficients: "ClassVar[Callable[[Gram, LandingOptions], Coefficients] | None]" = None
     field_coefficients: ClassVar[Callable[..., tuple[Tensor, Tensor]] | None] = None
+    along: ClassVar[Callable[..., Move] | None] = None
     sharp: ClassVar[bool] = False
     compiled: ClassVar[int | None] = None
 
@@ -55,7 +60,7 @@ class Attraction:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        withdraw_other_forms(cls, ("move", "coefficients", "field_coefficients", "compiled"))
+        withdraw_other_forms(cls, ("move", "coefficients", "field_coefficients", "along", "compiled"))
 
 
 class FunctionAttraction(Attraction):
@@ -100,11 +105,18 @@ def step_size(lr: float | Tensor, safe: Tensor | None, like: Tensor) -> Tensor:
     return torch.minimum(safe, lr) if isinstance(lr, Tensor) else safe.clamp(max=lr)
 
 
-def is_a_step(eta: Tensor, lr: float | Tensor) -> Tensor:
-    """Whether something moves: not where no step is safe, or lr is negative or NaN."""
+def may_go(bound: Tensor, eta: Tensor, d: Tensor, options: "LandingOptions") -> Tensor:
+    """Whether a field is finite, and something moves: not where no step is safe or lr is no rate.
+
+    ``eta * inf`` is infinite for steps, and NaN or negative for what is none. From distance 1 on
+    nothing is safe.
+    """
+    lr = options.lr
     if isinstance(lr, Tensor):
-        return (eta > 0) | (lr == 0)
-    return eta > 0 if lr > 0 else torch.ones_like(eta, dtype=torch.bool)
+        eta = torch.where(lr > 0, eta, 1 - lr)  # NaN for NaN
+        bound = torch.where(lr < 0, math.inf, bound)
+    finite = is_finite(bound) if not isinstance(lr, Tensor) and lr == 0 else bound < eta * math.inf
+    return finite if options.rule is None else finite & (d < 1)
 
 
 def unless_zero(lr: float | Tensor, moved: Tensor, X: Tensor) -> Tensor:

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from ortholand.fields import landing
-from ortholand.geometry.matrices import is_finite, per_matrix
-from ortholand.landing.attraction import Attraction, Move, is_a_step, step_size
-from ortholand.landing.gram import Coefficients, FieldGram, Gram, tangent_coefficients, times
+from ortholand.geometry.matrices import per_matrix
+from ortholand.landing.attraction import Attraction, Move, may_go, step_size
+from ortholand.landing.gram import Coefficients, FieldGram, Gram, times
 from ortholand.landing.options import LandingOptions
 from ortholand.safe_step import field_bound, largest_step
 
@@ -19,29 +19,40 @@ class Coupled(Attraction):
 
     def move(self, X: Tensor, B: Tensor, options: LandingOptions) -> Move:
         """Along the field, no further than is safe."""
-        L, d, tangency_error = landing(X, B, options.lam)
+        return self.along(X, *landing(X, B, options.lam), options)
+
+    def along(
+        self,
+        X: Tensor,
+        L: Tensor,
+        d: Tensor,
+        tangency_error: Tensor | float,
+        options: LandingOptions,
+    ) -> Move:
+        """Along a field L that is not needed afterwards, from distance d."""
         bound = field_bound(options.rule, L)
         eta, taken = step_and_taken(bound, d, tangency_error, options)
         return Move(torch.addcmul(X, L, per_matrix(eta, X), value=-1, out=L), taken)
 
     def coefficients(self, gram: Gram, options: LandingOptions) -> Coefficients:
-        """The same, from Gram matrices. ``L = nu L1`` with an L1 that neither over- nor underflows."""
-        a, b = tangent_coefficients(gram.D, gram.M)
+        """From Gram matrices. ``L = nu L1`` with an L1 that neither over- nor underflows."""
         nu = gram.unit.clamp(min=max(options.lam, torch.finfo(gram.D.dtype).tiny))
-        share = gram.unit / nu
-        a = times(share, a) + times(options.lam / nu, gram.D)
-        b = times(share, b)
-        bound = nu * FieldGram(a, b, gram).bound(options.rule, share)
-        error = gram.unit * gram.tangency_error
-        eta, taken = step_and_taken(bound, gram.distance, error, options)
-        return Coefficients(times(-eta * nu, a), times(-eta * nu, b), taken)
+        field = FieldGram(gram, gram.unit / nu, options.lam / nu)
+        bound = nu * field.bound(options.rule)
+        eta, taken = step_and_taken(bound, gram.distance, gram.tangency_error, options)
+        a, b = field.tangent_coefficients
+        tangent = -eta * gram.unit
+        return Coefficients(
+            times(tangent, a) - times(eta * options.lam, gram.D), times(tangent, b), taken
+        )
 
     def field_coefficients(
         self, D: Tensor, M: Tensor, options: LandingOptions
     ) -> tuple[Tensor, Tensor]:
         """a and b of ``L = X a + B b``."""
-        a, b = tangent_coefficients(D, M)
-        return a.add_(D, alpha=options.lam), b
+        b = D / 2
+        b.diagonal(dim1=-2, dim2=-1).add_(0.5)
+        return torch.add(options.lam * D, M.mH, alpha=-0.5), b
 
 
 def step_and_taken(
@@ -52,4 +63,4 @@ def step_and_taken(
     if options.rule is not None:
         safe = largest_step(bound, d, options.lam, options.eps, tangency_error)
     eta = step_size(options.lr, safe, bound)
-    return eta, is_finite(eta * bound) & is_a_step(eta, options.lr)
+    return eta, may_go(bound, eta, d, options)

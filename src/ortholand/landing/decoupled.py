@@ -4,16 +4,9 @@ import torch
 from torch import Tensor
 
 from ortholand.fields import tangent
-from ortholand.geometry.matrices import is_finite, per_matrix, product
-from ortholand.landing.attraction import Attraction, Move, is_a_step, step_size, unless_zero
-from ortholand.landing.gram import (
-    Coefficients,
-    FieldGram,
-    Gram,
-    inner,
-    tangent_coefficients,
-    times,
-)
+from ortholand.geometry.matrices import per_matrix, product
+from ortholand.landing.attraction import Attraction, Move, may_go, step_size, unless_zero
+from ortholand.landing.gram import Coefficients, FieldGram, Gram, squared_normal_norm, times
 from ortholand.landing.options import LandingOptions
 from ortholand.safe_step import field_bound, largest_step_decoupled
 
@@ -36,15 +29,17 @@ class Decoupled(Attraction):
 
     def coefficients(self, gram: Gram, options: LandingOptions) -> Coefficients:
         """The same, from Gram matrices."""
-        a, b = tangent_coefficients(gram.D, gram.M)
-        bound = gram.unit * FieldGram(a, b, gram).bound(options.rule)
-        D, d = gram.D, gram.distance
-        normal = inner(D, D + D @ D).clamp(min=0).sqrt()  # of X D
-        error = gram.unit * gram.tangency_error
-        eta, omega, taken = steps_and_taken(bound, d, normal, error, options)
-        a = times(-eta * gram.unit, a) - times(omega, D)
-        a = unless_zero(options.lr, a, torch.zeros_like(a))
-        return Coefficients(a, times(-eta * gram.unit, b), taken)
+        field, D = FieldGram(gram), gram.D
+        bound = gram.unit * field.bound(options.rule)
+        normal = squared_normal_norm(D).sqrt()
+        eta, omega, taken = steps_and_taken(
+            bound, gram.distance, normal, gram.tangency_error, options
+        )
+        a, b = field.tangent_coefficients
+        tangent = -eta * gram.unit
+        new_a = times(tangent, a) - times(omega, D)
+        new_a = unless_zero(options.lr, new_a, torch.zeros_like(a))
+        return Coefficients(new_a, times(tangent, b), taken)
 
 
 def steps_and_taken(
@@ -62,5 +57,4 @@ def steps_and_taken(
         omega = torch.minimum(omega, gentle.clamp(min=0))
         safe = largest_step_decoupled(bound, d, normal, omega, options.eps, tangency_error)
     eta = step_size(options.lr, safe, bound)
-    moves = is_a_step(torch.maximum(eta, omega), options.lr)
-    return eta, omega, is_finite(eta * bound + omega * d) & moves
+    return eta, omega, may_go(bound + d, torch.maximum(eta, omega), d, options)

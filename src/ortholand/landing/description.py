@@ -9,6 +9,7 @@ from ortholand.landing.moments import Moments
 from ortholand.landing.options import LandingOptions
 from ortholand.landing.step import PendingStep, Rows
 
+GRAM_FROM = 8  # rows per column from which p x p products cost less than they save (make bench)
 GramStep = Callable[[Tensor, Tensor, dict[str, Tensor], Rows], PendingStep]
 
 
@@ -33,6 +34,13 @@ class LandingStep:
         if rule is not None and rule.squared_gram_bound is None:
             return f"safe_step {rule.name!r} has no Gram form"
         return None
+
+    def gram_pays(self, n: int, p: int) -> bool:
+        """Whether the Gram form is the quicker one of whole matrices n x p.
+
+        Beside products with n rows it has some of p x p matrices; not so along a field.
+        """
+        return self.options.attraction.field_coefficients is not None or n >= GRAM_FROM * p
 
     def _gram_step(
         self, X: Tensor, G: Tensor, state: dict[str, Tensor], rows: Rows

@@ -7,9 +7,9 @@ direction, and the p x p coefficients a and b depend on three Gram matrices alon
 
 Each is a sum over rows. So a step is one pass over the rows of X and B, then coefficients, then
 one pass that combines; rows may be on several ranks, which add up their Gram matrices in between.
-Norms come from the same matrices: with ``L = X a + B b``,
-``L^H L = a^H (S a + M b) + b^H (M^H a + T b)``, ``S = I + D``, which for "move, then land" also
-says where the moved point is.
+Norms come from the same matrices: with ``S = I + D`` the tangent part ``R = (B S - X M^H) / 2`` has
+``4 R^H R = S T S - M M S - (M M S)^H + M S M^H``, which for "move, then land" also says where the
+moved point is.
 
 What differs from the forms on whole matrices (``Attraction.move``) is rounding. A norm from Gram
 matrices is known up to ``sqrt(u) ||B||``, not ``u ||B||``: where the tangent part is smaller than
@@ -21,8 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ortholand.fields import tangency_bound
-from ortholand.geometry.matrices import add_product, per_matrix, product, sym
+from ortholand.geometry.matrices import add_product, per_matrix, product, skew, sym
 from ortholand.safe_step import FROBENIUS, SafeStepRule
 
 
@@ -35,24 +34,15 @@ class Gram(NamedTuple):
     D: Tensor  # X^H X - I, (..., p, p)
     M: Tensor  # X^H B1
     T: Tensor  # B1^H B1
+    distance: Tensor  # ||D||_F, (...)
     unit: Tensor  # (...)
-    size: Tensor  # ||B1||_F before anything was taken from it: what rounding is relative to, (...)
-    n: int  # rows of the whole matrix
-    dtype: torch.dtype  # of X and B1: what they were rounded to
-
-    @property
-    def distance(self) -> Tensor:
-        """``||D||_F``."""
-        return torch.linalg.vector_norm(self.D, dim=(-2, -1))
+    size: Tensor | float  # ||B1||_F before anything was taken from it: rounding is relative to it
+    roundoff: float  # relative rounding error of the products above
 
     @property
     def tangency_error(self) -> Tensor:
-        """Bound of what rounding leaves of ``Sym(X^H R1)``, R1 the tangent part of B1."""
-        return self.rounding(self.size)
-
-    def rounding(self, size: Tensor) -> Tensor:
-        """Bound of the rounding error in products of this size."""
-        return tangency_bound(self.n, self.dtype, self.distance, size)
+        """Bound of what rounding leaves of ``Sym(X^H R)``, R the tangent part of B."""
+        return (1 + self.distance) * (self.unit * self.size) * self.roundoff
 
 
 class Coefficients(NamedTuple):
@@ -64,44 +54,60 @@ class Coefficients(NamedTuple):
 
 
 class FieldGram:
-    """A field ``L = X a + B1 b``, known by its coefficients; a ``safe_step.FieldProducts``."""
+    """A field ``L1 = share R1 + pull X D``, R1 the tangent part of B1; a ``FieldProducts``."""
 
-    def __init__(self, a: Tensor, b: Tensor, gram: Gram) -> None:
-        self.a, self.b, self.gram = a, b, gram
-        D, M, T = gram.D, gram.M, gram.T
-        self.with_X = a + add_product(product(M, b), D, a)  # X^H L
-        self.with_B = add_product(product(M.mH, a), T, b)  # B1^H L
-        self._square: Tensor | None = None
+    def __init__(
+        self, gram: Gram, share: Tensor | float = 1.0, pull: Tensor | float = 0.0
+    ) -> None:
+        self.gram, self.share, self.pull = gram, share, pull
+        self.S = gram.D.clone()
+        self.S.diagonal(dim1=-2, dim2=-1).add_(1)
+        self.MS, self.TS = product(gram.M, self.S), product(gram.T, self.S)
+
+    @property
+    def tangent_coefficients(self) -> tuple[Tensor, Tensor]:
+        """a and b of ``R1 = X a + B1 b``."""
+        return self.gram.M.mH / -2, self.S / 2
+
+    @property
+    def tangent_square(self) -> Tensor:
+        """``R1^H R1``."""
+        M, S = self.gram.M, self.S
+        half = add_product(product(S, self.TS), M, self.MS, alpha=-2)
+        return sym(add_product(half, self.MS, M.mH)) / 4
 
     @property
     def square(self) -> Tensor:
-        """``L^H L``."""
-        if self._square is None:
-            half = product(self.a.mH, self.with_X)
-            self._square = sym(add_product(half, self.b.mH, self.with_B))
-        return self._square
+        """``L1^H L1``."""
+        square = scaled(self.tangent_square, self.share, 2)
+        if isinstance(self.pull, float):
+            return square
+        D = self.gram.D
+        mixed = scaled(sym(product(D, skew(self.MS))), 2 * self.share * self.pull)
+        return square + mixed + scaled(sym(product(product(D, self.S), D)), self.pull, 2)
 
     @property
     def squared_norm(self) -> Tensor:
-        """``||L||_F^2``."""
-        return inner(self.a, self.with_X) + inner(self.b, self.with_B)
+        """``||L1||_F^2``: the two parts are orthogonal."""
+        M, MS = self.gram.M, self.MS
+        tangent = inner(self.S, self.TS) - 2 * inner(M.mH, MS) + inner(M, MS)
+        square = tangent * (0.25 * self.share * self.share)
+        if isinstance(self.pull, float):
+            return square
+        return square + self.pull.square() * squared_normal_norm(self.gram.D)
 
-    def bound(self, rule: SafeStepRule | None, share: Tensor | float = 1.0) -> Tensor:
-        """The rule's bound of L, with what rounding may have eaten of its square added again.
-
-        ``share``: how much of B1 is in L.
-        """
+    def bound(self, rule: SafeStepRule | None) -> Tensor:
+        """The rule's bound of L1, with what rounding may have eaten of its square added again."""
         gram, rule = self.gram, FROBENIUS if rule is None else rule
         assert rule.squared_gram_bound is not None
-        error = 4 * (1 + gram.distance) * gram.rounding((gram.size * share).square())
+        error = (1 + gram.distance).square() * (gram.roundoff * gram.size * gram.size)
+        error = error * (self.share * self.share)
         return (rule.squared_gram_bound(self).clamp(min=0) + error).sqrt()
 
 
-def tangent_coefficients(D: Tensor, M: Tensor) -> tuple[Tensor, Tensor]:
-    """a and b of ``R = X a + B b = (B S - X B^H X) / 2``, from ``D = S - I`` and ``M = X^H B``."""
-    b = D / 2
-    b.diagonal(dim1=-2, dim2=-1).add_(0.5)
-    return M.mH / -2, b
+def squared_normal_norm(D: Tensor) -> Tensor:
+    """``||X D||_F^2``."""
+    return inner(D, D + product(D, D)).clamp(min=0)
 
 
 def combine(X: Tensor, B: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -117,9 +123,18 @@ def cast(M: Tensor, dtype: torch.dtype) -> Tensor:
 def inner(M: Tensor, N: Tensor) -> Tensor:
     """``Re tr(M^H N)`` of each pair of matrices, summed in float64 where there is one."""
     dtype = None if M.device.type == "mps" else torch.float64
-    return (M.conj() * N).real.sum(dim=(-2, -1), dtype=dtype)
+    if M.is_complex():
+        return (M.conj() * N).real.sum(dim=(-2, -1), dtype=dtype)
+    return (M * N).sum(dim=(-2, -1), dtype=dtype)
 
 
 def times(value: Tensor, M: Tensor) -> Tensor:
     """Each matrix times its own real number."""
     return per_matrix(value, M) * M
+
+
+def scaled(M: Tensor, factor: Tensor | float, power: int = 1) -> Tensor:
+    """Each matrix times a power of its own number, or of one number for all."""
+    if isinstance(factor, float):
+        return M if factor == 1 else M * factor**power
+    return times(factor**power, M)

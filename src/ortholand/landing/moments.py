@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ortholand.fields import tangency_bound
+from ortholand.fields import product_roundoff, tangency_bound
 from ortholand.geometry.derivatives import relative_gradient, remove_normal
 from ortholand.geometry.matrices import (
     add_product,
@@ -20,15 +20,18 @@ from ortholand.geometry.matrices import (
     gram_minus_identity,
     is_square,
     per_matrix,
+    product,
     sharp_gram_minus_identity,
     shared_gram_minus_identity,
     sym,
 )
+from ortholand.landing.attraction import Move
 from ortholand.landing.gram import Gram, cast, combine, inner, times
 from ortholand.landing.options import LandingOptions
 from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows, StateKind
 
 State = dict[str, Tensor]
+DOUBLE_FROM = 32  # rows per column from which p x p algebra is done in double precision
 
 # --- formulas that every shape shares
 
@@ -128,16 +131,32 @@ class Momentum:
             B, total = accumulate(weighted, buffer, **options_of_sum)
             if self.dampening and rows.apart:  # only all ranks know whether it has started
                 flags = (buffer.ne(0).flatten(1).any(1).to(X.dtype),)
-        unit, size = _unit_and_size(B, rows)
+        norm = frobenius_norm(B)
+        if _along_field(options, rows):
+            return self._field_step(X, B, total, norm, options)
+        # Ranks would have to agree on a unit first: apart, it is 1.
+        unit = torch.ones_like(norm) if rows.apart else _in_range(norm, B)
         B1 = B if rows.apart else B / per_matrix(unit, B)
         nesterov = (X.mH @ total,) if total is not None and self.nesterov else ()
         hermitian = (_residual(X, options, rows), B1.mH @ B1)
         sums = GramSums(hermitian, (X.mH @ B1, *nesterov, *flags))
 
         def finish(sums: GramSums) -> MatrixStep:
-            return self._finish(X, B1, total, unit, size, sums, options, rows)
+            return self._finish(X, B1, total, unit, sums, options, rows)
 
         return PendingStep(sums, finish)
+
+    def _field_step(
+        self, X: Tensor, B: Tensor, total: Tensor | None, norm: Tensor, options: LandingOptions
+    ) -> PendingStep:
+        """Where an attraction goes along a field: without ``B^H B``, and known at once."""
+        D, M = gram_minus_identity(X), X.mH @ B
+        moved, taken = _step_along_field(X, B, D, M, norm, options)
+        state = {}
+        if total is not None:
+            XB = X.mH @ total if self.nesterov else M
+            state["momentum_buffer"] = add_product(total, X, sym(XB), alpha=-1)
+        return PendingStep.known(MatrixStep(moved, taken, state))
 
     def _finish(
         self,
@@ -145,20 +164,18 @@ class Momentum:
         B1: Tensor,
         total: Tensor | None,
         unit: Tensor,
-        size: Tensor | None,
         sums: GramSums,
         options: LandingOptions,
         rows: Rows,
     ) -> MatrixStep:
         D, T, M = _in_algebra_type(X, rows, *sums.hermitian, sums.others[0])
         others = sums.others[1:]
-        if size is None:
-            size = _trace(T).sqrt()
+        size = _trace(T).sqrt() if rows.apart else 1.0
         if len(others) > bool(self.nesterov):  # the flags of all ranks
             # The first gradient enters whole, as in torch; no nesterov with dampening.
             first = 1 - others[-1].real.clamp(max=1).double()
             unit = unit * (1 + first * (1 / (1 - self.dampening) - 1))
-        gram = Gram(D, M, T, unit, size, rows.total, X.dtype)
+        gram = _gram(D, M, T, unit, size, rows, X.dtype)
         assert options.attraction.coefficients is not None
         a, b, taken = options.attraction.coefficients(gram, options)
         moved = combine(X, B1, a, b)
@@ -217,7 +234,7 @@ class AdamMoments:
         norms = [frobenius_norm(M) for M in (m, G)]
         unit = torch.ones_like(norms[0])
         if not rows.apart:
-            unit = _power_of_two(beta1 * norms[0] + (1 - beta1) * norms[1], X)
+            unit = _in_range(beta1 * norms[0] + (1 - beta1) * norms[1], X)
         F1 = F if rows.apart else F / per_matrix(unit, F)
         squares = [norm.square().to(X.dtype) for norm in norms] if rows.apart else norms
         hermitian = (_residual(X, options, rows), F1.mH @ F1)
@@ -251,16 +268,36 @@ class AdamMoments:
         T = T - CXF - CXF.mH + C @ C + C @ DC
         tangent = unit * _tangent_norm(H, D, norm_G / unit, rows.total, X.dtype)
         scale, numbers = self.scale(tangent, X.shape[-1], state)
+        mean = add_product(F, X, cast(times(unit, C), X.dtype), alpha=-1)
+        new_state = {"exp_avg": mean, **numbers}
         size = (beta1 * norm_m + (1 - beta1) * norm_G) / unit
-        gram = Gram(D, M, T, scale * unit, size, rows.total, X.dtype)
+        gram = _gram(D, M, T, scale * unit, size, rows, X.dtype)
         assert options.attraction.coefficients is not None
         a, b, taken = options.attraction.coefficients(gram, options)
         moved = combine(X, F1, a - C @ b, b)
-        mean = add_product(F, X, cast(times(unit, C), X.dtype), alpha=-1)
-        return MatrixStep(moved, taken, {"exp_avg": mean, **numbers})
+        return MatrixStep(moved, taken, new_state)
 
 
 Moments = Momentum | AdamMoments
+
+
+def _along_field(options: LandingOptions, rows: Rows) -> bool:
+    """Whether matrices step along a field that is formed, and so measured."""
+    return options.attraction.field_coefficients is not None and not rows.apart
+
+
+def _step_along_field(
+    X: Tensor, B: Tensor, D: Tensor, M: Tensor, norm: Tensor, options: LandingOptions
+) -> Move:
+    """The move along ``L = X a + B b``, for B of this norm with ``X^H B = M``."""
+    attraction = options.attraction
+    assert attraction.field_coefficients is not None
+    assert attraction.along is not None
+    a, b = attraction.field_coefficients(D, M, options)
+    L = add_product(product(B, b), X, a)
+    d = torch.linalg.vector_norm(D, dim=(-2, -1))
+    error = tangency_bound(X.shape[-2], X.dtype, d, norm)
+    return attraction.along(X, L, d, error, options)
 
 
 def _residual(X: Tensor, options: LandingOptions, rows: Rows) -> Tensor:
@@ -272,25 +309,29 @@ def _residual(X: Tensor, options: LandingOptions, rows: Rows) -> Tensor:
     return gram_minus_identity(X)
 
 
-def _unit_and_size(B: Tensor, rows: Rows) -> tuple[Tensor, Tensor | None]:
-    """A power of two near ``||B||``, and ``||B||`` in it. Apart, ranks would have to agree on it."""
-    if rows.apart:
-        return torch.ones(B.shape[:-2], dtype=torch.float64, device=B.device), None
-    norm = frobenius_norm(B)
-    unit = _power_of_two(norm, B)
-    return unit, norm / unit
+def _gram(
+    D: Tensor,
+    M: Tensor,
+    T: Tensor,
+    unit: Tensor,
+    size: Tensor | float,
+    rows: Rows,
+    dtype: torch.dtype,
+) -> Gram:
+    d = torch.linalg.vector_norm(D, dim=(-2, -1))
+    return Gram(D, M, T, d, unit, size, product_roundoff(rows.total, dtype))
 
 
-def _power_of_two(norm: Tensor, like: Tensor) -> Tensor:
-    """The power of two below each number, so that dividing by it rounds nothing."""
+def _in_range(norm: Tensor, like: Tensor) -> Tensor:
+    """Norms by which matrices of this type can be divided."""
     info = torch.finfo(like.dtype)
-    return torch.exp2(torch.log2(norm).floor()).clamp(min=info.tiny, max=info.max / 4)
+    return norm.clamp(min=info.tiny, max=info.max / 4)
 
 
 def _in_algebra_type(X: Tensor, rows: Rows, *matrices: Tensor) -> list[Tensor]:
     """p x p matrices in double precision where that costs little beside the passes over rows."""
     single = torch.finfo(X.dtype).bits <= 32 and X.device.type != "mps"
-    if not single or rows.total < 8 * X.shape[-1]:
+    if not single or rows.total < DOUBLE_FROM * X.shape[-1]:
         return list(matrices)
     dtype = torch.complex128 if X.is_complex() else torch.float64
     return [cast(M, dtype) for M in matrices]
@@ -308,5 +349,5 @@ def _tangent_norm(H: Tensor, D: Tensor, norm: Tensor, n: int, dtype: torch.dtype
     Never below what rounding leaves of it: too small a second moment makes steps too long.
     """
     size = norm.square()
-    floor = tangency_bound(n, dtype, torch.zeros_like(size), size)
+    floor = product_roundoff(n, dtype) * size
     return torch.maximum(size - inner(H, H) + inner(H, D @ H), floor).sqrt()

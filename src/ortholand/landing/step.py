@@ -74,6 +74,12 @@ class PendingStep(NamedTuple):
     sums: GramSums
     finish: Callable[[GramSums], MatrixStep]
 
+    @classmethod
+    def known(cls, step: MatrixStep) -> "PendingStep":
+        """A step that waits for nothing."""
+        nothing = step.taken.new_empty(0)
+        return cls(GramSums((nothing, nothing), ()), lambda _: step)
+
     def alone(self) -> MatrixStep:
         """The step where all rows are here."""
         return self.finish(self.sums)

@@ -39,7 +39,9 @@ def own_folder() -> Path:
     try:
         folder = library_folder().absolute()
     except RuntimeError as error:
-        raise NoCodeError(str(error)) from error
+        raise NoCodeError(
+            "there is no home folder to keep it in: set HOME, XDG_CACHE_HOME or ORTHOLAND_CACHE"
+        ) from error
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_own_folder(folder)

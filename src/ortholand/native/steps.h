@@ -26,8 +26,11 @@ inline T half_of_descent(const Options& o) {
     return o.maximize ? T(-0.5) : T(0.5);
 }
 
-// Whether something moves: not where no step is safe. With lr = 0 nothing shall.
-inline bool is_a_step(const Options& o, double eta) { return eta > 0 || o.lr == 0; }
+// Whether something moves: not where no step is safe, as from distance 1 on. With lr = 0 nothing
+// shall.
+inline bool is_a_step(const Options& o, double eta, double distance) {
+    return (eta > 0 || o.lr == 0) && (!o.safe || distance < 1);
+}
 
 // ortholand.safe_step.largest_step for a field of this norm, and lr if that is less.
 template <class T>

@@ -9,7 +9,7 @@ import operator
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,12 +20,12 @@ from ortholand.geometry.precision import without_autocast
 from ortholand.geometry.views import check_weight
 from ortholand.landing.description import LandingStep
 from ortholand.landing.step import SKIPPED, MatrixStep, Slot, StateKind
-from ortholand.optim.checks import check_common_options, check_gradients
+from ortholand.optim.checks import check_common_options, gradient_error
 from ortholand.optim.engines import step_by_engines, step_plain
 from ortholand.optim.loading import load_bit_for_bit
 from ortholand.optim.plain import Agreement
 from ortholand.optim.plan import Plan, why_not_compiled
-from ortholand.optim.weights import check_start, name_of, number_of_matrices, prepared_slot
+from ortholand.optim.weights import check_memory, check_start, name_of, number_of_matrices, prepare_plain_state, prepare_state
 from ortholand.sharding.placement import is_dtensor, is_elsewhere
 
 Group = Mapping[str, Any]
@@ -98,9 +98,11 @@ class OrthogonalOptimizer(Optimizer):
                 loss = closure()
         if self._awaits_values:
             self._check_values()
-        # All checks first: an error leaves everything as it was.
-        work = [(group, self.plan(group), self._slots(group)) for group in self.param_groups]
-        with without_autocast(slot.weight for _, _, slots in work for slot in slots):
+        work: list[tuple[Group, Plan, list[Slot]]] = []
+        for group in self.param_groups:  # all checks first: an error leaves everything as it was
+            plan = self.plan(group)
+            work.append((group, plan, self._slots(group, plan)))
+        with without_autocast([slot.weight for _, _, slots in work for slot in slots]):
             for group, plan, slots in work:
                 if group["orthogonal"]:
                     step_by_engines(slots, plan)
@@ -116,19 +118,16 @@ class OrthogonalOptimizer(Optimizer):
         """How the weights of the group step: checked and made anew when the group changes."""
         if torch.compiler.is_compiling():
             return self._make_plan(group)
-        kind = type(self)
-        values = [group[name] for name in self.defaults]
-        values += [getattr(kind, name, None) for name in self.hooks]
-        values += [self.__dict__.get(name) for name in self.hooks]
-        plans = self.__dict__.setdefault("_plans", {})
+        plans: dict[int, _KnownPlan] = self.__dict__.setdefault("_plans", {})
         known = plans.get(id(group))
-        if known is not None and all(map(operator.is_, known[0], values)):
-            return known[1]
+        if known is not None and known.is_of(self, group):
+            return known.plan
         self._check_all_options(group)
         if known is not None:
-            self._check_view_change(group, known[1])
+            self._check_view_change(group, known.plan)
         plan = self._make_plan(group)
-        plans[id(group)] = (values, plan)
+        if self.__dict__.keys().isdisjoint(self.hooks):  # else it is made anew in every step
+            plans[id(group)] = _KnownPlan.of(self, group, plan)
         return plan
 
     def _make_plan(self, group: Group) -> Plan:
@@ -145,7 +144,7 @@ class OrthogonalOptimizer(Optimizer):
             fused=fused,
             sharded=group.get("sharded", "rows"),
             state_kinds=self.state_kinds(group) if group["orthogonal"] else {},
-            matrix_step=partial(self.matrix_step, group=group),
+            matrix_step=lambda X, G, state: self.matrix_step(X, G, state, group),
             landing=landing,
             why_not_landing=why_not,
             why_not_compiled=why_not_compiled(landing, why_not, fused, group["foreach"]),
@@ -162,18 +161,25 @@ class OrthogonalOptimizer(Optimizer):
         """Whether what is accumulated are generators as the library makes them, skew if square."""
         return hasattr(self, "generator") and self._is_known_to_engines("generator")
 
-    def _slots(self, group: Group) -> list[Slot]:
+    def _slots(self, group: Group, plan: Plan) -> list[Slot]:
         """The weights of a group that have gradients, with their state; checked, not yet moved."""
-        params = [p for p in group["params"] if p.grad is not None]
-        check_gradients(params, group)
-        if not group["orthogonal"]:
-            return [Slot(p, p.grad, self.state[p]) for p in params if not is_elsewhere(p)]
-        kinds, view = self.plan(group).state_kinds, group["view"]
-        return [
-            prepared_slot(p, self.state[p], kinds, view, group)
-            for p in params
-            if not is_elsewhere(p)
-        ]
+        slots, orthogonal = [], group["orthogonal"]
+        for p in group["params"]:
+            G = p.grad
+            if G is None:
+                continue
+            if G.layout is not torch.strided or G.shape != p.shape:
+                raise gradient_error(p, G, group)
+            if is_elsewhere(p):
+                continue
+            state = self.state[p]
+            check_memory(p, G, state, group)
+            if orthogonal:
+                prepare_state(p, state, plan.state_kinds, plan.view, group)
+            elif state:
+                prepare_plain_state(p, state, group)
+            slots.append(Slot(p, G, state))
+        return slots
 
     def skipped_steps(self) -> int:
         """How many steps were not taken so far because they would not have been finite or safe.
@@ -207,6 +213,9 @@ class OrthogonalOptimizer(Optimizer):
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
+        for saved in self.state.values():  # torch once counted steps in Python's numbers
+            if not isinstance(saved.get("step", torch.empty(0)), Tensor):
+                saved["step"] = torch.tensor(float(saved["step"]), dtype=torch.float32)
 
     def _check_all_options(self, options: Group) -> None:
         check_common_options(options)
@@ -265,6 +274,32 @@ class OrthogonalOptimizer(Optimizer):
                     self._warned = True
                     warnings.warn(frozen_message(name_of(group, i), p), stacklevel=4)
                 seen[p] = skipped
+
+
+class _KnownPlan(NamedTuple):
+    """A plan, and what it was made from: the same objects, or it is of no use."""
+
+    plan: Plan
+    names: tuple[str, ...]
+    values: list[Any]  # of the group's options
+    get_hooks: Callable[[type], Any]
+    hooks: Any  # the class's methods
+
+    @classmethod
+    def of(cls, optimizer: OrthogonalOptimizer, group: Group, plan: Plan) -> "_KnownPlan":
+        names = tuple(optimizer.defaults)
+        kind = type(optimizer)
+        get_hooks = operator.attrgetter(*(name for name in kind.hooks if hasattr(kind, name)))
+        return cls(plan, names, [group[name] for name in names], get_hooks, get_hooks(kind))
+
+    def is_of(self, optimizer: OrthogonalOptimizer, group: Group) -> bool:
+        """Whether nothing has changed since. Asked in every step, so by what is quickest."""
+        kind = type(optimizer)
+        return (
+            all(map(operator.is_, map(group.__getitem__, self.names), self.values))
+            and self.get_hooks(kind) == self.hooks
+            and optimizer.__dict__.keys().isdisjoint(kind.hooks)
+        )
 
 
 def frozen_message(name: str, p: Tensor) -> str:

@@ -100,21 +100,16 @@ def check_bool(name: str, value: object) -> None:
         raise TypeError(f"{name} must be True or False, got {value!r}.")
 
 
-def check_gradients(params: list[Tensor], group: Mapping[str, Any]) -> None:
-    """Every gradient dense, and of its parameter's shape."""
-    for p in params:
-        G = p.grad
-        if G is None:
-            continue
-        if G.layout != torch.strided:
-            raise TypeError(
-                f"Gradients must be dense, got layout {G.layout} for a parameter of shape "
-                f"{tuple(p.shape)}. Use sparse=False in the embedding that made it, or another "
-                "optimizer for that parameter."
-            )
-        if G.shape != p.shape:
-            raise ValueError(
-                "A gradient must have its weight's shape, but "
-                f"{name_of(group, position_of(p, group))} has shape {tuple(p.shape)} and its "
-                f"gradient {tuple(G.shape)}. If you replaced the weight, compute gradients anew."
-            )
+def gradient_error(p: Tensor, G: Tensor, group: Mapping[str, Any]) -> TypeError | ValueError:
+    """What is wrong with a gradient that is not dense, or not of its parameter's shape."""
+    if G.layout is not torch.strided:
+        return TypeError(
+            f"Gradients must be dense, got layout {G.layout} for a parameter of shape "
+            f"{tuple(p.shape)}. Use sparse=False in the embedding that made it, or another "
+            "optimizer for that parameter."
+        )
+    return ValueError(
+        f"A gradient must have its weight's shape, but {name_of(group, position_of(p, group))} has "
+        f"shape {tuple(p.shape)} and its gradient {tuple(G.shape)}. If you replaced the weight, "
+        "compute gradients anew."
+    )

@@ -10,6 +10,7 @@ from ortholand.geometry.derivatives import relative_gradient
 from ortholand.geometry.matrices import is_square, real_dtype, working_dtype
 from ortholand.geometry.views import as_matrices, as_weight
 from ortholand.landing.step import SKIPPED
+from ortholand.optim.weights import plain_state_dtype
 from ortholand.sharding.placement import is_dtensor, restored
 
 if TYPE_CHECKING:
@@ -65,8 +66,12 @@ def restore_state(optimizer: "OrthogonalOptimizer", state_dict: dict[str, Any]) 
 def _restored(name: str, value: Tensor, p: Tensor, group: Group) -> Tensor:
     if not group["orthogonal"]:
         # torch counts Adam's steps on the host.
-        device = torch.device("cpu") if name == "step" else p.device
-        return restored(value, p, device)
+        if name == "step":
+            return restored(value, p, torch.device("cpu"))
+        state = restored(value, p, p.device)
+        if not state.is_floating_point() and not state.is_complex():
+            return state
+        return state.to(plain_state_dtype(state.dtype, p.dtype))
     state = restored(value, p, p.device)
     if name == SKIPPED:
         return state

@@ -1,7 +1,8 @@
 """How the weights of a group step: all that engines need to know of an optimizer."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -26,6 +27,8 @@ class Plan:
     landing: LandingStep | None  # what that is, where it is known
     why_not_landing: str = ""  # why engines must call matrix_step, where landing is None
     why_not_compiled: str | None = None  # why compiled code cannot step any weight of the group
+    packed: dict[int, bytes] = field(default_factory=dict)  # options for compiled code, by threads
+    verdicts: dict[Any, str] = field(default_factory=dict)  # compiled code's, by shape and type
 
 
 def why_not_compiled(

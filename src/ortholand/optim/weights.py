@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ortholand.geometry.matrices import real_dtype, working_dtype
 from ortholand.geometry.views import View, matrices_shape
-from ortholand.landing.step import Slot, StateKind, skipped_count
+from ortholand.landing.step import StateKind, skipped_count
 from ortholand.sharding.manifold import distances
 from ortholand.sharding.placement import is_dtensor, is_here, zeros_per_matrix
 
@@ -16,15 +16,14 @@ State = dict[str, Any]
 Group = Mapping[str, Any]
 
 
-def prepared_slot(
+def prepare_state(
     p: Tensor, state: State, kinds: Mapping[str, StateKind], view: View, group: Group
-) -> Slot:
-    """The weight with all the state that it needs, each of the type and shape that it must have.
+) -> None:
+    """Give a weight all the state that it needs, each of the type and shape that it must have.
 
     New state is zero. If the weight's type or device has changed, its state follows, as torch's
     own optimizers do it; if its shape has, what the state was of is gone.
     """
-    dtype = working_dtype(p.dtype)
     for kind_name, kind in kinds.items():
         value = state.get(kind_name)
         if value is None:
@@ -32,19 +31,55 @@ def prepared_slot(
             continue
         shape = p.shape if kind == "matrix" else _batch_shape(p, view)
         if value.shape != shape:
-            raise ValueError(
-                "The state of a weight must fit its shape, but "
-                f"{name_of(group, position_of(p, group))} has shape {tuple(p.shape)}, "
-                f"view {view!r}, and its {kind_name!r} has shape {tuple(value.shape)} where "
-                f"{tuple(shape)} was expected. If you replaced the weight, or changed its view, "
-                "remove its state: optimizer.state.pop(weight)."
-            )
+            raise state_error(p, view, kind_name, value, shape, group)
+        dtype = working_dtype(p.dtype)
         wanted = dtype if kind == "matrix" else real_dtype(dtype)
         if value.dtype is not wanted or value.device != p.device:
             state[kind_name] = value.to(p.device, wanted)
     skipped_count(state, p.device)
-    assert p.grad is not None
-    return Slot(p, p.grad, state)
+
+
+def check_memory(p: Tensor, G: Tensor, state: State, group: Group) -> None:
+    """Raise if a tensor's memory was freed (``untyped_storage().resize_(0)``): torch would crash."""
+    if type(p) not in (Tensor, nn.Parameter) or p.is_meta or torch.compiler.is_compiling():
+        return
+    for tensor in (p, G, *state.values()):
+        if type(tensor) in (Tensor, nn.Parameter) and not tensor.data_ptr() and tensor.numel():
+            raise ValueError(
+                "A weight, its gradient and its state must have memory, but of "
+                f"{name_of(group, position_of(p, group))}, shape {tuple(p.shape)}, one was freed. "
+                "Set the gradient anew, or remove the state: optimizer.state.pop(weight)."
+            )
+
+
+def prepare_plain_state(p: Tensor, state: State, group: Group) -> None:
+    """Let the state of an unconstrained weight follow its type; its shape must be the weight's."""
+    for name, value in state.items():
+        if not isinstance(value, Tensor) or value.ndim == 0:
+            continue
+        if value.shape != p.shape:
+            raise state_error(p, "", name, value, p.shape, group)
+        wanted = plain_state_dtype(value.dtype, p.dtype)
+        if value.dtype is not wanted:
+            state[name] = value.to(wanted)
+
+
+def plain_state_dtype(saved: torch.dtype, weight: torch.dtype) -> torch.dtype:
+    """The type of an unconstrained weight's state: the weight's, or float32 beside half precision."""
+    return saved if saved == working_dtype(weight) else weight
+
+
+def state_error(
+    p: Tensor, view: str, name: str, value: Tensor, shape: torch.Size, group: Group
+) -> ValueError:
+    """What is wrong with a state that does not fit its weight."""
+    seen = f", view {view!r}," if view else ""
+    return ValueError(
+        f"The state of a weight must fit its shape, but {name_of(group, position_of(p, group))} has "
+        f"shape {tuple(p.shape)}{seen} and its {name!r} has shape {tuple(value.shape)} where "
+        f"{tuple(shape)} was expected. If you replaced the weight, or changed its view, remove its "
+        "state: optimizer.state.pop(weight)."
+    )
 
 
 def zero_state(p: Tensor, kind: StateKind, view: View) -> Tensor:
@@ -82,11 +117,11 @@ def position_of(p: Tensor, group: Group) -> int:
 def check_start(p: Tensor, name: str, view: View, radius: float) -> None:
     """Raise if a matrix of the weight is outside the ball, or not finite.
 
-    Rounding may have left it a little outside: that of the weight's own type in each column.
+    Rounding may have left it a little outside: that of the weight's own type, over many steps.
     """
     d = float(distances(p, view).max())
     columns = matrices_shape(p.shape, view)[-1]
-    if d <= radius + 4 * torch.finfo(p.dtype).eps * columns**0.5:
+    if d <= 1.0001 * radius + 16 * torch.finfo(p.dtype).eps * columns**0.5:
         return
     raise ValueError(
         f"An orthogonal parameter must start within {radius} of the manifold "

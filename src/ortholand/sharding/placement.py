@@ -70,6 +70,8 @@ def layout_of(weight: DTensor) -> Layout | None:
 
 def is_elsewhere(tensor: Tensor) -> bool:
     """Whether this rank has no part in a DTensor: it is outside of its mesh."""
+    if type(tensor) in (Tensor, nn.Parameter):
+        return False
     return is_dtensor(tensor) and tensor.device_mesh.get_coordinate() is None
 
 

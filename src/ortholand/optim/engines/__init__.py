@@ -38,6 +38,8 @@ def step_by_engines(
     """One step of orthogonal weights, each by the first engine that can step it."""
     alone = len(slots) == 1
     for engine in engines:
+        if not slots:
+            return
         taken, slots = split(engine, slots, plan, alone=alone)
         if taken:
             engine.step(taken, plan)

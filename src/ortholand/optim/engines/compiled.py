@@ -31,26 +31,20 @@ class CompiledEngine:
 
     def refusal(self, slot: Slot, plan: Plan, *, alone: bool) -> str | None:
         """Why compiled code cannot step a weight."""
-        why_not = plan.why_not_compiled
-        if why_not is None and torch.compiler.is_compiling():
-            why_not = "torch.compile sees torch's operations only"
-        if why_not is None:
-            why_not = _memory_refusal(slot)
-        if why_not is not None:
-            return why_not
-        assert plan.landing is not None
-        n, p = _matrix_shape(slot.weight, plan.view)
-        why_not = _shape_refusal(slot.weight, n, p, plan.landing, alone=alone)
-        if why_not is None:
-            why_not = why_no_code(slot.weight.dtype, n if _is_small(n, p) else LARGEST_SIZE + 1)
-            if why_not is not None and plan.fused:
-                _warn_once(why_not)
-        return why_not
+        if plan.why_not_compiled is not None:
+            return plan.why_not_compiled
+        if torch.compiler.is_compiling():
+            return "torch.compile sees torch's operations only"
+        weight = slot.weight
+        key = (weight.dtype, weight.shape, alone)  # what is known of one such weight is of all
+        verdict = plan.verdicts.get(key)
+        if verdict is None:
+            verdict = plan.verdicts[key] = _shape_verdict(weight, plan, alone=alone)
+        return verdict or _memory_refusal(slot)
 
     def step(self, slots: list[Slot], plan: Plan) -> None:
         """Step the weights: small matrices of one size and type in one call."""
-        assert plan.landing is not None
-        options = _options(plan.landing, plan.maximize).pack()
+        options = _packed_options(plan)
         small: dict[tuple[torch.dtype, int], list[Slot]] = {}
         for slot in slots:
             n, p = _matrix_shape(slot.weight, plan.view)
@@ -62,6 +56,18 @@ class CompiledEngine:
             _step_small(members, plan, dtype, size, options)
 
 
+def _shape_verdict(weight: Tensor, plan: Plan, *, alone: bool) -> str:
+    """Why compiled code cannot step weights of this shape and type; empty if it can."""
+    assert plan.landing is not None
+    n, p = _matrix_shape(weight, plan.view)
+    why_not = _shape_refusal(weight, n, p, plan.landing, alone=alone)
+    if why_not is None:
+        why_not = why_no_code(weight.dtype, n if _is_small(n, p) else LARGEST_SIZE + 1)
+        if why_not is not None and plan.fused:
+            _warn_once(why_not)
+    return why_not or ""
+
+
 def _memory_refusal(slot: Slot) -> str | None:
     """Why weight, gradient or state are no real numbers in plain memory; None if they are."""
     p, G = slot.weight, slot.gradient
@@ -69,14 +75,15 @@ def _memory_refusal(slot: Slot) -> str | None:
         return f"a {type(p).__name__} with a gradient that is a {type(G).__name__}"
     if not p.is_cpu:
         return f"on the device {p.device.type!r}, not on the CPU"
-    if p.is_neg() or G.is_neg() or p.is_inference():
+    if p.is_inference() or p.is_neg() or G.is_neg():
         return "marked as negated, or made in inference mode"
     if G.dtype is not p.dtype:
         return f"gradient of {G.dtype}, weight of {p.dtype}"
     if not p.is_contiguous():
         return f"memory that is not contiguous, strides {p.stride()}: use weight.contiguous()"
-    if not all(value.is_contiguous() for value in slot.state.values()):
-        return "state that is not contiguous"
+    for value in slot.state.values():
+        if not value.is_contiguous():
+            return "state that is not contiguous"
     return None
 
 
@@ -189,13 +196,14 @@ def _step_tall(
     dtype, numel = p.dtype, p.numel()
     field = torch.empty_like(p, memory_format=torch.contiguous_format)
     X, G, L = (_one_matrix(t, plan) for t in (p, gradient, field))
-    sign = -1.0 if plan.maximize else 1.0
     D = gram_minus_identity(X)
     d = passes.ortholand_norm(address(D, dtype, D.numel()), D.numel())
     assert landing.options.attraction.field_coefficients is not None
-    M = torch.mm(X.mT, G).mul_(sign)
+    M = torch.mm(X.mT, G)
+    if plan.maximize:
+        M.neg_()
     a, b = landing.options.attraction.field_coefficients(D, M, landing.options)
-    torch.mm(G, b.mul_(sign), out=L)
+    torch.mm(G, b.neg_() if plan.maximize else b, out=L)
     L.addmm_(X, a)
     norm = passes.ortholand_norm(address(gradient, dtype, numel), numel)
     error = tangency_bound(X.shape[0], dtype, d, norm)
@@ -209,7 +217,16 @@ def _one_matrix(weight: Tensor, plan: Plan) -> Tensor:
     return matrices.reshape(matrices.shape[-2:])
 
 
-def _options(step: LandingStep, maximize: bool) -> Options:
+def _packed_options(plan: Plan) -> bytes:
+    threads = torch.get_num_threads()
+    packed = plan.packed.get(threads)
+    if packed is None:
+        assert plan.landing is not None
+        packed = plan.packed[threads] = _options(plan.landing, plan.maximize, threads).pack()
+    return packed
+
+
+def _options(step: LandingStep, maximize: bool, threads: int) -> Options:
     options, moments = step.options, step.moments
     momentum = moments if isinstance(moments, Momentum) else Momentum()
     adam = moments if isinstance(moments, AdamMoments) else AdamMoments()
@@ -231,7 +248,7 @@ def _options(step: LandingStep, maximize: bool) -> Options:
         maximize=maximize,
         moments=moments.compiled,
         nesterov=momentum.nesterov,
-        threads=torch.get_num_threads(),
+        threads=threads,
     )
 
 

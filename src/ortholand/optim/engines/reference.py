@@ -7,8 +7,9 @@ own ``matrix_step``.
 import torch
 from torch import Tensor
 
-from ortholand.geometry.matrices import is_square, to_working_dtype
-from ortholand.geometry.views import View, as_matrices, as_weight
+from ortholand.geometry.matrices import to_working_dtype
+from ortholand.geometry.views import View, as_matrices, as_weight, matrices_shape
+from ortholand.landing.description import GramStep
 from ortholand.landing.step import MatrixStep, Rows, Slot, StateKind, count_skipped
 from ortholand.optim.plan import Plan
 from ortholand.landing.batches import batches
@@ -40,12 +41,16 @@ def _kind_of(slot: Slot, view: View) -> tuple[int, int, torch.dtype, torch.devic
 
 def form_of(slot: Slot, plan: Plan) -> str:
     """How this engine steps a weight, in a word."""
-    has_gram = plan.landing is not None and plan.landing.gram_step is not None
-    return "Gram form" if has_gram and not _is_square(slot, plan.view) else "matrix_step"
+    n, p = matrices_shape(slot.weight.shape, plan.view)[-2:]
+    return "Gram form" if _gram_step(n, p, plan) is not None else "matrix_step"
 
 
-def _is_square(slot: Slot, view: View) -> bool:
-    return is_square(as_matrices(slot.weight, view))
+def _gram_step(n: int, p: int, plan: Plan) -> GramStep | None:
+    """The Gram form of matrices n x p, where there is one and it is the quicker one."""
+    landing = plan.landing
+    if n == p or landing is None or not landing.gram_pays(n, p):
+        return None
+    return landing.gram_step
 
 
 def _step_batch(slots: list[Slot], plan: Plan) -> None:
@@ -75,10 +80,10 @@ def _step_batch(slots: list[Slot], plan: Plan) -> None:
 
 def matrix_step(X: Tensor, G: Tensor, state: dict[str, Tensor], plan: Plan) -> MatrixStep:
     """The step of a batch of matrices, in the Gram form where they are tall and there is one."""
-    gram_step = plan.landing.gram_step if plan.landing is not None else None
-    if gram_step is None or is_square(X):
+    n, p = X.shape[-2:]
+    gram_step = _gram_step(n, p, plan)
+    if gram_step is None:
         return plan.matrix_step(X, G, state)
-    n = X.shape[-2]
     return gram_step(X, G, state, Rows(n, n)).alone()
 
 
