@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ortholand.geometry.precision import without_autocast
-from ortholand.sharding.manifold import all_finite, distances, project_
 from ortholand.geometry.views import VIEWS, View, check_view, check_weight
+from ortholand.sharding.manifold import all_finite, distances, project_
 
 Predicate = Callable[[str, nn.Parameter], bool]
 Selector = str | type[nn.Module] | nn.Module | Predicate

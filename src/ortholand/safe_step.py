@@ -74,7 +74,7 @@ class FieldProducts(Protocol):
 
 
 class SafeStepRule:
-    """A rule of the safe step: how ``||L^H L||_F^(1/2)`` is bounded from above, in up to three forms.
+    """A rule of the safe step: a bound of ``||L^H L||_F^(1/2)``, in up to three forms.
 
     Attributes:
         name: what the option ``safe_step`` calls it.
@@ -85,8 +85,8 @@ class SafeStepRule:
     A subclass that redefines one form has none of the others that it inherits.
     """
 
-    name: ClassVar[str]
-    squared_gram_bound: ClassVar[Callable[..., Tensor] | None] = None
+    name: str
+    squared_gram_bound: Any = None
     compiled: ClassVar[int | None] = None
 
     def bound(self, L: Tensor) -> Tensor:

@@ -16,12 +16,18 @@ back to ``move``.
 """
 
 from ortholand.landing.after import After
-from ortholand.landing.attraction import ATTRACTIONS, Attraction, Move, find_attraction, register
+from ortholand.landing.attraction import (
+    ATTRACTIONS,
+    Attraction,
+    LandingOptions,
+    Move,
+    find_attraction,
+    register,
+)
 from ortholand.landing.coupled import Coupled
 from ortholand.landing.decoupled import Decoupled
 from ortholand.landing.gram import Coefficients, Gram
 from ortholand.landing.moments import AdamMoments, Momentum
-from ortholand.landing.options import LandingOptions
 from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows
 
 for attraction in (Coupled(), Decoupled(), After()):

@@ -5,9 +5,8 @@ from torch import Tensor
 
 from ortholand.fields import tangent
 from ortholand.geometry.matrices import add_product, is_finite, newton_schulz, per_matrix
-from ortholand.landing.attraction import Attraction, Move, step_size, unless_zero
+from ortholand.landing.attraction import Attraction, LandingOptions, Move, step_size, unless_zero
 from ortholand.landing.gram import Coefficients, FieldGram, Gram, times
-from ortholand.landing.options import LandingOptions
 from ortholand.safe_step import field_bound, largest_step_before_landing
 
 

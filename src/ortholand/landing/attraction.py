@@ -1,18 +1,33 @@
-"""What an attraction to the manifold offers, and the register of those that exist."""
+"""What an attraction to the manifold is and offers, its options, and those that exist."""
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ortholand.forms import withdraw_other_forms
 from ortholand.geometry.matrices import is_finite
-from ortholand.landing.gram import Coefficients, Gram
+from ortholand.safe_step import SafeStepRule
 
-if TYPE_CHECKING:
-    from ortholand.landing.options import LandingOptions
+
+@dataclass(frozen=True)
+class LandingOptions:
+    """How a matrix lands, whatever made the direction. The optimizers make it from a group."""
+
+    lr: float | Tensor
+    attraction: "Attraction"
+    rule: SafeStepRule | None  # of the safe step; None: no safeguard
+    lam: float = 1.0
+    eps: float = 0.5
+    omega: float = 0.5
+
+    @property
+    def start_radius(self) -> float:
+        """How far from the manifold a matrix may start: the safe step holds in the ball only."""
+        return math.inf if self.rule is None else self.eps
 
 
 class Move(NamedTuple):
@@ -20,6 +35,9 @@ class Move(NamedTuple):
 
     moved: Tensor  # (..., n, p)
     taken: Tensor  # (...)
+
+
+FORMS = ("move", "coefficients", "field_coefficients", "along", "compiled")
 
 
 class Attraction:
@@ -31,8 +49,8 @@ class Attraction:
             matrices step, also where their rows are spread over ranks; None: they step by
             :meth:`move`, each whole in one place.
         field_coefficients: for an attraction whose step is ``X - eta L`` with one field
-            ``L = X a + B b``: ``(D, M, options) -> (a, b)``, and :attr:`along` for the step. Where a
-            matrix is whole it then needs no more products than L's; None: by
+            ``L = X a + B b``: ``(D, M, options) -> (a, b)``, and :attr:`along` for the step. Where
+            a matrix is whole it then needs no more products than L's; None: by
             :attr:`coefficients`.
         along: ``(X, L, d, tangency_error, options) -> Move``, for such an attraction.
         sharp: whether the Gram form wants the diagonal of D to full precision, because it takes
@@ -43,14 +61,14 @@ class Attraction:
     as its parent does.
     """
 
-    name: ClassVar[str]
-    coefficients: "ClassVar[Callable[[Gram, LandingOptions], Coefficients] | None]" = None
-    field_coefficients: ClassVar[Callable[..., tuple[Tensor, Tensor]] | None] = None
-    along: ClassVar[Callable[..., Move] | None] = None
+    name: str
+    coefficients: Any = None
+    field_coefficients: Any = None
+    along: Any = None
     sharp: ClassVar[bool] = False
     compiled: ClassVar[int | None] = None
 
-    def move(self, X: Tensor, B: Tensor, options: "LandingOptions") -> Move:
+    def move(self, X: Tensor, B: Tensor, options: LandingOptions) -> Move:
         """The reference: where X ``(..., n, p)``, n >= p, goes with ``eta = min(lr, safe step)``.
 
         B is the generator of the direction (:mod:`.moments`). A matrix whose step would not be
@@ -60,7 +78,7 @@ class Attraction:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        withdraw_other_forms(cls, ("move", "coefficients", "field_coefficients", "along", "compiled"))
+        withdraw_other_forms(cls, FORMS)
 
 
 class FunctionAttraction(Attraction):
@@ -69,7 +87,7 @@ class FunctionAttraction(Attraction):
     def __init__(self, name: str, function: Callable[..., tuple[Tensor, Tensor]]) -> None:
         self.name, self.function = name, function
 
-    def move(self, X: Tensor, B: Tensor, options: "LandingOptions") -> Move:
+    def move(self, X: Tensor, B: Tensor, options: LandingOptions) -> Move:
         """What the function says."""
         return Move(*self.function(X, B, options))
 
@@ -105,7 +123,7 @@ def step_size(lr: float | Tensor, safe: Tensor | None, like: Tensor) -> Tensor:
     return torch.minimum(safe, lr) if isinstance(lr, Tensor) else safe.clamp(max=lr)
 
 
-def may_go(bound: Tensor, eta: Tensor, d: Tensor, options: "LandingOptions") -> Tensor:
+def may_go(bound: Tensor, eta: Tensor, d: Tensor, options: LandingOptions) -> Tensor:
     """Whether a field is finite, and something moves: not where no step is safe or lr is no rate.
 
     ``eta * inf`` is infinite for steps, and NaN or negative for what is none. From distance 1 on

@@ -5,9 +5,8 @@ from torch import Tensor
 
 from ortholand.fields import landing
 from ortholand.geometry.matrices import per_matrix
-from ortholand.landing.attraction import Attraction, Move, may_go, step_size
+from ortholand.landing.attraction import Attraction, LandingOptions, Move, may_go, step_size
 from ortholand.landing.gram import Coefficients, FieldGram, Gram, times
-from ortholand.landing.options import LandingOptions
 from ortholand.safe_step import field_bound, largest_step
 
 

@@ -5,9 +5,15 @@ from torch import Tensor
 
 from ortholand.fields import tangent
 from ortholand.geometry.matrices import per_matrix, product
-from ortholand.landing.attraction import Attraction, Move, may_go, step_size, unless_zero
+from ortholand.landing.attraction import (
+    Attraction,
+    LandingOptions,
+    Move,
+    may_go,
+    step_size,
+    unless_zero,
+)
 from ortholand.landing.gram import Coefficients, FieldGram, Gram, squared_normal_norm, times
-from ortholand.landing.options import LandingOptions
 from ortholand.safe_step import field_bound, largest_step_decoupled
 
 

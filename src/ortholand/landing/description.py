@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ortholand.landing.attraction import LandingOptions
 from ortholand.landing.moments import Moments
-from ortholand.landing.options import LandingOptions
 from ortholand.landing.step import PendingStep, Rows
 
 GRAM_FROM = 8  # rows per column from which p x p products cost less than they save (make bench)
@@ -42,9 +42,7 @@ class LandingStep:
         """
         return self.options.attraction.field_coefficients is not None or n >= GRAM_FROM * p
 
-    def _gram_step(
-        self, X: Tensor, G: Tensor, state: dict[str, Tensor], rows: Rows
-    ) -> PendingStep:
+    def _gram_step(self, X: Tensor, G: Tensor, state: dict[str, Tensor], rows: Rows) -> PendingStep:
         return self.moments.gram_step(X, G, state, self.options, rows)
 
     @property

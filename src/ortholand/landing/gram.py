@@ -56,9 +56,7 @@ class Coefficients(NamedTuple):
 class FieldGram:
     """A field ``L1 = share R1 + pull X D``, R1 the tangent part of B1; a ``FieldProducts``."""
 
-    def __init__(
-        self, gram: Gram, share: Tensor | float = 1.0, pull: Tensor | float = 0.0
-    ) -> None:
+    def __init__(self, gram: Gram, share: Tensor | float = 1.0, pull: Tensor | float = 0.0) -> None:
         self.gram, self.share, self.pull = gram, share, pull
         self.S = gram.D.clone()
         self.S.diagonal(dim1=-2, dim2=-1).add_(1)

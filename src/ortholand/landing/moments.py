@@ -21,13 +21,12 @@ from ortholand.geometry.matrices import (
     is_square,
     per_matrix,
     product,
-    sharp_gram_minus_identity,
     shared_gram_minus_identity,
+    sharp_gram_minus_identity,
     sym,
 )
-from ortholand.landing.attraction import Move
+from ortholand.landing.attraction import LandingOptions, Move
 from ortholand.landing.gram import Gram, cast, combine, inner, times
-from ortholand.landing.options import LandingOptions
 from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows, StateKind
 
 State = dict[str, Tensor]

@@ -25,7 +25,14 @@ from ortholand.optim.engines import step_by_engines, step_plain
 from ortholand.optim.loading import load_bit_for_bit
 from ortholand.optim.plain import Agreement
 from ortholand.optim.plan import Plan, why_not_compiled
-from ortholand.optim.weights import check_memory, check_start, name_of, number_of_matrices, prepare_plain_state, prepare_state
+from ortholand.optim.weights import (
+    check_memory,
+    check_start,
+    name_of,
+    number_of_matrices,
+    prepare_plain_state,
+    prepare_state,
+)
 from ortholand.sharding.placement import is_dtensor, is_elsewhere
 
 Group = Mapping[str, Any]
@@ -206,7 +213,8 @@ class OrthogonalOptimizer(Optimizer):
         weights and integer counts, which must come back as they were saved. Hooks of torch's
         recipes see and change what they do in torch.
         """
-        load_bit_for_bit(self, super().load_state_dict, state_dict)
+        load = super().load_state_dict
+        load_bit_for_bit(self, load, state_dict, makes_generators=self.makes_generators)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -146,5 +146,3 @@ def _cell(row: WeightExplained, name: str) -> str:
     if name == "engine" and row.form:
         return f"{value}, {row.form}"
     return str(value)
-
-

@@ -1,10 +1,11 @@
 """Loading a state dict so that state comes back as it was saved, hooks included."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ortholand.geometry.derivatives import relative_gradient
 from ortholand.geometry.matrices import is_square, real_dtype, working_dtype
@@ -13,22 +14,22 @@ from ortholand.landing.step import SKIPPED
 from ortholand.optim.weights import plain_state_dtype
 from ortholand.sharding.placement import is_dtensor, restored
 
-if TYPE_CHECKING:
-    from ortholand.optim.base import OrthogonalOptimizer
-
 Group = Mapping[str, Any]
 # Accumulations of generators, which for square weights are skew.
 GENERATORS = ("momentum_buffer", "exp_avg")
 
 
 def load_bit_for_bit(
-    optimizer: "OrthogonalOptimizer",
+    optimizer: Optimizer,
     load: Callable[[dict[str, Any]], None],
     state_dict: dict[str, Any],
+    *,
+    makes_generators: bool,
 ) -> None:
     """Let torch load, then put back what its casts have changed, before the user's post-hooks.
 
-    What is put back is what the user's pre-hooks have left.
+    What is put back is what the user's pre-hooks have left. ``makes_generators``: whether the
+    optimizer accumulates generators, which for square weights are skew.
     """
     final: list[dict[str, Any]] = []
 
@@ -36,7 +37,7 @@ def load_bit_for_bit(
         final.append(loaded)
 
     def put_back(_: Any) -> None:
-        restore_state(optimizer, final[-1])
+        restore_state(optimizer, final[-1], makes_generators=makes_generators)
 
     handles = [
         optimizer.register_load_state_dict_pre_hook(remember),
@@ -50,7 +51,9 @@ def load_bit_for_bit(
 
 
 @torch.no_grad()
-def restore_state(optimizer: "OrthogonalOptimizer", state_dict: dict[str, Any]) -> None:
+def restore_state(
+    optimizer: Optimizer, state_dict: dict[str, Any], *, makes_generators: bool
+) -> None:
     """Give every weight copies of its saved state."""
     saved = [i for group in state_dict["param_groups"] for i in group["params"]]
     params = [(p, group) for group in optimizer.param_groups for p in group["params"]]
@@ -58,7 +61,7 @@ def restore_state(optimizer: "OrthogonalOptimizer", state_dict: dict[str, Any]) 
         for name, value in state_dict["state"].get(i, {}).items():
             if isinstance(value, Tensor) and name in optimizer.state[p]:
                 state = _restored(name, value, p, group)
-                if name in GENERATORS and group["orthogonal"] and optimizer.makes_generators:
+                if name in GENERATORS and group["orthogonal"] and makes_generators:
                     state = _as_generator(state, p, group)
                 optimizer.state[p][name] = state
 
@@ -82,7 +85,7 @@ def _restored(name: str, value: Tensor, p: Tensor, group: Group) -> Tensor:
 
 
 def _as_generator(state: Tensor, p: Tensor, group: Group) -> Tensor:
-    """The state itself if it is a generator; else what it is taken for, Euclidean gradients, as one.
+    """The state itself if it is a generator; else, taken for Euclidean gradients, theirs.
 
     torch's SGD accumulates Euclidean gradients. For tall weights so do we; for square ones we
     accumulate relative gradients, which are skew: the safe step holds for such only.

@@ -10,7 +10,7 @@ from torch.optim.sgd import sgd
 
 from ortholand.landing.step import Slot, count_skipped, skipped_count
 from ortholand.native import all_below
-from ortholand.optim.checks import descends, scalar_lr
+from ortholand.optim.checks import scalar_lr
 
 Group = Mapping[str, Any]
 Agreement = Callable[[Tensor], Tensor]  # which may step here -> which may step on all ranks
@@ -29,7 +29,7 @@ def plain_sgd_step(slots: list[Slot], group: Group, agree: Agreement | None = No
             foreach=group["foreach"],
             weight_decay=group["weight_decay"],
             momentum=group["momentum"],
-            lr=scalar_lr(group["lr"]),
+            lr=scalar_lr(group["lr"]),  # pyrefly: ignore[bad-argument-type]
             dampening=group["dampening"],
             nesterov=group["nesterov"],
             maximize=group["maximize"],
@@ -65,9 +65,7 @@ def plain_adam_step(slots: list[Slot], group: Group, agree: Agreement | None = N
     guarded_step(slots, group, step, agree)
 
 
-def _adam(
-    slots: list[Slot], weights: list[Tensor], gradients: list[Tensor], group: Group
-) -> None:
+def _adam(slots: list[Slot], weights: list[Tensor], gradients: list[Tensor], group: Group) -> None:
     lr, decay = scalar_lr(group["lr"]), group["weight_decay"]
     if group["decoupled_weight_decay"]:  # by hand: torch's function takes it since 2.7 only
         for weight in weights if decay else []:
@@ -134,7 +132,7 @@ def _is_sound(slot: Slot, group: Group) -> Tensor:
     """Whether a parameter is finite, and lr was a number that descends."""
     finite = torch.isfinite(slot.weight).all()
     lr = scalar_lr(group["lr"])
-    return finite & descends(lr).to(finite.device) if isinstance(lr, Tensor) else finite
+    return finite & (lr >= 0).to(finite.device) if isinstance(lr, Tensor) else finite
 
 
 def is_moderate(slots: list[Slot], group: Group) -> bool:

@@ -40,7 +40,7 @@ def prepare_state(
 
 
 def check_memory(p: Tensor, G: Tensor, state: State, group: Group) -> None:
-    """Raise if a tensor's memory was freed (``untyped_storage().resize_(0)``): torch would crash."""
+    """Raise if a tensor's memory was freed (``untyped_storage().resize_(0)``): torch crashes."""
     if type(p) not in (Tensor, nn.Parameter) or p.is_meta or torch.compiler.is_compiling():
         return
     for tensor in (p, G, *state.values()):
@@ -65,7 +65,7 @@ def prepare_plain_state(p: Tensor, state: State, group: Group) -> None:
 
 
 def plain_state_dtype(saved: torch.dtype, weight: torch.dtype) -> torch.dtype:
-    """The type of an unconstrained weight's state: the weight's, or float32 beside half precision."""
+    """The type of an unconstrained weight's state: the weight's, or float32 for half precision."""
     return saved if saved == working_dtype(weight) else weight
 
 
@@ -75,10 +75,10 @@ def state_error(
     """What is wrong with a state that does not fit its weight."""
     seen = f", view {view!r}," if view else ""
     return ValueError(
-        f"The state of a weight must fit its shape, but {name_of(group, position_of(p, group))} has "
-        f"shape {tuple(p.shape)}{seen} and its {name!r} has shape {tuple(value.shape)} where "
-        f"{tuple(shape)} was expected. If you replaced the weight, or changed its view, remove its "
-        "state: optimizer.state.pop(weight)."
+        "The state of a weight must fit its shape, but "
+        f"{name_of(group, position_of(p, group))} has shape {tuple(p.shape)}{seen} and its "
+        f"{name!r} has shape {tuple(value.shape)} where {tuple(shape)} was expected. If you "
+        "replaced the weight, or changed its view, remove its state: optimizer.state.pop(weight)."
     )
 
 

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ortholand.geometry.manifold import distance, polar_projection
+from ortholand.geometry.matrices import shared_gram_minus_identity, to_working_dtype
+from ortholand.geometry.views import View, as_matrices, as_weight
 from ortholand.sharding.exchange import (
     Owners,
     rows_to_columns,
     sum_over_groups,
     sums_over_ranks,
 )
-from ortholand.geometry.manifold import distance, polar_projection
-from ortholand.geometry.matrices import shared_gram_minus_identity, to_working_dtype
 from ortholand.sharding.placement import (
     Layout,
     gathered_numbers,
@@ -30,7 +31,6 @@ from ortholand.sharding.placement import (
     sharing_groups,
     whole_of,
 )
-from ortholand.geometry.views import View, as_matrices, as_weight
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -61,7 +61,9 @@ def _distance_apart(X: Tensor, layout: Layout) -> Tensor:
     rows, columns = sum(layout.sizes), X.shape[1]
     if rows < columns:
         X = rows_to_columns([X], [layout])[0].mT
-    (D,) = sums_over_ranks([shared_gram_minus_identity(X, X.shape[0] / max(rows, columns))], layout.group)
+    (D,) = sums_over_ranks(
+        [shared_gram_minus_identity(X, X.shape[0] / max(rows, columns))], layout.group
+    )
     return torch.linalg.vector_norm(D, dim=(-2, -1))
 
 

@@ -332,7 +332,10 @@ def step_plain(slots: Sequence[Slot], step: Callable[..., None]) -> None:
         step(local, agree=partial(_agreed, process_groups) if process_groups else None)
         for slot, part in zip(members, local, strict=True):
             assert is_dtensor(slot.weight)
-            for name, value in part.state.items():  # in one order on all ranks: so they are gathered
+            for (
+                name,
+                value,
+            ) in part.state.items():  # in one order on all ranks: so they are gathered
                 if name not in slot.state:
                     is_number = name in ("step", SKIPPED)
                     slot.state[name] = value if is_number else placed_like(value, slot.weight)
@@ -460,9 +463,7 @@ def _all_state(member: Member, buffers: Sequence[Tensor], step: ShardedStep) -> 
     return {**dict(zip(step.buffers, buffers, strict=True)), **numbers}
 
 
-def _keep(
-    member: Member, moved: Tensor, state: Mapping[str, Tensor], skipped: Tensor
-) -> None:
+def _keep(member: Member, moved: Tensor, state: Mapping[str, Tensor], skipped: Tensor) -> None:
     """Write down where this rank's rows went, the new state, and whether the step was skipped."""
     slot, layout = member
     set_rows_(slot.weight, moved, layout)

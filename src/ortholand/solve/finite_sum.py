@@ -89,9 +89,9 @@ def minimize_finite_sum(
             None: the square root of the precision, 1.5e-8 in float64.
         seed: of the order of batches.
         callback: called after each epoch, as by :func:`ortholand.minimize`.
-        options: ``atol``, ``maxtime`` (seconds, looked at after each epoch); ``eps`` and ``safe_step``
-            (the rule of the safe step); ``shuffle`` (True; False leaves indices or lists of batches in their
-            order); for sgd ``momentum`` (0) and ``decay`` (0.5): the step falls like
+        options: ``atol``, ``maxtime`` (seconds, looked at after each epoch); ``eps`` and
+            ``safe_step`` (its rule); ``shuffle`` (True; False leaves indices or lists of batches in
+            their order); for sgd ``momentum`` (0) and ``decay`` (0.5): the step falls like
             ``lr / (1 + epochs)^decay``, and stays constant for 0.
 
     Returns:

@@ -32,9 +32,7 @@ SHARDED = ShardedEngine(lambda slots, plan: step_by_engines(slots, plan, WHOLE_E
 ENGINES: tuple[Engine, ...] = (SHARDED, *WHOLE_ENGINES)
 
 
-def step_by_engines(
-    slots: list[Slot], plan: Plan, engines: tuple[Engine, ...] = ENGINES
-) -> None:
+def step_by_engines(slots: list[Slot], plan: Plan, engines: tuple[Engine, ...] = ENGINES) -> None:
     """One step of orthogonal weights, each by the first engine that can step it."""
     alone = len(slots) == 1
     for engine in engines:

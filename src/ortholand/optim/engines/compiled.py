@@ -87,7 +87,9 @@ def _memory_refusal(slot: Slot) -> str | None:
     return None
 
 
-def _shape_refusal(p: Tensor, n: int, columns: int, step: LandingStep, *, alone: bool) -> str | None:
+def _shape_refusal(
+    p: Tensor, n: int, columns: int, step: LandingStep, *, alone: bool
+) -> str | None:
     """Why there is no compiled step for matrices of this shape; None if there is one."""
     if _is_small(n, columns):
         return None

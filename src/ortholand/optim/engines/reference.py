@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ortholand.geometry.matrices import to_working_dtype
 from ortholand.geometry.views import View, as_matrices, as_weight, matrices_shape
+from ortholand.landing.batches import batches
 from ortholand.landing.description import GramStep
 from ortholand.landing.step import MatrixStep, Rows, Slot, StateKind, count_skipped
 from ortholand.optim.plan import Plan
-from ortholand.landing.batches import batches
 
 
 class ReferenceEngine:
@@ -65,7 +65,9 @@ def _step_batch(slots: list[Slot], plan: Plan) -> None:
     moved, taken, new_state = matrix_step(X, G, state, plan)
     shapes = [as_matrices(slot.weight, view).shape[:-2] for slot in slots]
     mask = taken[..., None, None] if X.ndim > 2 else taken
-    parts = zip(slots, _apart(torch.where(mask, moved, X), shapes), _apart(taken, shapes), strict=True)
+    parts = zip(
+        slots, _apart(torch.where(mask, moved, X), shapes), _apart(taken, shapes), strict=True
+    )
     for slot, part, ok in parts:
         slot.weight.copy_(as_weight(part, slot.weight, view))
         count_skipped(slot.state, ok)
