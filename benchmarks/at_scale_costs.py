@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ortholand.optim.rows import summed_numbers
-from ortholand.optim.sharded import received_by_columns, received_by_owner, received_by_sum
+from ortholand.landing import AdamMoments, Momentum
+from ortholand.sharding.costs import received_by_columns, received_by_owner, received_by_sum
 
-SGD = {"momentum": 0.9, "dampening": 0.0, "nesterov": False}
-ADAM = {"betas": (0.9, 0.999)}
+SGD = Momentum(momentum=0.9)
+ADAM = AdamMoments()
 
 
 class Weights(NamedTuple):
@@ -60,18 +60,18 @@ def landing_rows(w: Weights) -> Cost:
     Six products with the rows, four of p x p matrices on every rank.
     """
     flops = 12 * w.rows * w.p**2 + 8 * w.p**3
-    return Cost(received_by_sum(w.R, w.k * summed_numbers(w.p, SGD)), w.k * flops)
+    return Cost(received_by_sum(w.R, w.k * SGD.summed_numbers(w.p)), w.k * flops)
 
 
 def landing_adam_rows(w: Weights) -> Cost:
     """LandingAdam, tall: seven products with the rows, ten of p x p matrices."""
     flops = 14 * w.rows * w.p**2 + 20 * w.p**3
-    return Cost(received_by_sum(w.R, w.k * summed_numbers(w.p, ADAM)), w.k * flops)
+    return Cost(received_by_sum(w.R, w.k * ADAM.summed_numbers(w.p)), w.k * flops)
 
 
 def landing_columns(w: Weights) -> Cost:
     """LandingSGD with momentum, wide (p x n): rows become columns and back."""
-    received = received_by_columns(w.p, w.n, w.R, w.k, 1, summed_numbers(w.p, SGD))
+    received = received_by_columns(w.p, w.n, w.R, w.k, 1, SGD.summed_numbers(w.p))
     return Cost(received, landing_rows(w).products)
 
 
@@ -118,7 +118,7 @@ def qr_by_gram(w: Weights) -> Cost:
     """
     tangent = 10 * w.rows * w.p**2 + 8 * w.p**3
     factor = w.p**3 / 3 + w.rows * w.p**2
-    return Cost(received_by_sum(w.R, w.k * summed_numbers(w.p, SGD)), w.k * tangent, w.k * factor)
+    return Cost(received_by_sum(w.R, w.k * SGD.summed_numbers(w.p)), w.k * tangent, w.k * factor)
 
 
 def parametrization(w: Weights) -> Cost:
