@@ -111,3 +111,13 @@ def test_the_cache_is_where_caches_are(monkeypatch, tmp_path):
 
 def test_titles():
     assert (dataset_title("mnist"), dataset_title("cifar10")) == ("MNIST", "CIFAR-10")
+
+
+def test_files_at_hand_need_no_home_and_a_download_says_what_it_lacks(monkeypatch, tmp_path):
+    def no_home():
+        raise RuntimeError("no home folder: set XDG_CACHE_HOME")
+
+    monkeypatch.setattr("ortholand.datasets.search.cache_folder", no_home)
+    monkeypatch.setenv("ORTHOLAND_DATA", str(tmp_path))
+    with pytest.raises(DatasetError, match="XDG_CACHE_HOME"):
+        find_dataset("mnist")

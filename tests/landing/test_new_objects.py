@@ -1,4 +1,4 @@
-"""An attraction or rule from outside steps on every engine; a subclass of ours is never bypassed."""
+"""Attractions and rules from outside step on every engine; subclasses are never bypassed."""
 
 import sys
 from pathlib import Path
@@ -136,7 +136,7 @@ def test_an_attraction_without_a_move_is_refused():
         register(Nothing())
     with pytest.raises(TypeError, match="must be an Attraction, got"):
         register("coupled")
-    with pytest.raises(ValueError, match="attraction must be one of .*'coupled'.*, got 'nothing'"):
+    with pytest.raises(ValueError, match=r"attraction must be one of .*'coupled'.*, got 'nothing'"):
         ol.LandingSGD([nn.Parameter(torch.eye(3))], attraction="nothing")
 
 

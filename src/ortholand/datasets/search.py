@@ -1,7 +1,7 @@
 """Finds a data set: option, environment variable, cache folder, download, or the digits."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -174,7 +174,7 @@ def find_dataset(
         if source is None:
             raise DatasetError(_not_in(published, folder))
         return source
-    for candidate in (*_folder_of_variable(), cache_folder()):
+    for candidate in _folders():
         source = published.find_in(candidate)
         if source is not None:
             return source
@@ -193,13 +193,23 @@ def dataset_title(name: Name) -> str:
     return DATASETS[name].title
 
 
-def _folder_of_variable() -> Sequence[Path]:
+def _folders() -> Iterator[Path]:
+    """Where data sets may be. The cache is asked for last: there may be no home to have it in."""
     folder = os.environ.get(FOLDER_VARIABLE)
-    return [Path(folder).expanduser()] if folder else []
+    if folder:
+        yield Path(folder).expanduser()
+    yield _cache()
+
+
+def _cache() -> Path:
+    try:
+        return cache_folder()
+    except RuntimeError as error:
+        raise DatasetError(str(error)) from error
 
 
 def _downloaded(published: Published, tell: Callable[[str], None]) -> Source:
-    cache = cache_folder()
+    cache = _cache()
     try:
         download_folder(
             cache / published.folder,

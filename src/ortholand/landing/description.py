@@ -40,7 +40,8 @@ class LandingStep:
 
         Beside products with n rows it has some of p x p matrices; not so along a field.
         """
-        return self.options.attraction.field_coefficients is not None or n >= GRAM_FROM * p
+        along_field = self.options.attraction.field_coefficients is not None
+        return (along_field and self.moments.go_along_fields) or n >= GRAM_FROM * p
 
     def _gram_step(self, X: Tensor, G: Tensor, state: dict[str, Tensor], rows: Rows) -> PendingStep:
         return self.moments.gram_step(X, G, state, self.options, rows)

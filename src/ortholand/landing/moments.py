@@ -92,6 +92,7 @@ class Momentum:
     momentum: float = 0.0
     dampening: float = 0.0
     nesterov: bool = False
+    go_along_fields = True  # whether B is known before X^H B is, so that its field may be formed
 
     @property
     def compiled(self) -> int:
@@ -126,8 +127,13 @@ class Momentum:
             buffer = state["momentum_buffer"]
             damped = 0.0 if rows.apart else self.dampening
             weighted = (1 - self.dampening) * G if rows.apart else G
-            options_of_sum = dict(momentum=self.momentum, dampening=damped, nesterov=self.nesterov)
-            B, total = accumulate(weighted, buffer, **options_of_sum)
+            B, total = accumulate(
+                weighted,
+                buffer,
+                momentum=self.momentum,
+                dampening=damped,
+                nesterov=self.nesterov,
+            )
             if self.dampening and rows.apart:  # only all ranks know whether it has started
                 flags = (buffer.ne(0).flatten(1).any(1).to(X.dtype),)
         norm = frobenius_norm(B)
@@ -196,6 +202,7 @@ class AdamMoments:
     eps: float = 1e-8
     compiled = 2
     why_not_apart = None
+    go_along_fields = False
 
     @property
     def state_kinds(self) -> Mapping[str, StateKind]:

@@ -39,6 +39,7 @@ Group = Mapping[str, Any]
 
 # After how many steps it is looked whether weights are frozen, and how often from then on.
 FIRST_LOOK, LATER_LOOKS = 20, 100
+FROZEN = "frozen"
 
 
 class OrthogonalOptimizer(Optimizer):
@@ -57,7 +58,6 @@ class OrthogonalOptimizer(Optimizer):
 
     _awaits_values = False  # whether a weight was on the meta device when it should be checked
     _n_steps = 0
-    _warned = False
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         self._check_all_options(defaults)
@@ -155,6 +155,7 @@ class OrthogonalOptimizer(Optimizer):
             landing=landing,
             why_not_landing=why_not,
             why_not_compiled=why_not_compiled(landing, why_not, fused, group["foreach"]),
+            warned=self.__dict__.setdefault("_warned", set()),
         )
 
     def _is_known_to_engines(self, hook: str) -> bool:
@@ -265,21 +266,22 @@ class OrthogonalOptimizer(Optimizer):
 
         Reads counts that are in the host's memory only, so that no device is waited for.
         """
-        if self._warned or not self.warns_of_frozen_weights:
+        warned: set[str] = self.__dict__.setdefault("_warned", set())
+        if FROZEN in warned or not self.warns_of_frozen_weights:
             return
         seen: dict[Tensor, int] = self.__dict__.setdefault("_seen_skips", {})
         window = self._n_steps if self._n_steps < LATER_LOOKS else LATER_LOOKS
         for group in self.param_groups:
             for i, p in enumerate(group["params"]):
                 count = self.state.get(p, {}).get(SKIPPED)
-                if self._warned or type(count) is not Tensor or count.device.type != "cpu":
+                if FROZEN in warned or type(count) is not Tensor or count.device.type != "cpu":
                     continue
                 skipped = int(count.numpy())
                 matrices = 1
                 if group["orthogonal"] and not is_dtensor(p):
                     matrices = number_of_matrices(p, group["view"])
                 if skipped - seen.get(p, 0) > matrices * window / 2:
-                    self._warned = True
+                    warned.add(FROZEN)
                     warnings.warn(frozen_message(name_of(group, i), p), stacklevel=4)
                 seen[p] = skipped
 

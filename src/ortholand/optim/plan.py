@@ -27,6 +27,7 @@ class Plan:
     landing: LandingStep | None  # what that is, where it is known
     why_not_landing: str = ""  # why engines must call matrix_step, where landing is None
     why_not_compiled: str | None = None  # why compiled code cannot step any weight of the group
+    warned: set[str] = field(default_factory=set)  # the optimizer's own: what it has warned of
     packed: dict[int, bytes] = field(default_factory=dict)  # options for compiled code, by threads
     verdicts: dict[Any, str] = field(default_factory=dict)  # compiled code's, by shape and type
 

@@ -64,7 +64,7 @@ def _shape_verdict(weight: Tensor, plan: Plan, *, alone: bool) -> str:
     if why_not is None:
         why_not = why_no_code(weight.dtype, n if _is_small(n, p) else LARGEST_SIZE + 1)
         if why_not is not None and plan.fused:
-            _warn_once(why_not)
+            _warn_once(why_not, plan.warned)
     return why_not or ""
 
 
@@ -254,13 +254,10 @@ def _options(step: LandingStep, maximize: bool, threads: int) -> Options:
     )
 
 
-_warned: set[str] = set()
-
-
-def _warn_once(reason: str) -> None:
-    """Whoever asks for compiled steps is told, once, that there are none."""
-    if not _warned:
-        _warned.add(reason)
+def _warn_once(reason: str, warned: set[str]) -> None:
+    """Whoever asks for compiled steps is told, once per optimizer, that there are none."""
+    if reason not in warned:
+        warned.add(reason)
         warnings.warn(
             f"fused=True, but there is no compiled code: {reason}. torch's operations step "
             "instead, with the same results; leave fused out to have no warning.",
