@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ortholand.geometry.manifold import distance, gram_residual, polar_projection
-from ortholand.geometry.matrices import is_square, to_working_dtype
+from ortholand.geometry.manifold import distance, polar_projection
+from ortholand.geometry.matrices import is_square, newton_schulz, to_working_dtype
+from ortholand.geometry.precision import without_autocast
 from ortholand.geometry.views import View, as_matrices, as_weight, check_view, check_weight
 from ortholand.parameters import Selectors, param_groups
 
@@ -156,7 +157,7 @@ class Trivialization(nn.Module):
 
     def matrices(self, V: Tensor) -> Tensor:
         """The orthogonal matrices ``(..., n, p)``, in float32 if V is of half precision."""
-        with _full_precision(V):
+        with without_autocast([V]):
             map_, B = _MAPS[self.map], to_working_dtype(self.base)
             Y = to_working_dtype(as_matrices(V, self.view))
             if is_square(B):
@@ -172,9 +173,9 @@ class Trivialization(nn.Module):
 
     def move_base(self, X: Tensor) -> None:
         """Take matrices that are orthogonal up to rounding as base points."""
-        with _full_precision(X):
+        with without_autocast([X]):
             # One Newton-Schulz step: rounding errors do not add up over many moves.
-            self.base.copy_(X - X @ gram_residual(X) / 2)
+            self.base.copy_(newton_schulz(X))
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """Take an orthogonal weight (``module.weight = ...``) as the new base point, A = 0."""
@@ -185,11 +186,6 @@ class Trivialization(nn.Module):
     def extra_repr(self) -> str:
         """Say which map and view."""
         return f"map={self.map!r}, view={self.view!r}"
-
-
-def _full_precision(X: Tensor) -> torch.autocast:
-    """Under autocast products are done in half precision, and the result is not orthogonal."""
-    return torch.autocast(X.device.type, enabled=False)
 
 
 def _cayley(A: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ortholand.geometry.manifold import distance
-from ortholand.geometry.views import View, as_matrices
+from ortholand.geometry.views import View, as_matrices, is_fixed
 from ortholand.optim import LandingSGD, RiemannianSGD
 from ortholand.parameters import Predicate, orthogonalize_, param_groups
 from ortholand.trivializations import trivialize_
@@ -120,6 +120,8 @@ def prepare(
         model, orthogonal, view=view, options=options, other_options=others
     )  # before the trivialization, which keeps the parameters and changes their names
     chosen = [name for name, _ in groups[0]["params"]]
+    # Kernels of 1 x 1 are signs, which no method can change.
+    groups[0]["params"] = [(n, p) for n, p in groups[0]["params"] if not is_fixed(p, view)]
     if method in TRIVIALIZATION_METHODS:
         trivialize_(model, orthogonal, view=view)
         groups = [_for_torch(group) for group in groups]

@@ -34,8 +34,7 @@ def check_view(view: str) -> None:
 def check_weight(weight: Tensor, name: str = "weight", view: View = "matrix") -> None:
     """Raise unless the weight can be seen as matrices with orthonormal columns."""
     shape = tuple(weight.shape)
-    one_by_one = view == "kernel" and weight.ndim > 3 and shape[-2:] == (1, 1)
-    if one_by_one and not weight.is_complex():
+    if is_fixed(weight, view):
         raise ValueError(
             f"A 1 x 1 orthogonal matrix cannot move, but {name} of shape {shape} is a stack of "
             'such in view="kernel". Use view="matrix" for it, or leave it out of the orthogonal '
@@ -57,6 +56,12 @@ def check_weight(weight: Tensor, name: str = "weight", view: View = "matrix") ->
             f"An orthogonal parameter must be of a floating or complex type of at least 16 bits, "
             f"but {name} is {weight.dtype}. Convert it, for example with .float()."
         )
+
+
+def is_fixed(weight: Tensor, view: View) -> bool:
+    """Whether a weight is a convolution whose kernels are all 1 or -1, and cannot move."""
+    one_by_one = view == "kernel" and weight.ndim > 3 and weight.shape[-2:] == (1, 1)
+    return one_by_one and not weight.is_complex()
 
 
 def matrices_shape(shape: torch.Size, view: View) -> torch.Size:

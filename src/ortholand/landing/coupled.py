@@ -6,7 +6,14 @@ from torch import Tensor
 from ortholand.fields import landing
 from ortholand.geometry.matrices import per_matrix
 from ortholand.landing.attraction import Attraction, LandingOptions, Move, may_go, step_size
-from ortholand.landing.gram import Coefficients, FieldGram, Gram, times
+from ortholand.landing.gram import (
+    Coefficients,
+    FieldGram,
+    Gram,
+    plus_identity,
+    tangent_coefficients,
+    times,
+)
 from ortholand.safe_step import field_bound, largest_step
 
 
@@ -49,9 +56,8 @@ class Coupled(Attraction):
         self, D: Tensor, M: Tensor, options: LandingOptions
     ) -> tuple[Tensor, Tensor]:
         """a and b of ``L = X a + B b``."""
-        b = D / 2
-        b.diagonal(dim1=-2, dim2=-1).add_(0.5)
-        return torch.add(options.lam * D, M.mH, alpha=-0.5), b
+        a, b = tangent_coefficients(plus_identity(D), M)
+        return a.add_(D, alpha=options.lam), b
 
 
 def step_and_taken(

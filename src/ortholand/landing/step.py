@@ -37,6 +37,11 @@ def count_skipped(state: dict[str, Any], taken: Tensor) -> None:
     skipped_count(state, taken.device).add_(skipped.sum() if skipped.ndim else skipped)
 
 
+def descent(G: Tensor, maximize: bool) -> Tensor:
+    """A gradient with the sign of a descent."""
+    return -G if maximize else G
+
+
 class MatrixStep(NamedTuple):
     """The step of a batch of matrices."""
 

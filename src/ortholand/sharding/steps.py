@@ -47,6 +47,7 @@ from ortholand.landing.step import (
     Rows,
     Slot,
     StateKind,
+    descent,
     skipped_count,
 )
 from ortholand.sharding.costs import received_by_columns, received_by_owner, received_by_sum
@@ -450,7 +451,7 @@ def _fields(member: Member, step: ShardedStep) -> list[Tensor]:
 def _descent_fields(member: Member, step: ShardedStep) -> list[Tensor]:
     """:func:`_fields`, the gradient with the sign of a descent."""
     X, G, *buffers = _fields(member, step)
-    return [X, -G if step.maximize else G, *buffers]
+    return [X, descent(G, step.maximize), *buffers]
 
 
 def _turned(M: Tensor, member: Member) -> Tensor:

@@ -11,7 +11,7 @@ from ortholand.geometry.matrices import to_working_dtype
 from ortholand.geometry.views import View, as_matrices, as_weight, matrices_shape
 from ortholand.landing.batches import batches
 from ortholand.landing.description import GramStep
-from ortholand.landing.step import MatrixStep, Rows, Slot, StateKind, count_skipped
+from ortholand.landing.step import MatrixStep, Rows, Slot, StateKind, count_skipped, descent
 from ortholand.optim.plan import Plan
 
 
@@ -91,8 +91,7 @@ def matrix_step(X: Tensor, G: Tensor, state: dict[str, Tensor], plan: Plan) -> M
 
 def descent_gradient(slot: Slot, plan: Plan, dtype: torch.dtype) -> Tensor:
     """The gradient as matrices, with the sign of a descent."""
-    G = as_matrices(slot.gradient, plan.view).to(dtype)
-    return -G if plan.maximize else G
+    return descent(as_matrices(slot.gradient, plan.view).to(dtype), plan.maximize)
 
 
 def _as_batch(state: Tensor, kind: StateKind, view: View) -> Tensor:
