@@ -57,15 +57,15 @@ def fsdp(w: Weights) -> Cost:
 def landing_rows(w: Weights) -> Cost:
     """LandingSGD with momentum, tall: Gram matrices are summed, each rank moves its rows.
 
-    Six products with the rows, four of p x p matrices on every rank.
+    Six products with the rows, three of p x p matrices on every rank.
     """
-    flops = 12 * w.rows * w.p**2 + 8 * w.p**3
+    flops = 12 * w.rows * w.p**2 + 6 * w.p**3
     return Cost(received_by_sum(w.R, w.k * SGD.summed_numbers(w.p)), w.k * flops)
 
 
 def landing_adam_rows(w: Weights) -> Cost:
-    """LandingAdam, tall: seven products with the rows, ten of p x p matrices."""
-    flops = 14 * w.rows * w.p**2 + 20 * w.p**3
+    """LandingAdam, tall: seven products with the rows, nine of p x p matrices."""
+    flops = 14 * w.rows * w.p**2 + 18 * w.p**3
     return Cost(received_by_sum(w.R, w.k * ADAM.summed_numbers(w.p)), w.k * flops)
 
 
@@ -76,8 +76,8 @@ def landing_columns(w: Weights) -> Cost:
 
 
 def landing_owners(w: Weights) -> Cost:
-    """LandingSGD with momentum, each matrix whole on one rank: six products, square three."""
-    flops = 12 * w.n * w.p**2 if w.n > w.p else 6 * w.n**3
+    """LandingSGD with momentum, each matrix whole on one rank: five products, square three."""
+    flops = 10 * w.n * w.p**2 if w.n > w.p else 6 * w.n**3
     return Cost(received_by_owner(w.n, w.p, w.R, w.k, 1), w.owned * flops)
 
 

@@ -1,13 +1,37 @@
 """Objects that offer one thing in several forms: a reference, and faster ones beside it."""
 
+from typing import Any, ClassVar
 
-def withdraw_other_forms(cls: type, forms: tuple[str, ...]) -> None:
-    """Set to None the faster forms that a class inherits while it redefines anything of its own.
 
-    They would do what its parent does. The first form is the reference, which is always there.
+class OfferedInForms:
+    """A class whose faster forms do what its reference form does, and are offered only while so.
+
+    A subclass that redefines anything of its own inherits no faster form: it would do what its
+    parent does. Nor does one whose reference was patched, on the class or on the object, offer any.
+
+    Attributes:
+        reference: the name of the reference form, a method.
+        forms: names of the faster forms; None where there is none.
     """
-    own = {name for name, value in vars(cls).items() if callable(value) or name in forms}
-    if own - {"__init__", "__init_subclass__"}:
-        for name in forms[1:]:
-            if name not in own:
-                setattr(cls, name, None)
+
+    reference: ClassVar[str]
+    forms: ClassVar[tuple[str, ...]]
+    _defined: ClassVar[Any]  # the reference as the class was made with it
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = {name for name in vars(cls) if not name.startswith("__")} - {"name", *_OF_BASES}
+        if own:
+            for name in cls.forms:
+                if name not in own:
+                    setattr(cls, name, None)
+        cls._defined = getattr(cls, cls.reference)
+
+    @property
+    def is_patched(self) -> bool:
+        """Whether the reference is another one than the faster forms were made for."""
+        patched = getattr(type(self), self.reference) is not type(self)._defined
+        return patched or self.reference in vars(self)
+
+
+_OF_BASES = ("reference", "forms", "_defined", "_abc_impl")

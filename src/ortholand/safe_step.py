@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from ortholand.forms import withdraw_other_forms
+from ortholand.forms import OfferedInForms
 from ortholand.geometry.matrices import frobenius_norm, per_matrix, tall
 
 
@@ -73,7 +73,7 @@ class FieldProducts(Protocol):
         """``L^H L``, (..., p, p)."""
 
 
-class SafeStepRule:
+class SafeStepRule(OfferedInForms):
     """A rule of the safe step: a bound of ``||L^H L||_F^(1/2)``, in up to three forms.
 
     Attributes:
@@ -82,9 +82,11 @@ class SafeStepRule:
             they step by :meth:`bound`, each whole in one place.
         compiled: its number in the compiled code; None: there is none.
 
-    A subclass that redefines one form has none of the others that it inherits.
+    A subclass that redefines anything inherits none of the faster forms.
     """
 
+    reference = "bound"
+    forms = ("squared_gram_bound", "compiled")
     name: str
     squared_gram_bound: Any = None
     compiled: ClassVar[int | None] = None
@@ -96,10 +98,6 @@ class SafeStepRule:
     def __call__(self, L: Tensor) -> Tensor:
         """As :meth:`bound`."""
         return self.bound(L)
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        withdraw_other_forms(cls, ("bound", "squared_gram_bound", "compiled"))
 
 
 class Frobenius(SafeStepRule):

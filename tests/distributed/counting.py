@@ -53,7 +53,7 @@ def counted(shapes: list[tuple[int, ...]], make: Callable[..., Any], **options: 
 
 
 def all_counted(cases: list[tuple], longest: int | None = None) -> list[dict]:
-    """``longest``: the message from which on a step takes several rounds."""
+    """``longest``: the message from which on a step takes several portions."""
     from ortholand.sharding import steps
 
     if longest is not None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import ortholand as ol
-from ortholand.landing import ATTRACTIONS, After, Attraction, Coupled, register
+from ortholand.landing import ATTRACTIONS, After, Attraction, Coupled, Decoupled, register
 from ortholand.safe_step import RULES, Frobenius, SafeStepRule, Tight
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
@@ -150,3 +150,65 @@ def test_explain_tells_which_form_is_missing():
     (row,) = ol.explain(ol.LandingSGD([X], safe_step="cautious"))
     assert row.reason == "safe_step 'cautious' has no compiled form"
     assert isinstance(RULES["cautious"], SafeStepRule)
+
+
+@pytest.mark.parametrize("parent", [Coupled, Decoupled, After])
+def test_a_subclass_may_call_its_parent(parent):
+    class Twice(parent):
+        name = "twice"
+
+        def move(self, X, B, options):
+            moved, taken = super().move(X, B, options)
+            return 2 * moved - X, taken
+
+    register(Twice())
+    for weight in WEIGHTS:
+        X, moved, _, tolerance = stepped(weight, attraction=parent.name, lr=1e-3)
+        twice = stepped(weight, attraction="twice", lr=1e-3)[1]
+        torch.testing.assert_close(twice, 2 * moved - X, rtol=2 * tolerance, atol=2 * tolerance)
+
+
+@pytest.mark.parametrize("where", ["class", "object"])
+def test_a_patched_move_or_bound_is_what_steps(where, monkeypatch):
+    def stay(*arguments):
+        X = arguments[-3]
+        return X.clone(), torch.ones(X.shape[:-2], dtype=torch.bool)
+
+    def huge(*arguments):
+        return torch.full(arguments[-1].shape[:-2], 1e30, dtype=torch.float64)
+
+    for registry, name, method, patch in (
+        (ATTRACTIONS, "coupled", "move", stay),
+        (RULES, "frobenius", "bound", huge),
+    ):
+        target = registry[name] if where == "object" else type(registry[name])
+        with monkeypatch.context() as patched:
+            patched.setattr(target, method, patch)
+            for weight in WEIGHTS:
+                X, moved, _, tolerance = stepped(weight, lr=0.1)
+                torch.testing.assert_close(X, moved, rtol=tolerance, atol=tolerance)
+        X, moved, _, _ = stepped("square", lr=0.1)
+        assert not torch.equal(X, moved)
+
+
+def test_a_number_that_compiled_code_does_not_know_is_no_compiled_form():
+    class Elsewhere(Frobenius):
+        name = "elsewhere"
+        compiled = 7
+
+        def bound(self, L):
+            return 1e30 * super().bound(L)
+
+    class Nowhere(Coupled):
+        name = "nowhere"
+        compiled = 7
+
+        def move(self, X, B, options):
+            return X.clone(), torch.ones(X.shape[:-2], dtype=torch.bool)
+
+    RULES["elsewhere"] = Elsewhere()
+    register(Nowhere())
+    for options in ({"safe_step": "elsewhere"}, {"attraction": "nowhere"}):
+        for weight in WEIGHTS:
+            X, moved, _, tolerance = stepped(weight, lr=0.1, **options)
+            torch.testing.assert_close(X, moved, rtol=tolerance, atol=tolerance)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ortholand.forms import withdraw_other_forms
+from ortholand.forms import OfferedInForms
 from ortholand.geometry.matrices import is_finite
 from ortholand.safe_step import SafeStepRule
 
@@ -37,10 +37,7 @@ class Move(NamedTuple):
     taken: Tensor  # (...)
 
 
-FORMS = ("move", "coefficients", "field_coefficients", "along", "compiled")
-
-
-class Attraction:
+class Attraction(OfferedInForms):
     """A way to be attracted to the manifold: one object, in up to three forms of the same step.
 
     Attributes:
@@ -57,10 +54,12 @@ class Attraction:
             all of D away at once.
         compiled: its number in the compiled code (``native/landing.cpp``); None: there is none.
 
-    A subclass that redefines one form has none of the others that it inherits: they would step
-    as its parent does.
+    A subclass that redefines anything inherits none of the faster forms: they would step as its
+    parent does. (It inherits ``move``, so redefine that too where it should differ.)
     """
 
+    reference = "move"
+    forms = ("coefficients", "field_coefficients", "compiled")
     name: str
     coefficients: Any = None
     field_coefficients: Any = None
@@ -75,10 +74,6 @@ class Attraction:
         finite may not go; its neighbours in the batch are not touched. No value leaves the device.
         """
         raise NotImplementedError
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        withdraw_other_forms(cls, FORMS)
 
 
 class FunctionAttraction(Attraction):

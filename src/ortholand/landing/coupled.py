@@ -6,14 +6,7 @@ from torch import Tensor
 from ortholand.fields import landing
 from ortholand.geometry.matrices import per_matrix
 from ortholand.landing.attraction import Attraction, LandingOptions, Move, may_go, step_size
-from ortholand.landing.gram import (
-    Coefficients,
-    FieldGram,
-    Gram,
-    plus_identity,
-    tangent_coefficients,
-    times,
-)
+from ortholand.landing.gram import Coefficients, FieldGram, Gram, times
 from ortholand.safe_step import field_bound, largest_step
 
 
@@ -55,9 +48,11 @@ class Coupled(Attraction):
     def field_coefficients(
         self, D: Tensor, M: Tensor, options: LandingOptions
     ) -> tuple[Tensor, Tensor]:
-        """a and b of ``L = X a + B b``."""
-        a, b = tangent_coefficients(plus_identity(D), M)
-        return a.add_(D, alpha=options.lam), b
+        """a and b of ``L = X a + B b``: the tangent part's, and ``lam D`` more in a."""
+        b = D / 2
+        b.diagonal(dim1=-2, dim2=-1).add_(0.5)
+        pull = D if options.lam == 1 else options.lam * D
+        return torch.add(pull, M.mH, alpha=-0.5), b
 
 
 def step_and_taken(

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ortholand.landing.attraction import LandingOptions
+from ortholand.landing.attraction import Attraction, LandingOptions
 from ortholand.landing.moments import Moments
 from ortholand.landing.step import PendingStep, Rows
+from ortholand.native import COMPILED_ATTRACTIONS, COMPILED_RULES
+from ortholand.safe_step import SafeStepRule
 
 GRAM_FROM = 8  # rows per column from which p x p products cost less than they save (make bench)
 GramStep = Callable[[Tensor, Tensor, dict[str, Tensor], Rows], PendingStep]
@@ -28,12 +30,9 @@ class LandingStep:
     @property
     def why_not_gram(self) -> str | None:
         """What has no Gram form."""
-        attraction, rule = self.options.attraction, self.options.rule
-        if attraction.coefficients is None:
-            return f"attraction {attraction.name!r} has no Gram form"
-        if rule is not None and rule.squared_gram_bound is None:
-            return f"safe_step {rule.name!r} has no Gram form"
-        return None
+        return self._patched or self._missing(
+            "Gram", lambda a: a.coefficients is None, lambda r: r.squared_gram_bound is None
+        )
 
     def gram_pays(self, n: int, p: int) -> bool:
         """Whether the Gram form is the quicker one of whole matrices n x p.
@@ -49,11 +48,31 @@ class LandingStep:
     @property
     def why_not_compiled(self) -> str | None:
         """What has no compiled form; None where all has."""
-        attraction, rule = self.options.attraction, self.options.rule
         if isinstance(self.options.lr, Tensor):
             return "tensor lr, which compiled code would have to wait for"
-        if attraction.compiled is None:
-            return f"attraction {attraction.name!r} has no compiled form"
-        if rule is not None and rule.compiled is None:
-            return f"safe_step {rule.name!r} has no compiled form"
+        return self._patched or self._missing(
+            "compiled",
+            lambda a: a.compiled not in COMPILED_ATTRACTIONS,
+            lambda r: r.compiled not in COMPILED_RULES,
+        )
+
+    @property
+    def _patched(self) -> str | None:
+        """What was changed after it was defined, so that its faster forms may be of no use."""
+        attraction, rule = self.options.attraction, self.options.rule
+        if attraction.is_patched:
+            return f"patched attraction {attraction.name!r}"
+        return f"patched safe_step {rule.name!r}" if rule is not None and rule.is_patched else None
+
+    def _missing(
+        self,
+        form: str,
+        of_attraction: Callable[[Attraction], bool],
+        of_rule: Callable[[SafeStepRule], bool],
+    ) -> str | None:
+        attraction, rule = self.options.attraction, self.options.rule
+        if of_attraction(attraction):
+            return f"attraction {attraction.name!r} has no {form} form"
+        if rule is not None and of_rule(rule):
+            return f"safe_step {rule.name!r} has no {form} form"
         return None

@@ -58,13 +58,14 @@ class FieldGram:
 
     def __init__(self, gram: Gram, share: Tensor | float = 1.0, pull: Tensor | float = 0.0) -> None:
         self.gram, self.share, self.pull = gram, share, pull
-        self.S = plus_identity(gram.D)
+        self.S = gram.D.clone()
+        self.S.diagonal(dim1=-2, dim2=-1).add_(1)
         self.MS, self.TS = product(gram.M, self.S), product(gram.T, self.S)
 
     @property
     def tangent_coefficients(self) -> tuple[Tensor, Tensor]:
         """a and b of ``R1 = X a + B1 b``."""
-        return tangent_coefficients(self.S, self.gram.M)
+        return self.gram.M.mH / -2, self.S / 2
 
     @property
     def tangent_square(self) -> Tensor:
@@ -100,18 +101,6 @@ class FieldGram:
         error = (1 + gram.distance).square() * (gram.roundoff * gram.size * gram.size)
         error = error * (self.share * self.share)
         return (rule.squared_gram_bound(self).clamp(min=0) + error).sqrt()
-
-
-def tangent_coefficients(S: Tensor, M: Tensor) -> tuple[Tensor, Tensor]:
-    """a and b of ``R = X a + B b = (B S - X B^H X) / 2``, for ``S = X^H X`` and ``M = X^H B``."""
-    return M.mH / -2, S / 2
-
-
-def plus_identity(D: Tensor) -> Tensor:
-    """``D + I``, without building the identity."""
-    S = D.clone()
-    S.diagonal(dim1=-2, dim2=-1).add_(1)
-    return S
 
 
 def squared_normal_norm(D: Tensor) -> Tensor:

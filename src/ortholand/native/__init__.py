@@ -1,4 +1,4 @@
-"""Compiled code for the CPU, where a compiler is found: steps of small square matrices.
+"""Compiled code for the CPU, where a compiler is found: small square matrices, large ones.
 
 Nothing here is needed: without a compiler the optimizers use torch's operations, with the same
 results up to rounding. Small matrices are then slower, because a step of many operations costs
@@ -26,7 +26,8 @@ from ortholand.native.build import load
 from ortholand.native.safekeeping import NoCodeError, library_folder
 
 __all__ = [
-    "ATTRACTIONS",
+    "COMPILED_ATTRACTIONS",
+    "COMPILED_RULES",
     "LARGEST_SIZE",
     "SCALARS",
     "Kernel",
@@ -45,7 +46,8 @@ log = logging.getLogger(__name__)
 LANES_UP_TO = 8  # matrices up to this size are computed side by side, and compiled by size
 LARGEST_SIZE = 128  # as in landing.cpp
 SCALARS = {torch.float32: "float", torch.float64: "double"}
-ATTRACTIONS = {"coupled": 0, "decoupled": 1, "after": 2}
+COMPILED_ATTRACTIONS = (0, 1, 2)  # by number: coupled, decoupled, after
+COMPILED_RULES = (1,)  # of the safe step: frobenius
 SWITCHED_OFF = "switched off by ORTHOLAND_NATIVE=0"
 _OPTIONS = struct.Struct("10d6i")  # struct Options of steps.h
 

@@ -58,6 +58,7 @@ class OrthogonalOptimizer(Optimizer):
 
     _awaits_values = False  # whether a weight was on the meta device when it should be checked
     _n_steps = 0
+    _last_look = 0
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         self._check_all_options(defaults)
@@ -96,7 +97,6 @@ class OrthogonalOptimizer(Optimizer):
 
     # What all methods share.
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of every parameter that has a gradient; the closure's value, if given."""
         loss = None
@@ -172,6 +172,7 @@ class OrthogonalOptimizer(Optimizer):
     def _slots(self, group: Group, plan: Plan) -> list[Slot]:
         """The weights of a group that have gradients, with their state; checked, not yet moved."""
         slots, orthogonal = [], group["orthogonal"]
+        compiling = torch.compiler.is_compiling()
         for p in group["params"]:
             G = p.grad
             if G is None:
@@ -181,7 +182,8 @@ class OrthogonalOptimizer(Optimizer):
             if is_elsewhere(p):
                 continue
             state = self.state[p]
-            check_memory(p, G, state, group)
+            if not compiling:
+                check_memory(p, G, state, group)
             if orthogonal:
                 prepare_state(p, state, plan.state_kinds, plan.view, group)
             elif state:
@@ -270,7 +272,7 @@ class OrthogonalOptimizer(Optimizer):
         if FROZEN in warned or not self.warns_of_frozen_weights:
             return
         seen: dict[Tensor, int] = self.__dict__.setdefault("_seen_skips", {})
-        window = self._n_steps if self._n_steps < LATER_LOOKS else LATER_LOOKS
+        window, self._last_look = self._n_steps - self._last_look, self._n_steps
         for group in self.param_groups:
             for i, p in enumerate(group["params"]):
                 count = self.state.get(p, {}).get(SKIPPED)

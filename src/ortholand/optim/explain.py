@@ -1,7 +1,7 @@
 """Who steps which weight, and why not someone faster."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -89,7 +89,9 @@ def explain(optimizer: OrthogonalOptimizer) -> Explanation:
 
 
 def _group_rows(optimizer: OrthogonalOptimizer, group: dict[str, Any]) -> Iterator[WeightExplained]:
-    plan, params = optimizer.plan(group), group["params"]
+    # A plan of its own, which has said already all that there is to warn of.
+    plan = replace(optimizer.plan(group), warned=_Everything(), verdicts={})
+    params = group["params"]
     for i, p in enumerate(params):
         name = name_of(group, i).strip("'")
         common: dict[str, Any] = dict(
@@ -111,6 +113,11 @@ def _group_rows(optimizer: OrthogonalOptimizer, group: dict[str, Any]) -> Iterat
             form=form,
             reason=reason,
         )
+
+
+class _Everything(set[str]):
+    def __contains__(self, _: object) -> bool:
+        return True
 
 
 def _who(slot: Slot, plan: Plan, *, alone: bool) -> tuple[str, str, str]:

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ortholand.geometry.matrices import real_dtype, working_dtype
 from ortholand.geometry.views import View, matrices_shape
 from ortholand.landing.step import StateKind, skipped_count
+from ortholand.native.border import PLAIN_TYPES
 from ortholand.sharding.manifold import distances
 from ortholand.sharding.placement import is_dtensor, is_here, zeros_per_matrix
 
@@ -41,10 +42,12 @@ def prepare_state(
 
 def check_memory(p: Tensor, G: Tensor, state: State, group: Group) -> None:
     """Raise if a tensor's memory was freed (``untyped_storage().resize_(0)``): torch crashes."""
-    if type(p) not in (Tensor, nn.Parameter) or p.is_meta or torch.compiler.is_compiling():
+    if type(p) not in PLAIN_TYPES:
         return
     for tensor in (p, G, *state.values()):
-        if type(tensor) in (Tensor, nn.Parameter) and not tensor.data_ptr() and tensor.numel():
+        if type(tensor) not in PLAIN_TYPES or tensor.data_ptr():
+            continue
+        if tensor.numel() and not tensor.is_meta:
             raise ValueError(
                 "A weight, its gradient and its state must have memory, but of "
                 f"{name_of(group, position_of(p, group))}, shape {tuple(p.shape)}, one was freed. "

@@ -1,10 +1,14 @@
 """Who computes a step: a short list, asked in order; one place asks.
 
 Each engine says what it cannot step, and why (``refusal``). The last one can step everything.
+Where torch's operations compute, autograd must not look on: an engine sees to that itself, because
+for compiled code of 10 microseconds even this counts.
 """
 
 from collections.abc import Callable
 from typing import Protocol
+
+import torch
 
 from ortholand.landing.step import Slot
 from ortholand.optim.engines.compiled import CompiledEngine
@@ -43,6 +47,7 @@ def step_by_engines(slots: list[Slot], plan: Plan, engines: tuple[Engine, ...] =
             engine.step(taken, plan)
 
 
+@torch.no_grad()
 def step_plain(slots: list[Slot], plan: Plan, step: StepPlain) -> None:
     """One step of unconstrained weights by a function of slots."""
     spread, whole = split(SHARDED, slots, plan, alone=False)

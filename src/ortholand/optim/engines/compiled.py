@@ -149,6 +149,7 @@ def _row(slot: Slot, G: Tensor, plan: Plan, size: int) -> list[int]:
     return [address(p, dtype, numel), address(G, dtype, numel), *places, skipped, count]
 
 
+@torch.no_grad()
 def _step_large(slot: Slot, plan: Plan, options: bytes) -> None:
     """Step one large matrix: ``X <- X - eta L``, with two temporaries of its size or less."""
     p, landing = slot.weight, plan.landing

@@ -1,7 +1,7 @@
 """The engine that can step everything: torch's operations, on batches of equal matrices.
 
-Tall and wide weights step in the Gram form where the step has one; all others by the optimizer's
-own ``matrix_step``.
+Tall and wide weights step in the Gram form where the step has one and it pays; all others by the
+optimizer's own ``matrix_step``.
 """
 
 import torch
@@ -24,6 +24,7 @@ class ReferenceEngine:
         """Nothing is refused."""
         return None
 
+    @torch.no_grad()
     def step(self, slots: list[Slot], plan: Plan) -> None:
         """Step the weights, those of one shape as a batch where that is quicker."""
         if len(slots) == 1:

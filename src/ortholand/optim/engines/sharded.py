@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import torch
+
 from ortholand.landing.step import Slot
 from ortholand.optim.plan import Plan
 from ortholand.sharding.placement import is_dtensor
@@ -21,6 +23,7 @@ class ShardedEngine:
         """Why this is not spread over ranks."""
         return None if is_dtensor(slot.weight) else "not a DTensor"
 
+    @torch.no_grad()
     def step(self, slots: list[Slot], plan: Plan) -> None:
         """Step the weights that this rank has a part in."""
         from ortholand.sharding.steps import ShardedStep, step_sharded  # not before a DTensor
