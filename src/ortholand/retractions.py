@@ -77,11 +77,11 @@ def cayley(X: Tensor, A: Tensor) -> Tensor:
         Z = torch.linalg.solve(identity_like(A) - A / 2, X)
         # Twice the same: the first with errors as small as a short step, so that thousands in
         # float32 drift a hundred times less; the second with none that grow with a long one.
-        ways = [(math.sqrt(A.shape[-1]), lambda X, Z, A: X + A @ Z)]
-        return _by_size(_norm(A), ways, lambda X, Z, _: 2 * Z - X, X, Z, A)
+        branches = [(math.sqrt(A.shape[-1]), lambda X, Z, A: X + A @ Z)]
+        return _by_size(_norm(A), branches, lambda X, Z, _: 2 * Z - X, X, Z, A)
     P = A.mH @ A
-    ways = [(WELL_CONDITIONED, _cayley_by_gram)]
-    return _by_size(_norm(P), ways, _cayley_in_a_basis, X, A, P)
+    branches = [(WELL_CONDITIONED, _cayley_by_gram)]
+    return _by_size(_norm(P), branches, _cayley_in_a_basis, X, A, P)
 
 
 def polar(X: Tensor, A: Tensor) -> Tensor:
@@ -89,8 +89,8 @@ def polar(X: Tensor, A: Tensor) -> Tensor:
     Y = X + _tangent(X, A)
     E = gram_minus_identity(Y)
     small = (2 * torch.finfo(E.dtype).eps) ** 0.2  # the first term left out is E^5 / 4
-    ways = [(small, _polar_by_series), (WELL_CONDITIONED, _polar_by_eigh)]
-    return _by_size(_norm(E), ways, _polar_by_svd, Y, E)
+    branches = [(small, _polar_by_series), (WELL_CONDITIONED, _polar_by_eigh)]
+    return _by_size(_norm(E), branches, _polar_by_svd, Y, E)
 
 
 def qr(X: Tensor, A: Tensor) -> Tensor:
@@ -99,8 +99,8 @@ def qr(X: Tensor, A: Tensor) -> Tensor:
     if X.shape[-1] < CHOLESKY_FROM:
         return orthonormal_factor(Y)
     S = Y.mH @ Y
-    size, ways = _norm(subtract_identity(S)), [(WELL_CONDITIONED, _qr_by_cholesky)]
-    return _by_size(size, ways, lambda Y, _: orthonormal_factor(Y), Y, S)
+    size, branches = _norm(subtract_identity(S)), [(WELL_CONDITIONED, _qr_by_cholesky)]
+    return _by_size(size, branches, lambda Y, _: orthonormal_factor(Y), Y, S)
 
 
 RETRACTIONS: dict[str, Retraction] = {
@@ -170,9 +170,9 @@ def _exponential_minus_identity(A: Tensor) -> Tensor:
     Not left to torch alone also because its ``matrix_exp`` (2.13; pytorch issue 196592) loses half
     the digits for a single matrix of norm 0.05 to 0.58 in float32, 0.005 to 0.05 in float64.
     """
-    ways = [(_reach(A, 4), _exponential_of_degree_4), (_reach(A, 9), _exponential_of_degree_9)]
+    branches = [(_reach(A, 4), _exponential_of_degree_4), (_reach(A, 9), _exponential_of_degree_9)]
     one_norm = A.abs().sum(-2).amax(-1)
-    return _by_size(one_norm, ways, _exponential_by_torch, A)
+    return _by_size(one_norm, branches, _exponential_by_torch, A)
 
 
 def _exponential_of_degree_4(A: Tensor) -> Tensor:
@@ -243,7 +243,7 @@ def _qr_by_cholesky(Y: Tensor, S: Tensor) -> Tensor:
 
 def _by_size(
     size: Tensor,
-    ways: list[tuple[float, Callable[..., Tensor]]],
+    branches: list[tuple[float, Callable[..., Tensor]]],
     otherwise: Callable[..., Tensor],
     *batches: Tensor,
 ) -> Tensor:
@@ -251,12 +251,12 @@ def _by_size(
 
     Reads the sizes on the host, as torch's own ``matrix_exp`` does.
     """
-    chosen = {next((f for limit, f in ways if s < limit), otherwise) for s in _extremes(size)}
+    chosen = {next((f for limit, f in branches if s < limit), otherwise) for s in _extremes(size)}
     if len(chosen) == 1:
         return chosen.pop()(*batches)
     result = torch.empty_like(batches[0])
     left = torch.ones_like(size, dtype=torch.bool)
-    for limit, function in [*ways, (None, otherwise)]:
+    for limit, function in [*branches, (None, otherwise)]:
         now = left if limit is None else left & (size < limit)
         result[now] = function(*(M[now] for M in batches))
         left = left & ~now

@@ -1165,3 +1165,15 @@ if __name__ == "__main__":
         name: outcome_in_a_process_of_its_own(scenario) for name, scenario in SCENARIOS.items()
     }
     json.dump(found, sys.stdout)
+
+
+def test_rates_may_be_numbers_of_numpy():
+    np = pytest.importorskip("numpy")
+    X, Y = (nn.Parameter(ol.random_orthogonal(4, 4, seed=0)) for _ in range(2))
+    optimizers = ol.LandingSGD([X], lr=np.float32(0.125)), ol.LandingSGD([Y], lr=0.125)
+    for optimizer, weight in zip(optimizers, (X, Y), strict=True):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] = np.float64(0.25)
+        optimizer.step()
+    assert torch.equal(X, Y)

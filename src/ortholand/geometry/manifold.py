@@ -91,9 +91,9 @@ def random_orthogonal(
         )
     *batch, n, p = shape
     dtype = dtype or torch.get_default_dtype()
-    generator = seed if isinstance(seed, torch.Generator) else _generator(seed, device)
+    random = seed if isinstance(seed, torch.Generator) else _random(seed, device)
     gaussian = torch.randn(
-        *batch, max(n, p), min(n, p), generator=generator, dtype=working_dtype(dtype), device=device
+        *batch, max(n, p), min(n, p), generator=random, dtype=working_dtype(dtype), device=device
     )
     Q = orthonormal_factor(gaussian)  # with the phases fixed the law is exactly Haar
     if special:
@@ -101,5 +101,5 @@ def random_orthogonal(
     return (Q.mT if n < p else Q).to(dtype).contiguous()
 
 
-def _generator(seed: int, device: torch.device | str | None) -> torch.Generator:
+def _random(seed: int, device: torch.device | str | None) -> torch.Generator:
     return torch.Generator(device=device or torch.get_default_device()).manual_seed(seed)

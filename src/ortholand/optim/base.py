@@ -221,6 +221,7 @@ class OrthogonalOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self.__dict__.pop("_plans", None)  # of groups that are no more
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)

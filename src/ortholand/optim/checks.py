@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -88,7 +89,7 @@ def check_at_least_zero(name: str, value: float | Tensor) -> None:
 
 def check_finite(name: str, value: float | Tensor) -> None:
     """A finite real number."""
-    if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
+    if isinstance(value, bool) or not isinstance(value, Real | Tensor):  # NumPy's numbers too
         raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}.")
     if not math.isfinite(value):
         raise ValueError(f"{name} must be finite, got {float(value)}.")
