@@ -204,7 +204,7 @@ def largest_step_before_landing(
     room = farthest_before_landing(eps) - d
     if isinstance(tangency_error, Tensor):
         return largest_root(bound, -tangency_error, room)
-    return room.clamp(min=0).sqrt() / bound.clamp(min=torch.finfo(bound.dtype).tiny)
+    return room.clamp(min=0).sqrt() / _divisor(bound)
 
 
 def farthest_before_landing(eps: float) -> float:
@@ -222,7 +222,7 @@ def largest_root(bound: Tensor, b: Tensor, room: Tensor) -> Tensor:
     no eta will do (rounding has left d above eps by more than one step can mend), ``b / q``, if
     positive, mends most.
     """
-    bound = bound.clamp(min=torch.finfo(bound.dtype).tiny)
+    bound = _divisor(bound)
     slope = b / bound
     reach = (slope.square() + room).clamp(min=0).sqrt()
     away = room.clamp(min=0) / (reach - slope) / bound
@@ -233,10 +233,15 @@ def largest_root(bound: Tensor, b: Tensor, room: Tensor) -> Tensor:
 
 def _largest_root_ahead(bound: Tensor, b: Tensor, room: Tensor) -> Tensor:
     """:func:`largest_root` where b is negative only from distance 1 on, where no step is safe."""
-    bound = bound.clamp(min=torch.finfo(bound.dtype).tiny)
+    bound = _divisor(bound)
     slope = b / bound
     step = ((slope.square() + room).clamp(min=0).sqrt() + slope) / bound
     return step.clamp(min=0, max=torch.finfo(room.dtype).max)
+
+
+def _divisor(bound: Tensor) -> Tensor:
+    """A bound by which numbers can be divided, and the quotients squared, without overflow."""
+    return bound.clamp(min=torch.finfo(bound.dtype).tiny ** (1 / 3))
 
 
 def paper_step_size(

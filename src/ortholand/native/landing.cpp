@@ -457,7 +457,7 @@ struct Step {
     }
 
     inline double decoupled_step(double norm, double distance, double normal, double omega) const {
-        norm = at_least(norm, std::numeric_limits<T>::min());
+        norm = at_least(norm, SMALLEST);
         const double pull = omega * normal;
         const double room = o.eps - distance + 2 * omega * distance * (1 - distance) - pull * pull;
         const double reach = std::sqrt(at_least(pull * pull + room, 0));
@@ -474,7 +474,7 @@ struct Step {
         const double p = L::p();
 #pragma omp simd
         for (int l = 0; l < W; ++l) {
-            const double norm = at_least(bound[l], std::numeric_limits<T>::min());
+            const double norm = at_least(bound[l], SMALLEST);
             const double safe = std::sqrt(at_least(o.farthest - d[l], 0)) / norm;
             eta[l] = o.safe ? at_most(safe, o.lr) : o.lr;
             const double length = eta[l] * bound[l];

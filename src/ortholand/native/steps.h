@@ -14,6 +14,8 @@ extern "C" struct Options {
     int32_t attraction, safe, maximize, moments, nesterov, threads;
 };
 
+// Norms by which numbers can be divided, and the quotients squared, without overflow.
+constexpr double SMALLEST = 1e-100;
 constexpr double LARGEST = std::numeric_limits<double>::max();
 
 // Bounds that let NaN pass, as torch's clamp does.
@@ -36,7 +38,7 @@ inline bool is_a_step(const Options& o, double eta, double distance) {
 template <class T>
 inline double coupled_step(const Options& o, double norm, double distance, double tangency_error) {
     if (!o.safe) return o.lr;
-    norm = at_least(norm, std::numeric_limits<T>::min());
+    norm = at_least(norm, SMALLEST);
     const double slope = (o.lam * distance * (1 - distance) - tangency_error) / norm;
     double room = o.eps - distance;
     // Nothing leads away from the edge: the root of what rounding leaves is no step.
