@@ -1,6 +1,7 @@
 """No landing optimizer leaves the ball ||X^H X - I||_F <= eps, whatever it is given."""
 
 import math
+from unittest import mock
 
 import torch
 from hypothesis import given, settings
@@ -69,6 +70,17 @@ def make_optimizer(X, scene):
 @given(scenes())
 def test_the_distance_never_exceeds_eps_beyond_rounding(scene):
     """4 matrices, 5 steps each: 4,000 matrices of all shapes, types, rules, scales, methods."""
+    check_that_it_stays_in_the_ball(scene)
+
+
+@settings(max_examples=300)
+@given(scenes())
+def test_nor_does_it_where_all_tall_matrices_step_in_the_gram_form(scene):
+    with mock.patch("ortholand.landing.description.GRAM_FROM", 0):
+        check_that_it_stays_in_the_ball(scene)
+
+
+def check_that_it_stays_in_the_ball(scene):
     dtype, options = scene["dtype"], scene["options"]
     unit = torch.finfo(dtype).eps
     wide_type = torch.complex128 if dtype.is_complex else torch.float64
