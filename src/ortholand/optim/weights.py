@@ -25,19 +25,20 @@ def prepare_state(
     New state is zero. If the weight's type or device has changed, its state follows, as torch's
     own optimizers do it; if its shape has, what the state was of is gone.
     """
-    for kind_name, kind in kinds.items():
-        value = state.get(kind_name)
+    shape, dtype, device = p.shape, working_dtype(p.dtype), p.device
+    for name, kind in kinds.items():
+        value = state.get(name)
         if value is None:
-            state[kind_name] = zero_state(p, kind, view)
+            state[name] = zero_state(p, kind, view)
             continue
-        shape = p.shape if kind == "matrix" else _batch_shape(p, view)
-        if value.shape != shape:
-            raise state_error(p, view, kind_name, value, shape, group)
-        dtype = working_dtype(p.dtype)
-        wanted = dtype if kind == "matrix" else real_dtype(dtype)
-        if value.dtype is not wanted or value.device != p.device:
-            state[kind_name] = value.to(p.device, wanted)
-    skipped_count(state, p.device)
+        is_matrix = kind == "matrix"
+        wanted_shape = shape if is_matrix else _batch_shape(p, view)
+        if value.shape != wanted_shape:
+            raise state_error(p, view, name, value, wanted_shape, group)
+        wanted = dtype if is_matrix else real_dtype(dtype)
+        if value.dtype is not wanted or value.device != device:
+            state[name] = value.to(device, wanted)
+    skipped_count(state, device)
 
 
 def check_memory(p: Tensor, G: Tensor, state: State, group: Group) -> None:
