@@ -21,7 +21,9 @@ class OfferedInForms:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         own = {name for name in vars(cls) if not name.startswith("__")} - {"name", *_OF_BASES}
-        if own:
+        parents = [base for base in cls.__mro__[1:] if "_defined" in vars(base)]
+        mixed_in = bool(parents) and getattr(cls, cls.reference) is not parents[0]._defined
+        if own or mixed_in:
             for name in cls.forms:
                 if name not in own:
                     setattr(cls, name, None)

@@ -212,3 +212,26 @@ def test_a_number_that_compiled_code_does_not_know_is_no_compiled_form():
         for weight in WEIGHTS:
             X, moved, _, tolerance = stepped(weight, lr=0.1, **options)
             torch.testing.assert_close(X, moved, rtol=tolerance, atol=tolerance)
+
+
+def test_what_is_mixed_in_is_what_steps():
+    class Stays:
+        def move(self, X, B, options):
+            return X.clone(), torch.ones(X.shape[:-2], dtype=torch.bool)
+
+    class Mixed(Stays, Coupled):
+        name = "mixed"
+
+    class Small:
+        def bound(self, L):
+            return torch.full(L.shape[:-2], 1e30, dtype=torch.float64)
+
+    class MixedRule(Small, Frobenius):
+        name = "mixed"
+
+    register(Mixed())
+    RULES["mixed"] = MixedRule()
+    for options in ({"attraction": "mixed"}, {"safe_step": "mixed"}):
+        for weight in WEIGHTS:
+            X, moved, _, tolerance = stepped(weight, lr=0.1, **options)
+            torch.testing.assert_close(X, moved, rtol=tolerance, atol=tolerance)

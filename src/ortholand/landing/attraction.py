@@ -118,17 +118,19 @@ def step_size(lr: float | Tensor, safe: Tensor | None, like: Tensor) -> Tensor:
     return torch.minimum(safe, lr) if isinstance(lr, Tensor) else safe.clamp(max=lr)
 
 
-def may_go(bound: Tensor, eta: Tensor, d: Tensor, options: LandingOptions) -> Tensor:
-    """Whether a field is finite, and something moves: not where no step is safe or lr is no rate.
+def may_go(bound: Tensor, eta: Tensor, d: Tensor, pull: float, options: LandingOptions) -> Tensor:
+    """Whether a field is finite and something moves, or will: not from distance 1 on.
 
-    ``eta * inf`` is infinite for steps, and NaN or negative for what is none. From distance 1 on
-    nothing is safe.
+    Where no step is safe for now, a matrix that is pulled back stays and goes on with its moments:
+    they decay. With no pull it would stay for ever, and has not stepped. ``eta * inf`` is infinite
+    for steps, and NaN for what is none. A tensor lr that is no rate is not stepped by.
     """
     lr = options.lr
     if isinstance(lr, Tensor):
-        eta = torch.where(lr > 0, eta, 1 - lr)  # NaN for NaN
-        bound = torch.where(lr < 0, math.inf, bound)
-    finite = is_finite(bound) if not isinstance(lr, Tensor) and lr == 0 else bound < eta * math.inf
+        bound = torch.where(lr >= 0, bound, math.inf)
+        eta = torch.where(lr == 0, 1.0, eta)
+    stuck = pull == 0 and (isinstance(lr, Tensor) or lr > 0)
+    finite = bound < eta * math.inf if stuck else is_finite(bound)
     return finite if options.rule is None else finite & (d < 1)
 
 

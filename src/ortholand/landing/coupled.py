@@ -63,4 +63,4 @@ def step_and_taken(
     if options.rule is not None:
         safe = largest_step(bound, d, options.lam, options.eps, tangency_error)
     eta = step_size(options.lr, safe, bound)
-    return eta, may_go(bound, eta, d, options)
+    return eta, may_go(bound, eta, d, options.lam, options)

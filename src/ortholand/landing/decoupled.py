@@ -63,4 +63,4 @@ def steps_and_taken(
         omega = torch.minimum(omega, gentle.clamp(min=0))
         safe = largest_step_decoupled(bound, d, normal, omega, options.eps, tangency_error)
     eta = step_size(options.lr, safe, bound)
-    return eta, omega, may_go(bound + d, torch.maximum(eta, omega), d, options)
+    return eta, omega, may_go(bound + d, torch.maximum(eta, omega), d, options.omega, options)

@@ -413,7 +413,7 @@ struct Step {
             for (int l = 0; l < W; ++l) {
                 bound[l] = std::sqrt(q[l]);
                 eta[l] = coupled_step<T>(o, bound[l], d[l], 0);
-                taken[l] = is_a_step(o, eta[l], d[l]) && eta[l] * bound[l] < INFINITY;
+                taken[l] = is_a_step(o, eta[l], d[l], o.lam) && eta[l] * bound[l] < INFINITY;
             }
         }
         move();
@@ -449,7 +449,7 @@ struct Step {
                 eta[l] = at_most(decoupled_step(bound[l], d[l], normal[l], pull), o.lr);
             }
             omega[l] = T(pull);
-            taken[l] = is_a_step(o, std::max(eta[l], pull), d[l]) &&
+            taken[l] = is_a_step(o, std::max(eta[l], pull), d[l], o.omega) &&
                        eta[l] * bound[l] + pull * d[l] < INFINITY;
         }
         move();

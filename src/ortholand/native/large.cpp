@@ -91,7 +91,7 @@ int ortholand_move(T* X, const T* L, T* buffer, const T* A, int64_t n, double di
                    double tangency_error, const Options* o) {
     const double norm = std::sqrt(sum_of_squares(L, n));
     const double eta = coupled_step<T>(*o, norm, distance, tangency_error);
-    if (!is_a_step(*o, eta, distance) || !(eta * norm < INFINITY)) return 0;
+    if (!is_a_step(*o, eta, distance, o->lam) || !(eta * norm < INFINITY)) return 0;
     const T step = T(eta);
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) X[i] -= step * L[i];

@@ -28,10 +28,11 @@ inline T half_of_descent(const Options& o) {
     return o.maximize ? T(-0.5) : T(0.5);
 }
 
-// Whether something moves: not where no step is safe, as from distance 1 on. With lr = 0 nothing
-// shall.
-inline bool is_a_step(const Options& o, double eta, double distance) {
-    return (eta > 0 || o.lr == 0) && (!o.safe || distance < 1);
+// Whether something moves, or will: not from distance 1 on. Where no step is safe for now, a matrix
+// that is pulled back stays and goes on with its moments; with no pull it would stay for ever. With
+// lr = 0 nothing shall move.
+inline bool is_a_step(const Options& o, double eta, double distance, double pull) {
+    return (eta > 0 || o.lr == 0 || pull > 0) && (!o.safe || distance < 1);
 }
 
 // ortholand.safe_step.largest_step for a field of this norm, and lr if that is less.

@@ -105,6 +105,8 @@ class OrthogonalOptimizer(Optimizer):
                 loss = closure()
         if self._awaits_values:
             self._check_values()
+        if self._n_steps == 0 and self.state and not torch.compiler.is_compiling():
+            self._note_skips()
         work: list[tuple[Group, Plan, list[Slot]]] = []
         for group in self.param_groups:  # all checks first: an error leaves everything as it was
             plan = self.plan(group)
@@ -131,7 +133,7 @@ class OrthogonalOptimizer(Optimizer):
             return known.plan
         self._check_all_options(group)
         if known is not None:
-            self._check_view_change(group, known.plan)
+            self._check_change(group, known.plan)
         plan = self._make_plan(group)
         if self.__dict__.keys().isdisjoint(self.hooks):  # else it is made anew in every step
             plans[id(group)] = _KnownPlan.of(self, group, plan)
@@ -145,6 +147,7 @@ class OrthogonalOptimizer(Optimizer):
             landing, why_not = None, f"overridden {', '.join(changed)}"
         fused = group.get("fused", False)
         return Plan(
+            orthogonal=group["orthogonal"],
             view=group["view"],
             maximize=group["maximize"],
             foreach=group["foreach"],
@@ -162,7 +165,8 @@ class OrthogonalOptimizer(Optimizer):
         if hook in self.__dict__:
             return False
         function = getattr(type(self), hook, None)
-        return function is None or getattr(function, "known_to_engines", False)
+        # Itself: a decorator that copies attributes copies the mark of another function.
+        return function is None or getattr(function, "known_to_engines", None) is function
 
     @property
     def makes_generators(self) -> bool:
@@ -221,7 +225,8 @@ class OrthogonalOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.__dict__.pop("_plans", None)  # of groups that are no more
+        for name in ("_plans", "_n_steps", "_last_look", "_seen_skips"):  # of groups now gone
+            self.__dict__.pop(name, None)
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
@@ -252,17 +257,31 @@ class OrthogonalOptimizer(Optimizer):
         weights = [p for group in self.param_groups for p in group["params"]]
         self._awaits_values = any(p.device.type == "meta" for p in weights)
 
-    def _check_view_change(self, group: Group, before: Plan) -> None:
-        """State is of the matrices that a view shows: it is worth nothing in another."""
-        if group["view"] == before.view or not group["orthogonal"]:
+    def _check_change(self, group: Group, before: Plan) -> None:
+        """State is of what a weight was taken for: it is worth nothing if it is another now."""
+        orthogonal = group["orthogonal"]
+        same_kind = orthogonal == before.orthogonal
+        if same_kind and (group["view"] == before.view or not orthogonal):
             return
+        what = "view" if same_kind else "orthogonal"
+        old = before.view if same_kind else before.orthogonal
         for i, p in enumerate(group["params"]):
-            if p.ndim > 2 and any(name in self.state[p] for name in before.state_kinds):
+            has_state = any(name != SKIPPED for name in self.state.get(p, {}))
+            if has_state and (p.ndim > 2 or not same_kind):
                 raise ValueError(
-                    f"The view of a weight with state must stay as it is, but the view of "
-                    f"{name_of(group, i)} was {before.view!r} and is {group['view']!r} now. Set it "
-                    "back, or remove the state: optimizer.state.pop(weight)."
+                    f"The option {what!r} of a weight with state must stay as it is, but that of "
+                    f"{name_of(group, i)} was {old!r} and is {group[what]!r} now. Set it back, or "
+                    "remove the state: optimizer.state.pop(weight)."
                 )
+        self._check_group(group)
+
+    def _note_skips(self) -> None:
+        """Remember what was skipped before, in the run that is resumed."""
+        seen: dict[Tensor, int] = self.__dict__.setdefault("_seen_skips", {})
+        for p, state in self.state.items():
+            count = state.get(SKIPPED)
+            if type(count) is Tensor and count.device.type == "cpu":
+                seen[p] = int(count.numpy())
 
     def _look_for_frozen_weights(self) -> None:
         """Warn, once, of weights that could not take most of their latest steps.
@@ -331,7 +350,7 @@ def known_to_engines(method: Callable[..., Any]) -> Callable[..., Any]:
 
     What redefines it has no such mark, and is called.
     """
-    method.known_to_engines = True  # type: ignore[attr-defined]
+    method.known_to_engines = method  # type: ignore[attr-defined]
     return method
 
 

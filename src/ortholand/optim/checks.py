@@ -74,7 +74,7 @@ def scalar_lr(lr: float | Tensor) -> float | Tensor:
 
 def descends(lr: float | Tensor) -> bool | Tensor:
     """Whether a step size is one: a tensor's value is not known before it is used."""
-    return lr >= 0  # false for NaN
+    return lr >= 0 if isinstance(lr, Tensor) else bool(lr >= 0)  # false for NaN
 
 
 def check_at_least_zero(name: str, value: float | Tensor) -> None:

@@ -33,8 +33,9 @@ def load_bit_for_bit(
     """
     final: list[dict[str, Any]] = []
 
-    def remember(_: Any, loaded: dict[str, Any]) -> None:
-        final.append(loaded)
+    def remember(_: Any, loaded: dict[str, Any]) -> dict[str, Any]:
+        final.append(_completed(loaded, optimizer.param_groups))
+        return final[-1]
 
     def put_back(_: Any) -> None:
         restore_state(optimizer, final[-1], makes_generators=makes_generators)
@@ -48,6 +49,19 @@ def load_bit_for_bit(
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _completed(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """The state with the groups' own options where it has none, as another optimizer's."""
+    if len(state_dict["param_groups"]) != len(groups):
+        return state_dict  # torch will say so
+    pairs = zip(groups, state_dict["param_groups"], strict=True)
+    kept = ("params", "param_names")
+    completed = [
+        {**{name: value for name, value in group.items() if name not in kept}, **saved}
+        for group, saved in pairs
+    ]
+    return {**state_dict, "param_groups": completed}
 
 
 @torch.no_grad()
@@ -95,9 +109,10 @@ def _as_generator(state: Tensor, p: Tensor, group: Group) -> Tensor:
     B = as_matrices(state, group["view"])
     if not is_square(B):
         return state
-    largest = torch.linalg.vector_norm(B)
-    symmetric = torch.linalg.vector_norm(B + B.mH)
-    if not bool(symmetric > 1e-3 * largest):
+    size = torch.linalg.vector_norm(B, dim=(-2, -1))
+    is_skew = torch.linalg.vector_norm(B + B.mH, dim=(-2, -1)) <= 1e-3 * size
+    if bool(is_skew.all()):
         return state
     X = as_matrices(p.detach(), group["view"]).to(B.dtype)
-    return as_weight(relative_gradient(X, B), p, group["view"]).contiguous()
+    skew = torch.where(is_skew[..., None, None], B, relative_gradient(X, B))
+    return as_weight(skew, p, group["view"]).contiguous()

@@ -114,7 +114,9 @@ def guarded_step(
         step()
         return
     weights_before = [slot.weight.clone() for slot in slots]
-    states_before = [{k: v.clone() for k, v in slot.state.items()} for slot in slots]
+    states_before = [
+        {k: v.clone() for k, v in slot.state.items() if isinstance(v, Tensor)} for slot in slots
+    ]
     step()
     may_step = [_is_sound(slot, group) for slot in slots]
     if agree is not None:
@@ -123,6 +125,8 @@ def guarded_step(
     for slot, (weight, before, taken) in zip(slots, before_step, strict=True):
         slot.weight.copy_(torch.where(taken, slot.weight, weight))
         for name, value in slot.state.items():
+            if not isinstance(value, Tensor):
+                continue
             old = before.get(name, torch.zeros_like(value))
             value.copy_(torch.where(taken, value, old))
         count_skipped(slot.state, taken)

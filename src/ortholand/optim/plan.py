@@ -17,6 +17,7 @@ WholeStep = Callable[[Tensor, Tensor, dict[str, Tensor]], MatrixStep]
 class Plan:
     """Made from a group when the group changes."""
 
+    orthogonal: bool
     view: View
     maximize: bool
     foreach: bool | None

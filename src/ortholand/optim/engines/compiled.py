@@ -7,6 +7,7 @@ passes between them. Whatever gets there was checked first; ``matrix_step`` is t
 import ctypes
 import warnings
 from array import array
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from ortholand.geometry.matrices import gram_minus_identity
 from ortholand.geometry.views import as_matrices
 from ortholand.landing.description import LandingStep
 from ortholand.landing.moments import AdamMoments, Momentum
-from ortholand.landing.step import SKIPPED, Slot, skipped_count
+from ortholand.landing.step import SKIPPED, Slot, StateKind, skipped_count
 from ortholand.native import LARGEST_SIZE, Options, address, kernel, large_steps, why_no_code
 from ortholand.native.border import PLAIN_TYPES
 from ortholand.optim.plan import Plan
@@ -40,7 +41,7 @@ class CompiledEngine:
         verdict = plan.verdicts.get(key)
         if verdict is None:
             verdict = plan.verdicts[key] = _shape_verdict(weight, plan, alone=alone)
-        return verdict or _memory_refusal(slot)
+        return verdict or _memory_refusal(slot, plan.state_kinds)
 
     def step(self, slots: list[Slot], plan: Plan) -> None:
         """Step the weights: small matrices of one size and type in one call."""
@@ -68,7 +69,7 @@ def _shape_verdict(weight: Tensor, plan: Plan, *, alone: bool) -> str:
     return why_not or ""
 
 
-def _memory_refusal(slot: Slot) -> str | None:
+def _memory_refusal(slot: Slot, kinds: Mapping[str, StateKind]) -> str | None:
     """Why weight, gradient or state are no real numbers in plain memory; None if they are."""
     p, G = slot.weight, slot.gradient
     if type(p) not in PLAIN_TYPES or type(G) is not Tensor:
@@ -81,8 +82,8 @@ def _memory_refusal(slot: Slot) -> str | None:
         return f"gradient of {G.dtype}, weight of {p.dtype}"
     if not p.is_contiguous():
         return f"memory that is not contiguous, strides {p.stride()}: use weight.contiguous()"
-    for value in slot.state.values():
-        if not value.is_contiguous():
+    for name in kinds:
+        if not slot.state[name].is_contiguous():
             return "state that is not contiguous"
     return None
 
