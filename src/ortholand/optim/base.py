@@ -105,7 +105,7 @@ class OrthogonalOptimizer(Optimizer):
                 loss = closure()
         if self._awaits_values:
             self._check_values()
-        if self._n_steps == 0 and self.state and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and self._n_steps == 0:
             self._note_skips()
         work: list[tuple[Group, Plan, list[Slot]]] = []
         for group in self.param_groups:  # all checks first: an error leaves everything as it was
