@@ -130,8 +130,7 @@ class TestWrongAccessesAreFound:
 
     def test_a_parameter_that_is_too_short(self, tmp_path):
         X, G = torch.eye(20), torch.zeros(19, 20)
-        skipped = torch.zeros((), dtype=torch.int64)
-        row = [X.data_ptr(), G.data_ptr(), 0, 0, 0, skipped.data_ptr(), 1]
+        row = [X.data_ptr(), G.data_ptr(), 0, 0, 0, 1, 0]
         packed = array("q", row)
         options = native.Options(*[0.1] * 10, *[0] * 6).pack()
         step = native.kernel(torch.float32, 20)

@@ -4,6 +4,7 @@ import copy
 import functools
 import pickle
 import warnings
+from fractions import Fraction
 
 import pytest
 import torch
@@ -167,3 +168,41 @@ def test_rates_of_numpy_do_for_every_optimizer(make):
     X.grad = noise((5, 3), 0)
     optimizer.step()
     assert optimizer.skipped_steps() == 0
+
+
+class TestNumbersOfOtherKinds:
+    """An option is a number that torch and compiled code take, or an error says so."""
+
+    @pytest.mark.parametrize("name", ["lr", "lam", "eps", "momentum", "dampening", "omega"])
+    def test_fractions(self, name):
+        with pytest.raises(TypeError, match=rf"{name} must be a number that torch takes.*float"):
+            ol.LandingSGD([weight(5, 5)], **{"lr": 0.1, "momentum": 0.5, name: Fraction(1, 4)})
+
+    @pytest.mark.parametrize("name", ["lam", "eps", "momentum", "omega"])
+    def test_tensors_with_dimensions(self, name):
+        with pytest.raises(TypeError, match=rf"{name} must be a number, got a tensor.*\(1,\)"):
+            ol.LandingSGD([weight(5, 5)], **{"lr": 0.1, name: torch.tensor([0.25])})
+
+    @pytest.mark.parametrize("fused", [None, False])
+    def test_a_tensor_that_is_filled_in_place_counts_at_once(self, fused):
+        steps = []
+        for momentum in (torch.tensor(0.9), 0.5):
+            w = weight(5, 5)
+            optimizer = ol.LandingSGD([w], lr=0.1, momentum=momentum, fused=fused)
+            for k in range(2):
+                w.grad = torch.full((5, 5), 0.1).triu()
+                if k and isinstance(momentum, torch.Tensor):
+                    momentum.fill_(0.5)
+                optimizer.step()
+            steps.append(w.detach().clone())
+        torch.testing.assert_close(*steps)
+
+    def test_a_list_of_betas_that_is_changed_in_place_counts_at_once(self):
+        w = weight(5, 5)
+        optimizer = ol.LandingAdam([w], lr=0.1)
+        betas = optimizer.param_groups[0]["betas"] = [0.9, 0.99]
+        for beta in (0.9, 0.0):
+            betas[0] = beta
+            w.grad = torch.ones(5, 5).triu() * beta
+            optimizer.step()
+        assert optimizer.state[w]["exp_avg"].abs().max() == 0

@@ -26,7 +26,7 @@ def skipped_count(state: dict[str, Any], device: torch.device) -> Tensor:
     count = state.get(SKIPPED)
     if count is None:
         count = state[SKIPPED] = torch.zeros((), dtype=torch.int64, device=device)
-    elif count.device != device:
+    elif not (count.is_cpu and device.type == "cpu") and count.device != device:
         count = state[SKIPPED] = count.to(device)
     return count
 

@@ -46,8 +46,8 @@ struct Parameter {
     void* matrix_state;  // momentum buffer or first moment, as X; or null
     void* square_state;  // second moment, a number per matrix; or null
     void* step_state;    // steps taken, a number per matrix; or null
-    int64_t* skipped;    // counts the steps not taken
     int64_t count;
+    int64_t skipped;     // written: how many of the matrices did not take their step
 };
 }
 
@@ -296,7 +296,7 @@ struct Step {
     explicit Step(const Options& options) : o(options) {}
 
     // Step of the matrices [first, first + filled) of a parameter.
-    void run(const Parameter& parameter, int64_t first, int filled) {
+    void run(Parameter& parameter, int64_t first, int filled) {
         const int64_t offset = first * L::p() * L::p();
         L::read(X, static_cast<const T*>(parameter.X) + offset, filled);
         L::read(G, static_cast<const T*>(parameter.G) + offset, filled);
@@ -317,7 +317,7 @@ struct Step {
             L::write(B, static_cast<T*>(parameter.matrix_state) + offset, filled, taken);
         if (o.moments == ADAM) write_numbers(parameter, first, filled, square, steps);
         for (int l = 0; l < filled; ++l)
-            if (!taken[l]) __atomic_fetch_add(parameter.skipped, 1, __ATOMIC_RELAXED);
+            if (!taken[l]) __atomic_fetch_add(&parameter.skipped, 1, __ATOMIC_RELAXED);
     }
 
     static inline void transpose(Buffer& to, const Buffer& from) {
@@ -516,7 +516,7 @@ struct Block {
 };
 
 template <class L>
-void run_blocks(const Options& o, const Parameter* parameters, const Block* begin,
+void run_blocks(const Options& o, Parameter* parameters, const Block* begin,
                 const Block* end, int p) {
     // Not on the stack, which may be small in other threads, and not made anew in each step.
     alignas(Step<L>) static thread_local unsigned char memory[sizeof(Step<L>)];
@@ -529,7 +529,7 @@ void run_blocks(const Options& o, const Parameter* parameters, const Block* begi
 }
 
 template <class L>
-void run_all(const Options& o, const Parameter* parameters, int n, int p) {
+void run_all(const Options& o, Parameter* parameters, int n, int p) {
     // A thread is worth starting for a tenth of a millisecond of work at least.
     const int64_t chunk = std::max<int64_t>(L::W, (int64_t(1) << 22) / (6 * p * p * p + 60 * p * p));
     const int64_t matrices_in_chunk = (chunk + L::W - 1) / L::W * L::W;
@@ -569,6 +569,6 @@ using Layout = Single<SCALAR>;
 }  // namespace
 
 // Step n parameters of p x p matrices.
-extern "C" void ortholand_landing(const Options* o, const Parameter* parameters, int n, int p) {
+extern "C" void ortholand_landing(const Options* o, Parameter* parameters, int n, int p) {
     if (p > 0) run_all<Layout>(*o, parameters, n, p);
 }

@@ -21,15 +21,15 @@ from ortholand.geometry.views import check_weight
 from ortholand.landing.description import LandingStep
 from ortholand.landing.step import SKIPPED, MatrixStep, Slot, StateKind
 from ortholand.optim.checks import check_common_options, gradient_error
-from ortholand.optim.engines import step_by_engines, step_plain
+from ortholand.optim.engines import claimed, claimed_plain
 from ortholand.optim.loading import load_bit_for_bit
 from ortholand.optim.plain import Agreement
 from ortholand.optim.plan import Plan, why_not_compiled
 from ortholand.optim.weights import (
-    check_memory,
     check_start,
     name_of,
     number_of_matrices,
+    position_of,
     prepare_plain_state,
     prepare_state,
 )
@@ -40,6 +40,7 @@ Group = Mapping[str, Any]
 # After how many steps it is looked whether weights are frozen, and how often from then on.
 FIRST_LOOK, LATER_LOOKS = 20, 100
 FROZEN = "frozen"
+NO_OPTIONS = ("params", "param_names", "lr")  # of a group; a tensor lr is read where it is used
 
 
 class OrthogonalOptimizer(Optimizer):
@@ -107,16 +108,17 @@ class OrthogonalOptimizer(Optimizer):
             self._check_values()
         if not torch.compiler.is_compiling() and self._n_steps == 0:
             self._note_skips()
-        work: list[tuple[Group, Plan, list[Slot]]] = []
+        runs: list[Callable[[], None]] = []
         for group in self.param_groups:  # all checks first: an error leaves everything as it was
             plan = self.plan(group)
-            work.append((group, plan, self._slots(group, plan)))
-        with without_autocast([slot.weight for _, _, slots in work for slot in slots]):
-            for group, plan, slots in work:
-                if group["orthogonal"]:
-                    step_by_engines(slots, plan)
-                else:
-                    step_plain(slots, plan, partial(self.plain_step, group=group))
+            slots = self._slots(group, plan)
+            if group["orthogonal"]:
+                runs += claimed(slots, plan)
+            else:
+                runs += claimed_plain(slots, plan, partial(self.plain_step, group=group))
+        with without_autocast(p for group in self.param_groups for p in group["params"]):
+            for run in runs:
+                run()
         if not torch.compiler.is_compiling():
             self._n_steps += 1
             if self._n_steps == FIRST_LOOK or self._n_steps % LATER_LOOKS == 0:
@@ -135,7 +137,8 @@ class OrthogonalOptimizer(Optimizer):
         if known is not None:
             self._check_change(group, known.plan)
         plan = self._make_plan(group)
-        if self.__dict__.keys().isdisjoint(self.hooks):  # else it is made anew in every step
+        if self.__dict__.keys().isdisjoint(self.hooks) and _is_lasting(group):
+            # Else it is made anew in every step.
             plans[id(group)] = _KnownPlan.of(self, group, plan)
         return plan
 
@@ -158,6 +161,7 @@ class OrthogonalOptimizer(Optimizer):
             landing=landing,
             why_not_landing=why_not,
             why_not_compiled=why_not_compiled(landing, why_not, fused, group["foreach"]),
+            name_of=lambda p: name_of(group, position_of(p, group)),
             warned=self.__dict__.setdefault("_warned", set()),
         )
 
@@ -176,7 +180,6 @@ class OrthogonalOptimizer(Optimizer):
     def _slots(self, group: Group, plan: Plan) -> list[Slot]:
         """The weights of a group that have gradients, with their state; checked, not yet moved."""
         slots, orthogonal = [], group["orthogonal"]
-        compiling = torch.compiler.is_compiling()
         for p in group["params"]:
             G = p.grad
             if G is None:
@@ -186,8 +189,6 @@ class OrthogonalOptimizer(Optimizer):
             if is_elsewhere(p):
                 continue
             state = self.state[p]
-            if not compiling:
-                check_memory(p, G, state, group)
             if orthogonal:
                 prepare_state(p, state, plan.state_kinds, plan.view, group)
             elif state:
@@ -306,6 +307,12 @@ class OrthogonalOptimizer(Optimizer):
                     warned.add(FROZEN)
                     warnings.warn(frozen_message(name_of(group, i), p), stacklevel=4)
                 seen[p] = skipped
+
+
+def _is_lasting(group: Group) -> bool:
+    """Whether no option can change without being replaced: a tensor's value and a list's can."""
+    options = (value for name, value in group.items() if name not in NO_OPTIONS)
+    return not any(isinstance(value, list | Tensor) for value in options)
 
 
 class _KnownPlan(NamedTuple):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from numbers import Real
+from numbers import Integral, Rational, Real
 from typing import Any
 
 import torch
@@ -64,7 +64,7 @@ def check_lr(lr: float | Tensor) -> None:
             raise ValueError(f"A tensor lr must have one element, got shape {tuple(lr.shape)}.")
         if lr.device.type == "meta":
             return
-    check_at_least_zero("lr", lr)
+    check_at_least_zero("lr", scalar_lr(lr))
 
 
 def scalar_lr(lr: float | Tensor) -> float | Tensor:
@@ -91,6 +91,13 @@ def check_finite(name: str, value: float | Tensor) -> None:
     """A finite real number."""
     if isinstance(value, bool) or not isinstance(value, Real | Tensor):  # NumPy's numbers too
         raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}.")
+    if isinstance(value, Rational) and not isinstance(value, int | Integral):
+        raise TypeError(f"{name} must be a number that torch takes, got {value!r}: use float(...).")
+    if isinstance(value, Tensor) and (value.ndim or value.is_complex()):
+        raise TypeError(
+            f"{name} must be a number, got a tensor of shape {tuple(value.shape)}, {value.dtype}: "
+            "use float(...) of one entry."
+        )
     if not math.isfinite(value):
         raise ValueError(f"{name} must be finite, got {float(value)}.")
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortholand.landing.step import Slot
+from ortholand.landing.step import Slot, skipped_count
 from ortholand.optim.base import OrthogonalOptimizer
 from ortholand.optim.engines import ENGINES, SHARDED
 from ortholand.optim.engines.reference import form_of
@@ -140,6 +140,7 @@ def _slot(optimizer: OrthogonalOptimizer, p: Tensor, plan: Plan) -> Slot:
     for name, kind in plan.state_kinds.items():
         if name not in state:
             state[name] = zero_state(p, kind, plan.view)
+    skipped_count(state, p.device)
     gradient = p.grad if p.grad is not None else torch.empty_like(p.detach())
     return Slot(p, gradient, state)
 

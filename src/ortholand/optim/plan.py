@@ -26,6 +26,7 @@ class Plan:
     state_kinds: Mapping[str, StateKind]
     matrix_step: WholeStep  # the optimizer's own; engines may step by something faster
     landing: LandingStep | None  # what that is, where it is known
+    name_of: Callable[[Tensor], str]  # of a weight, for messages
     why_not_landing: str = ""  # why engines must call matrix_step, where landing is None
     why_not_compiled: str | None = None  # why compiled code cannot step any weight of the group
     warned: set[str] = field(default_factory=set)  # the optimizer's own: what it has warned of

@@ -1,6 +1,6 @@
 """A weight with its gradient and state, as the engines step it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ortholand.geometry.matrices import real_dtype, working_dtype
 from ortholand.geometry.views import View, matrices_shape
-from ortholand.landing.step import StateKind, skipped_count
+from ortholand.landing.step import Slot, StateKind, skipped_count
 from ortholand.native.border import PLAIN_TYPES
 from ortholand.sharding.manifold import distances
 from ortholand.sharding.placement import is_dtensor, is_here, zeros_per_matrix
@@ -25,33 +25,36 @@ def prepare_state(
     New state is zero. If the weight's type or device has changed, its state follows, as torch's
     own optimizers do it; if its shape has, what the state was of is gone.
     """
-    shape, dtype, device = p.shape, working_dtype(p.dtype), p.device
+    shape, dtype, device, on_cpu = p.shape, working_dtype(p.dtype), p.device, p.is_cpu
+    number_shape = torch.Size() if view == "matrix" else shape[:-2]
+    number_dtype = real_dtype(dtype)
     for name, kind in kinds.items():
         value = state.get(name)
         if value is None:
             state[name] = zero_state(p, kind, view)
             continue
         is_matrix = kind == "matrix"
-        wanted_shape = shape if is_matrix else _batch_shape(p, view)
+        wanted_shape, wanted = (shape, dtype) if is_matrix else (number_shape, number_dtype)
         if value.shape != wanted_shape:
             raise state_error(p, view, name, value, wanted_shape, group)
-        wanted = dtype if is_matrix else real_dtype(dtype)
-        if value.dtype is not wanted or value.device != device:
+        here = value.is_cpu if on_cpu else value.device == device  # devices are slow to compare
+        if value.dtype is not wanted or not here:
             state[name] = value.to(device, wanted)
     skipped_count(state, device)
 
 
-def check_memory(p: Tensor, G: Tensor, state: State, group: Group) -> None:
+def check_memory(slot: Slot, name: Callable[[Tensor], str]) -> None:
     """Raise if a tensor's memory was freed (``untyped_storage().resize_(0)``): torch crashes."""
-    if type(p) not in PLAIN_TYPES:
+    p = slot.weight
+    if torch.compiler.is_compiling() or type(p) not in PLAIN_TYPES:
         return
-    for tensor in (p, G, *state.values()):
+    for tensor in (p, slot.gradient, *slot.state.values()):
         if type(tensor) not in PLAIN_TYPES or tensor.data_ptr():
             continue
         if tensor.numel() and not tensor.is_meta:
             raise ValueError(
                 "A weight, its gradient and its state must have memory, but of "
-                f"{name_of(group, position_of(p, group))}, shape {tuple(p.shape)}, one was freed. "
+                f"{name(p)}, shape {tuple(p.shape)}, one was freed. "
                 "Set the gradient anew, or remove the state: optimizer.state.pop(weight)."
             )
 

@@ -1,11 +1,13 @@
 """Who computes a step: a short list, asked in order; one place asks.
 
-Each engine says what it cannot step, and why (``refusal``). The last one can step everything.
+Each engine says what it cannot step, and why (``refusal``), and takes what it can (``claim``). The
+last one can step everything. All is checked in ``claim``, and nothing done before it is run.
 Where torch's operations compute, autograd must not look on: an engine sees to that itself, because
 for compiled code of 10 microseconds even this counts.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -13,10 +15,12 @@ import torch
 from ortholand.landing.step import Slot
 from ortholand.optim.engines.compiled import CompiledEngine
 from ortholand.optim.engines.reference import ReferenceEngine
-from ortholand.optim.engines.sharded import ShardedEngine
+from ortholand.optim.engines.sharded import ShardedEngine, split_spread
 from ortholand.optim.plan import Plan
+from ortholand.optim.weights import check_memory
 
 StepPlain = Callable[..., None]
+Run = Callable[[], None]
 
 
 class Engine(Protocol):
@@ -27,8 +31,8 @@ class Engine(Protocol):
     def refusal(self, slot: Slot, plan: Plan, *, alone: bool) -> str | None:
         """Why the engine cannot step this weight; None if it can. ``alone``: no other steps too."""
 
-    def step(self, slots: list[Slot], plan: Plan) -> None:
-        """Step the weights."""
+    def claim(self, slots: list[Slot], plan: Plan, *, alone: bool) -> tuple[Run | None, list[Slot]]:
+        """The step of all weights that the engine can step, checked but not done; the others."""
 
 
 WHOLE_ENGINES: tuple[Engine, ...] = (CompiledEngine(), ReferenceEngine())
@@ -38,30 +42,33 @@ ENGINES: tuple[Engine, ...] = (SHARDED, *WHOLE_ENGINES)
 
 def step_by_engines(slots: list[Slot], plan: Plan, engines: tuple[Engine, ...] = ENGINES) -> None:
     """One step of orthogonal weights, each by the first engine that can step it."""
+    for run in claimed(slots, plan, engines):
+        run()
+
+
+def claimed(slots: list[Slot], plan: Plan, engines: tuple[Engine, ...] = ENGINES) -> list[Run]:
+    """The same step, checked but not done: nothing has moved before all groups are checked."""
     alone = len(slots) == 1
+    runs: list[Run] = []
     for engine in engines:
         if not slots:
-            return
-        taken, slots = split(engine, slots, plan, alone=alone)
-        if taken:
-            engine.step(taken, plan)
+            break
+        run, slots = engine.claim(slots, plan, alone=alone)
+        if run is not None:
+            runs.append(run)
+    return runs
+
+
+def claimed_plain(slots: list[Slot], plan: Plan, step: StepPlain) -> list[Run]:
+    """One step of unconstrained weights by a function of slots, checked but not done."""
+    for slot in slots:
+        check_memory(slot, plan.name_of)
+    return [partial(_step_plain, slots, step)] if slots else []
 
 
 @torch.no_grad()
-def step_plain(slots: list[Slot], plan: Plan, step: StepPlain) -> None:
-    """One step of unconstrained weights by a function of slots."""
-    spread, whole = split(SHARDED, slots, plan, alone=False)
+def _step_plain(slots: list[Slot], step: StepPlain) -> None:
+    spread, whole = split_spread(slots)
     if spread:
         SHARDED.step_plain(spread, step)
     step(whole)
-
-
-def split(
-    engine: Engine, slots: list[Slot], plan: Plan, *, alone: bool
-) -> tuple[list[Slot], list[Slot]]:
-    """Which of the weights an engine steps, and which it does not."""
-    taken: list[Slot] = []
-    refused: list[Slot] = []
-    for slot in slots:
-        (refused if engine.refusal(slot, plan, alone=alone) else taken).append(slot)
-    return taken, refused

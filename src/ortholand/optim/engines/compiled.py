@@ -7,7 +7,9 @@ passes between them. Whatever gets there was checked first; ``matrix_step`` is t
 import ctypes
 import warnings
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -20,7 +22,7 @@ from ortholand.landing.description import LandingStep
 from ortholand.landing.moments import AdamMoments, Momentum
 from ortholand.landing.step import SKIPPED, Slot, StateKind, skipped_count
 from ortholand.native import LARGEST_SIZE, Options, address, kernel, large_steps, why_no_code
-from ortholand.native.border import PLAIN_TYPES
+from ortholand.native.border import PLAIN_TYPES, address_if_plain
 from ortholand.optim.plan import Plan
 from ortholand.safe_step import farthest_before_landing
 
@@ -32,29 +34,64 @@ class CompiledEngine:
 
     def refusal(self, slot: Slot, plan: Plan, *, alone: bool) -> str | None:
         """Why compiled code cannot step a weight."""
-        if plan.why_not_compiled is not None:
-            return plan.why_not_compiled
-        if torch.compiler.is_compiling():
-            return "torch.compile sees torch's operations only"
-        weight = slot.weight
-        key = (weight.dtype, weight.shape, alone)  # what is known of one such weight is of all
-        verdict = plan.verdicts.get(key)
-        if verdict is None:
-            verdict = plan.verdicts[key] = _shape_verdict(weight, plan, alone=alone)
-        return verdict or _memory_refusal(slot, plan.state_kinds)
+        why_not = _group_refusal(plan) or _known_verdict(slot.weight, plan, alone=alone)
+        if why_not:
+            return why_not
+        return _memory_refusal(slot, plan.state_kinds) if _row(slot, plan) is None else None
 
-    def step(self, slots: list[Slot], plan: Plan) -> None:
-        """Step the weights: small matrices of one size and type in one call."""
-        options = _packed_options(plan)
-        small: dict[tuple[torch.dtype, int], list[Slot]] = {}
+    def claim(
+        self, slots: list[Slot], plan: Plan, *, alone: bool
+    ) -> tuple[Callable[[], None] | None, list[Slot]]:
+        """The step of all weights that compiled code can step, and those that it cannot.
+
+        Small matrices of one size and type step in one call.
+        """
+        if _group_refusal(plan) is not None:
+            return None, slots
+        small: dict[tuple[torch.dtype, int], list[_Row]] = {}
+        large: list[Slot] = []
+        refused: list[Slot] = []
         for slot in slots:
-            n, p = _matrix_shape(slot.weight, plan.view)
-            if _is_small(n, p):
-                small.setdefault((slot.weight.dtype, n), []).append(slot)
+            weight = slot.weight
+            row = None if _known_verdict(weight, plan, alone=alone) else _row(slot, plan)
+            if row is None:
+                refused.append(slot)
+                continue
+            if row.size:
+                small.setdefault((weight.dtype, row.size), []).append(row)
             else:
-                _step_large(slot, plan, options)
-        for (dtype, size), members in small.items():
-            _step_small(members, plan, dtype, size, options)
+                large.append(slot._replace(gradient=row.gradient))
+        if not small and not large:
+            return None, refused
+        return partial(_run, small, large, plan), refused
+
+
+def _run(
+    small: Mapping[tuple[torch.dtype, int], list["_Row"]], large: list[Slot], plan: Plan
+) -> None:
+    options = _packed_options(plan)
+    for (dtype, size), rows in small.items():
+        _step_small(rows, dtype, size, options)
+    for slot in large:
+        _step_large(slot, plan, options)
+
+
+def _group_refusal(plan: Plan) -> str | None:
+    """Why compiled code cannot step any weight of a group."""
+    if plan.why_not_compiled is not None:
+        return plan.why_not_compiled
+    if torch.compiler.is_compiling():
+        return "torch.compile sees torch's operations only"
+    return None
+
+
+def _known_verdict(weight: Tensor, plan: Plan, *, alone: bool) -> str:
+    """Why compiled code cannot step weights of this shape and type: what one is told, all are."""
+    key = (weight.dtype, weight.shape, alone)
+    verdict = plan.verdicts.get(key)
+    if verdict is None:
+        verdict = plan.verdicts[key] = _shape_verdict(weight, plan, alone=alone)
+    return verdict
 
 
 def _shape_verdict(weight: Tensor, plan: Plan, *, alone: bool) -> str:
@@ -69,8 +106,8 @@ def _shape_verdict(weight: Tensor, plan: Plan, *, alone: bool) -> str:
     return why_not or ""
 
 
-def _memory_refusal(slot: Slot, kinds: Mapping[str, StateKind]) -> str | None:
-    """Why weight, gradient or state are no real numbers in plain memory; None if they are."""
+def _memory_refusal(slot: Slot, kinds: Mapping[str, StateKind]) -> str:
+    """Why weight, gradient or state are no real numbers in plain memory."""
     p, G = slot.weight, slot.gradient
     if type(p) not in PLAIN_TYPES or type(G) is not Tensor:
         return f"a {type(p).__name__} with a gradient that is a {type(G).__name__}"
@@ -82,10 +119,9 @@ def _memory_refusal(slot: Slot, kinds: Mapping[str, StateKind]) -> str | None:
         return f"gradient of {G.dtype}, weight of {p.dtype}"
     if not p.is_contiguous():
         return f"memory that is not contiguous, strides {p.stride()}: use weight.contiguous()"
-    for name in kinds:
-        if not slot.state[name].is_contiguous():
-            return "state that is not contiguous"
-    return None
+    if not all(slot.state[name].is_contiguous() for name in kinds):
+        return "state that is not contiguous"
+    return "memory that was freed, or is marked as negated"
 
 
 def _shape_refusal(
@@ -122,32 +158,56 @@ def _matrix_shape(p: Tensor, view: str) -> tuple[int, int]:
     return p.shape[0], p.numel() // p.shape[0]
 
 
-def _step_small(
-    slots: list[Slot], plan: Plan, dtype: torch.dtype, size: int, options: bytes
-) -> None:
+_ROW_LENGTH = 7  # integers in ``struct Parameter`` of ``landing.cpp``
+
+
+class _Row(NamedTuple):
+    """Where a weight, its gradient and its state are."""
+
+    places: list[int]  # ``struct Parameter`` of ``landing.cpp``
+    state: dict[str, Any]
+    written: list[Tensor]  # autograd must know that they are written to
+    gradient: Tensor  # contiguous; held until the step is done
+    size: int  # of small square matrices; else 0
+
+
+def _row(slot: Slot, plan: Plan) -> _Row | None:
+    """None unless all is real numbers in plain memory."""
+    p, G, state, kinds = slot.weight, slot.gradient, slot.state, plan.state_kinds
+    if type(G) is not Tensor or p.is_inference():
+        return None
+    if not G.is_contiguous():
+        if not G.data_ptr():  # freed, and not to be read
+            return None
+        G = G.contiguous()
+    dtype, numel = p.dtype, p.numel()
+    n, columns = _matrix_shape(p, plan.view)
+    count, written = numel // (n * columns), [p]
+    places = [address_if_plain(p, dtype, numel), address_if_plain(G, dtype, numel)]
+    for name, kind in kinds.items():
+        value = state[name]
+        places.append(address_if_plain(value, dtype, numel if kind == "matrix" else count))
+        written.append(value)
+    if None in places:
+        return None
+    nothing = [0] * (_ROW_LENGTH - 2 - len(places))
+    row = [*cast("list[int]", places), *nothing, count, 0]
+    return _Row(row, state, written, G, n if _is_small(n, columns) else 0)
+
+
+def _step_small(rows: list[_Row], dtype: torch.dtype, size: int, options: bytes) -> None:
     """Step square matrices of one small size."""
     step = kernel(dtype, size)
     assert step is not None  # refusal
-    gradients = [slot.gradient.contiguous() for slot in slots]  # held until the step is done
     packed = array("q")
-    for slot, G in zip(slots, gradients, strict=True):
-        packed.extend(_row(slot, G, plan, size))
-    step(options, packed.buffer_info()[0], len(slots), size)
-
-
-def _row(slot: Slot, G: Tensor, plan: Plan, size: int) -> list[int]:
-    """``struct Parameter`` of ``landing.cpp``."""
-    p, dtype, numel = slot.weight, slot.weight.dtype, slot.weight.numel()
-    count = numel // (size * size)
-    state, places = [], []
-    for name, kind in plan.state_kinds.items():
-        value = slot.state[name]
-        state.append(value)
-        places.append(address(value, dtype, numel if kind == "matrix" else count))
-    places += [0] * (3 - len(places))
-    increment_version([p, *state])  # autograd must know that they are written to
-    skipped = address(slot.state[SKIPPED], torch.int64, 1)
-    return [address(p, dtype, numel), address(G, dtype, numel), *places, skipped, count]
+    for row in rows:
+        packed.fromlist(row.places)
+        increment_version(row.written)
+    step(options, packed.buffer_info()[0], len(rows), size)
+    skipped = packed[_ROW_LENGTH - 1 :: _ROW_LENGTH]
+    if any(skipped):
+        for row, count in zip(rows, skipped, strict=True):
+            row.state[SKIPPED].add_(count)
 
 
 @torch.no_grad()
@@ -157,7 +217,7 @@ def _step_large(slot: Slot, plan: Plan, options: bytes) -> None:
     assert landing is not None
     passes = large_steps(p.dtype)
     assert passes is not None  # refusal
-    G, buffer = slot.gradient.contiguous(), slot.state.get("momentum_buffer")
+    G, buffer = slot.gradient, slot.state.get("momentum_buffer")
     if not landing.moments.state_kinds:
         buffer = None
     n, columns = _matrix_shape(p, plan.view)

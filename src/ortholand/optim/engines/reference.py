@@ -4,6 +4,9 @@ Tall and wide weights step in the Gram form where the step has one and it pays; 
 optimizer's own ``matrix_step``.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -13,6 +16,7 @@ from ortholand.landing.batches import batches
 from ortholand.landing.description import GramStep
 from ortholand.landing.step import MatrixStep, Rows, Slot, StateKind, count_skipped, descent
 from ortholand.optim.plan import Plan
+from ortholand.optim.weights import check_memory
 
 
 class ReferenceEngine:
@@ -24,15 +28,28 @@ class ReferenceEngine:
         """Nothing is refused."""
         return None
 
-    @torch.no_grad()
-    def step(self, slots: list[Slot], plan: Plan) -> None:
-        """Step the weights, those of one shape as a batch where that is quicker."""
-        if len(slots) == 1:
-            _step_batch(slots, plan)
-            return
-        keys = [_kind_of(slot, plan.view) for slot in slots]
-        for members in batches(keys, plan.foreach):
-            _step_batch([slots[k] for k in members], plan)
+    def claim(
+        self,
+        slots: list[Slot],
+        plan: Plan,
+        *,
+        alone: bool,  # noqa: ARG002
+    ) -> tuple[Callable[[], None], list[Slot]]:
+        """The step of all weights."""
+        for slot in slots:
+            check_memory(slot, plan.name_of)
+        return partial(_step, slots, plan), []
+
+
+@torch.no_grad()
+def _step(slots: list[Slot], plan: Plan) -> None:
+    """Step the weights, those of one shape as a batch where that is quicker."""
+    if len(slots) == 1:
+        _step_batch(slots, plan)
+        return
+    keys = [_kind_of(slot, plan.view) for slot in slots]
+    for members in batches(keys, plan.foreach):
+        _step_batch([slots[k] for k in members], plan)
 
 
 def _kind_of(slot: Slot, view: View) -> tuple[int, int, torch.dtype, torch.device]:

@@ -1,6 +1,7 @@
 """The engine of weights that are spread over ranks (DTensors): see :mod:`ortholand.sharding`."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -22,6 +23,17 @@ class ShardedEngine:
     def refusal(self, slot: Slot, plan: Plan, *, alone: bool) -> str | None:  # noqa: ARG002
         """Why this is not spread over ranks."""
         return None if is_dtensor(slot.weight) else "not a DTensor"
+
+    def claim(
+        self,
+        slots: list[Slot],
+        plan: Plan,
+        *,
+        alone: bool,  # noqa: ARG002
+    ) -> tuple[Callable[[], None] | None, list[Slot]]:
+        """The step of the weights that this rank has a part in, and those that are no DTensors."""
+        spread, whole = split_spread(slots)
+        return (partial(self.step, spread, plan) if spread else None), whole
 
     @torch.no_grad()
     def step(self, slots: list[Slot], plan: Plan) -> None:
@@ -49,3 +61,9 @@ class ShardedEngine:
         from ortholand.sharding.steps import step_plain
 
         step_plain(slots, step)
+
+
+def split_spread(slots: list[Slot]) -> tuple[list[Slot], list[Slot]]:
+    """Which weights are spread over ranks, and which are not."""
+    spread = [slot for slot in slots if is_dtensor(slot.weight)]
+    return spread, ([slot for slot in slots if not is_dtensor(slot.weight)] if spread else slots)
