@@ -15,9 +15,9 @@ import torch
 import typer
 
 from networks import Course, print_table, train_in_turn
-from ortholand.datasets import find_dataset
-from ortholand.experiments.cifar import METHODS, ResNetTask, start
-from ortholand.experiments.spec import Context
+from ortholand.lab.datasets import find_dataset
+from ortholand.lab.experiments.cifar import METHODS, ResNetTask, start
+from ortholand.lab.study.spec import Context
 
 
 def main(

@@ -14,11 +14,11 @@ import torch
 import typer
 
 from networks import Course, print_table, train_in_turn
-from ortholand.datasets import find_dataset
-from ortholand.experiments.classification import Task
-from ortholand.experiments.methods import TRAINING_METHODS
-from ortholand.experiments.mnist import start
-from ortholand.experiments.spec import Context
+from ortholand.lab.datasets import find_dataset
+from ortholand.lab.experiments.classification import Task
+from ortholand.lab.methods import TRAINING_METHODS
+from ortholand.lab.experiments.mnist import start
+from ortholand.lab.study.spec import Context
 
 BATCH_SIZE = 4
 RATES = {

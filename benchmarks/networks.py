@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
-from ortholand.experiments.classification import Training
-from ortholand.experiments.figures import METHODS as STYLES
+from ortholand.lab.experiments.classification import Training
+from ortholand.lab.study.figures import METHOD_STYLES
 
 
 class Course:
@@ -55,7 +55,7 @@ def print_table(courses: Mapping[str, Course], title: str, *, test_images: int) 
         loss = course.recent_loss(len(course.seconds) // 10 or 1)
         point = course.training.measure(test_images)
         table.add_row(
-            STYLES[method].label,
+            METHOD_STYLES[method].label,
             f"{course.lr:.3g}",
             f"{sum(course.seconds):.1f}",
             f"{1e3 * middle:.2f}",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ortholand.experiments.records import write_atomically
+from ortholand.lab.study.records import write_atomically
 from solver_peers import SOLVERS
 from solver_problems import PROBLEMS
 

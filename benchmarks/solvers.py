@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
-from ortholand.experiments.environment import machine
+from ortholand.lab.study.environment import machine
 from solver_peers import SOLVERS, Run, Solver
 from solver_problems import PROBLEMS, Matrix, Oracle, Problem, Stop, gaussian_procrustes
 from solver_records import COLUMNS, Record, Store, markdown, rows

@@ -34,7 +34,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Adam, Optimizer
 
 import ortholand as ol
-from ortholand.datasets import DatasetError, find_dataset
+from ortholand.lab.datasets import DatasetError, find_dataset
 
 
 @dataclass(frozen=True)

@@ -260,7 +260,7 @@ def test_a_bad_gradient_leaves_a_large_matrix_alone(shape, bad):
 
 
 def test_a_large_step_needs_two_temporaries_and_a_tall_one_less():
-    from ortholand.bench.timing import peak_bytes
+    from ortholand.lab.benchmarks.steps.timing import peak_bytes
 
     for shape, most in (((200, 200), 2.0), ((2000, 50), 1.2)):
         X = start(shape, torch.float32)

@@ -1,0 +1,32 @@
+"""The 1,797 digits that come with scikit-learn, to stand in where a data set is not to be had."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from ortholand.lab.datasets.base import Dataset, DatasetError
+
+IDENTITY = "digits of scikit-learn"
+TRAIN = 1500  # the first ones; the other 297 are for testing
+BRIGHTEST = 16
+
+
+def read(channels: int, side: int) -> Dataset:
+    """The digits, 8 x 8, made as large as the images they stand in for."""
+    try:
+        from sklearn.datasets import load_digits  # here: an import that others need not pay for
+    except ModuleNotFoundError as missing:
+        raise DatasetError(
+            f"The {IDENTITY} stand in for missing data, but {missing.name} is not installed. "
+            "Run: pip install 'ortholand[experiments]'"
+        ) from missing
+    pixels, target = (torch.from_numpy(array) for array in load_digits(return_X_y=True))
+    images = enlarge(pixels.reshape(-1, 8, 8), side).expand(-1, channels, -1, -1).contiguous()
+    labels = target.long()
+    return Dataset("digits", images[:TRAIN], labels[:TRAIN], images[TRAIN:], labels[TRAIN:])
+
+
+def enlarge(images: Tensor, side: int) -> Tensor:
+    """From (N, 8, 8), values 0 to 16, to (N, 1, side, side), values 0 to 255; bilinear."""
+    larger = interpolate(images.double()[:, None], size=(side, side), mode="bilinear")
+    return (larger * (255 / BRIGHTEST)).round().to(torch.uint8)

@@ -1,0 +1,234 @@
+"""Time per batch of LeNet-5 on MNIST against the batch size (the paper's figure 8)."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from matplotlib.figure import Figure
+
+from ortholand.lab.experiments.classification import (
+    FEWEST_REPETITIONS,
+    VIEW,
+    Task,
+    Timing,
+    Training,
+    data_of,
+    is_kernel,
+    label_plainly,
+    median_times,
+    run_unit,
+    timing_unit,
+)
+from ortholand.lab.experiments.mnist import prepare_lenet
+from ortholand.lab.methods import RETRACTION_METHODS, TRAINING_METHODS, Trainee
+from ortholand.lab.models import LeNet5
+from ortholand.lab.study.figures import listed, plot_method
+from ortholand.lab.study.records import Records
+from ortholand.lab.study.spec import (
+    Claim,
+    Context,
+    FigureSpec,
+    Finding,
+    Study,
+    Unit,
+    Verdict,
+)
+from ortholand.optim import RiemannianSGD
+from ortholand.parameters import orthogonalize_, param_groups
+
+UNCONSTRAINED = "unconstrained"  # torch's own SGD: what the gradient costs
+RETRACTIONS = ("exponential", "cayley", "polar", "qr")
+CONSTRAINED = ("landing", *RETRACTIONS, "trivialization-sgd")
+METHODS = (*CONSTRAINED, UNCONSTRAINED)
+BATCH_SIZES = tuple(2**i for i in range(1, 9))
+SMALLEST, LARGEST = BATCH_SIZES[0], BATCH_SIZES[-1]
+LR = 4.0**-3  # from the middle of the grid on MNIST
+HALF = 0.5
+NOISE = 0.05  # shares, and times relative to each other, that differ by less are not told apart
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The paper does not say of how many batches it took the median."""
+
+    warm_up: int = 20
+    repetitions: int = 200
+
+
+def unit_name(batch_size: int) -> str:
+    """Name of the timing with a batch size."""
+    return f"batch-{batch_size}"
+
+
+def plan(settings: Settings) -> list[Unit[Task | Timing]]:
+    """All methods in turn, for each batch size."""
+    return [
+        timing_unit(
+            Timing(_tasks(batch_size, settings), settings.warm_up, settings.repetitions),
+            unit_name(batch_size),
+        )
+        for batch_size in BATCH_SIZES
+    ]
+
+
+def _tasks(batch_size: int, settings: Settings) -> tuple[Task, ...]:
+    iterations = settings.warm_up + settings.repetitions
+    return tuple(
+        Task(method, LR, batch_size, iterations, points=0, test_images=0) for method in METHODS
+    )
+
+
+def start(task: Task, context: Context) -> Training:
+    """The training of a task, before its first step."""
+    trainee = prepare_any(LeNet5(seed=context.seed).to(context.device), task.method, task.lr)
+    return Training(trainee, data_of(context), batch_size=task.batch_size, seed=context.seed)
+
+
+def prepare_any(model: LeNet5, method: str, lr: float) -> Trainee:
+    """A network ready for a method of the paper, for another retraction, or without constraint."""
+    if method in TRAINING_METHODS:
+        return prepare_lenet(model, method, lr)
+    if method == UNCONSTRAINED:
+        return Trainee(model, torch.optim.SGD(model.parameters(), lr=lr), (), VIEW)
+    orthogonalize_(model, orthogonal=is_kernel, view=VIEW)
+    groups = param_groups(model, is_kernel, view=VIEW)
+    return Trainee(model, RiemannianSGD(groups, lr=lr, retraction=method), (), VIEW)
+
+
+# Claims.
+
+
+def times_per_batch(records: Records, batch_size: int) -> dict[str, float]:
+    """Median seconds per batch of each method."""
+    timing = records[unit_name(batch_size)]
+    methods = [run["method"] for run in timing.configuration["runs"]]
+    return dict(zip(methods, median_times(timing), strict=True))
+
+
+def largest_gain_at_small_batches(records: Records) -> Finding:
+    """Time with a retraction as a multiple of landing's, at the smallest and the largest batch."""
+    gains = {}
+    for batch_size in (SMALLEST, LARGEST):
+        times = times_per_batch(records, batch_size)
+        gains[batch_size] = {m: times[m] / times["landing"] for m in RETRACTION_METHODS}
+    measured = "; ".join(
+        f"batches of {batch_size}: {listed(gain, '.2f')} times as long as landing"
+        for batch_size, gain in gains.items()
+    )
+    holds = all(gains[SMALLEST][m] > gains[LARGEST][m] for m in RETRACTION_METHODS)
+    return _finding(records, measured, holds)
+
+
+def gradient_share(batch_size: int, larger: bool, records: Records) -> Finding:
+    """Whether the gradient is the larger, or the smaller, part of the time with a retraction."""
+    times = times_per_batch(records, batch_size)
+    shares = {m: times[UNCONSTRAINED] / times[m] for m in RETRACTION_METHODS}
+    measured = f"of the time, without a constraint it takes: {listed(shares, '.0%')}"
+    excess = [share - HALF if larger else HALF - share for share in shares.values()]
+    if min(excess) >= -NOISE and min(excess) < NOISE:
+        return Finding(f"{measured}; too close to a half to tell", Verdict.OPEN)
+    return _finding(records, measured, min(excess) >= NOISE)
+
+
+def landing_is_fastest(records: Records) -> Finding:
+    """The nearest rival of landing at each batch size."""
+    rivals, holds = [], True
+    for batch_size in BATCH_SIZES:
+        times = times_per_batch(records, batch_size)
+        rival = min(CONSTRAINED[1:], key=lambda method, times=times: times[method])
+        ratio = times[rival] / times["landing"]
+        rivals.append(f"{batch_size}: {listed({rival: ratio}, '.2f')}")
+        holds = holds and ratio > 1 - NOISE
+    return _finding(records, f"next fastest, as a multiple: {'; '.join(rivals)}", holds)
+
+
+def _finding(records: Records, measured: str, holds: bool) -> Finding:
+    repetitions = min(timing.configuration["repetitions"] for timing in records.values())
+    if repetitions < FEWEST_REPETITIONS:
+        return Finding(f"{measured}; too few were timed to tell", Verdict.OPEN)
+    return Finding(measured, Verdict.of(holds))
+
+
+# Figures.
+
+
+def draw(records: Records) -> Figure:
+    """Time per batch against the batch size."""
+    figure = Figure(figsize=(8, 5))
+    axes = figure.subplots()
+    times = [times_per_batch(records, batch_size) for batch_size in BATCH_SIZES]
+    for method in METHODS:
+        curve = [1e3 * by_method[method] for by_method in times]
+        if method == UNCONSTRAINED:
+            look = dict(color="#000000", linestyle=(0, (1, 1)), linewidth=1.4)
+            axes.plot(BATCH_SIZES, curve, label="no constraint, SGD", **look)
+        else:
+            plot_method(axes, method, BATCH_SIZES, curve)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(BATCH_SIZES, [str(n) for n in BATCH_SIZES])
+    axes.set_yscale("log")
+    label_plainly(axes.yaxis)
+    axes.set_xlabel("batch size")
+    axes.set_ylabel("median time per batch, milliseconds")
+    figure.legend(loc="outside upper center", ncols=4)
+    return figure
+
+
+_RETRACTION_NAMES = "the exponential and the Cayley retraction"
+
+BATCH_SIZE = Study(
+    name="batch-size",
+    title="Time per batch of LeNet-5 on MNIST, against the batch size",
+    paper_figure="Figure 8",
+    summary=(
+        "The network and the orthogonal kernels of the experiment mnist, with batches of 2 to 256 "
+        "images and the learning rate 1/64. For each batch size all methods take turns, batch by "
+        "batch, and the median time is that of forward pass, gradient and step. The paper "
+        "compares fewer methods; besides its own there are the polar and QR retractions, and "
+        "torch's SGD without a constraint, which tells what the gradient alone costs. Below the "
+        "paper preset fewer batches are timed; nothing else differs."
+    ),
+    settings={
+        "smoke": Settings(warm_up=1, repetitions=2),
+        "quick": Settings(warm_up=3, repetitions=25),
+        "paper": Settings(),
+    },
+    plan=plan,
+    run=partial(run_unit, start),
+    claims=(
+        Claim(
+            f"Landing's gain over {_RETRACTION_NAMES} is greater with batches of {SMALLEST} than "
+            f"with batches of {LARGEST}.",
+            "paper",
+            largest_gain_at_small_batches,
+        ),
+        Claim(
+            f"With batches of {SMALLEST} the retraction is the bottleneck: with {_RETRACTION_NAMES}"
+            " more than half of the time is not the gradient's.",
+            "paper",
+            partial(gradient_share, SMALLEST, False),
+        ),
+        Claim(
+            f"With batches of {LARGEST} the gradient dominates: with {_RETRACTION_NAMES} it takes "
+            "more than half of the time.",
+            "paper",
+            partial(gradient_share, LARGEST, True),
+        ),
+        Claim(
+            f"At no batch size does landing take longer, by more than {NOISE:.0%}, than any "
+            "retraction or than trivializations.",
+            "beyond the paper",
+            landing_is_fastest,
+        ),
+    ),
+    figures=(
+        FigureSpec(
+            "batch-size",
+            "Median time per batch of LeNet-5 on MNIST: forward pass, gradient and step. The "
+            "dotted black curve is what a batch costs without a constraint.",
+            draw,
+        ),
+    ),
+    threads=1,  # as for the experiment mnist
+    dataset="mnist",
+)

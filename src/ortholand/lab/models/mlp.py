@@ -1,0 +1,45 @@
+"""The tanh network of the paper's distillation experiment."""
+
+import torch
+from torch import Tensor, nn
+
+from ortholand.geometry import random_orthogonal
+from ortholand.lab.models.seeding import seeded
+
+
+class TanhMLP(nn.Module):
+    """``x <- tanh(W x + b)``, again and again, with square orthogonal W.
+
+    Weights are Haar-distributed and biases standard normal.
+
+    Args:
+        p: width, of input and output too.
+        depth: number of layers.
+        seed: of weights and biases.
+        special: weights of determinant +1, which is what ``exp(A)`` with skew A can be.
+
+    >>> import torch
+    >>> model = TanhMLP(p=5, depth=2, seed=0)
+    >>> model(torch.zeros(3, 5)).shape
+    torch.Size([3, 5])
+    >>> [name for name, _ in model.named_parameters()]
+    ['layers.0.weight', 'layers.0.bias', 'layers.1.weight', 'layers.1.bias']
+    """
+
+    def __init__(self, p: int = 100, depth: int = 10, *, seed: int, special: bool = False) -> None:
+        super().__init__()
+        with seeded(seed):  # torch's own start, which is replaced, must not use the global state
+            layers = [nn.Linear(p, p) for _ in range(depth)]
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for layer in layers:
+                W = random_orthogonal(p, p, seed=generator, special=special, device="cpu")
+                layer.weight.copy_(W)
+                layer.bias.copy_(torch.randn(p, generator=generator))
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs for a batch of inputs ``(..., p)``."""
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x

@@ -1,0 +1,1 @@
+"""What a study is, how it is run, recorded, timed, drawn and reported."""

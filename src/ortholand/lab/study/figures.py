@@ -1,0 +1,115 @@
+"""One style for all figures, and one colour for each method, everywhere."""
+
+import io
+import re
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ortholand.lab.study.records import write_atomically
+
+
+class MethodStyle(NamedTuple):
+    """How a method looks. The dashes tell the methods apart in a grey print too."""
+
+    label: str
+    colour: str
+    dashes: str | tuple[int, tuple[int, ...]] = "-"
+    width: float = 1.6
+
+
+# Okabe and Ito's colours, which readers with any colour vision can tell apart. All are taken but
+# the yellow, too pale on white; the methods below them have shades of their own.
+METHOD_STYLES: dict[str, MethodStyle] = {
+    "landing": MethodStyle("landing", "#0072B2", width=2.6),  # seen between the dashes
+    "landing-momentum": MethodStyle("landing with momentum", "#D55E00", (0, (5, 2))),
+    "landing-unscaled": MethodStyle("landing, f without 1/p", "#000000", (0, (1, 1))),
+    "exponential": MethodStyle("exponential", "#E69F00", (0, (6, 3))),
+    "polar": MethodStyle("polar", "#009E73", (0, (4, 2, 1, 2))),
+    "cayley": MethodStyle("Cayley", "#CC79A7", (0, (3, 2))),
+    "qr": MethodStyle("QR", "#56B4E9", (0, (1, 2))),
+    "plam": MethodStyle("PLAM", "#B2182B", (0, (5, 1, 1, 1))),
+    "trivialization-sgd": MethodStyle("trivialization, SGD", "#7F7F7F", (0, (2, 1))),
+    "trivialization-momentum": MethodStyle("trivialization, momentum", "#5E3C99", (0, (4, 1))),
+    "trivialization-adam": MethodStyle("trivialization, Adam", "#A6611A", (0, (3, 1, 1, 1))),
+    "trivialization-rmsprop": MethodStyle("trivialization, RMSprop", "#8A8A00", (0, (2, 2, 1, 2))),
+}
+
+STYLE = {
+    "figure.dpi": 100,
+    "figure.constrained_layout.use": True,
+    "savefig.dpi": 200,
+    "font.size": 10,
+    "axes.grid": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": "#e4e4e4",
+    "lines.linewidth": 1.8,
+    "legend.frameon": False,
+    # The same records give the same file.
+    "svg.hashsalt": "ortholand",
+}
+
+FORMATS = ("svg", "png", "pdf")
+
+
+@contextmanager
+def house_style() -> Generator[None, None, None]:
+    """Draw in the style of the project, and leave the user's settings alone."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        yield
+
+
+def plot_method(axes: Axes, method: str, x: Sequence[float], y: Sequence[float]) -> None:
+    """A curve in the method's own style."""
+    style = METHOD_STYLES[method]
+    look = dict(color=style.colour, linestyle=style.dashes, linewidth=style.width)
+    axes.plot(x, y, label=style.label, **look)
+
+
+def listed(numbers: Mapping[str, float], form: str, *, between: str = ", ") -> str:
+    """Numbers with the names of their methods, as the legends have them."""
+    return between.join(
+        f"{METHOD_STYLES[method].label} {x:{form}}" for method, x in numbers.items()
+    )
+
+
+def save_figure(figure: Figure, folder: Path, name: str) -> str:
+    """Save a figure in all formats; its SVG text is returned for the report."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {}
+    for kind in FORMATS:
+        buffer = io.BytesIO()
+        # No dates: they would make equal figures differ.
+        undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}[kind]
+        figure.savefig(buffer, format=kind, metadata=undated)
+        figure.set_layout_engine("none")  # keeps the layout just found: finding it is slow
+        texts[kind] = buffer.getvalue()
+        write_atomically(folder / f"{name}.{kind}", texts[kind])
+    return texts["svg"].decode()
+
+
+def inline_svg(svg: str, name: str, description: str) -> str:
+    """An SVG element for an HTML page: ids of its own, and as wide as the page allows.
+
+    Args:
+        svg: text of an SVG file by matplotlib.
+        name: prefix of the ids, which must differ between the figures of a page.
+        description: for those who cannot see it, already escaped.
+    """
+    element = svg[svg.index("<svg") :]
+    element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
+    element = re.sub(r'\bid="', f'id="{name}-', element)
+    element = re.sub(r'href="#', f'href="#{name}-', element)
+    element = element.replace("url(#", f"url(#{name}-")
+    # Only the first tag: what is inside has sizes of its own.
+    head, rest = element.split(">", 1)
+    head = re.sub(r'\s(?:width|height)="[^"]*"', "", head)
+    return f'{head} role="img" aria-label="{description}">{rest}'

@@ -1,0 +1,241 @@
+"""How a run shows itself: bars in a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.text import Text
+
+from ortholand.lab.study.runner import RECORDED
+
+SILENCE = 10.0  # seconds without a line after which one says how far it is
+PATIENCE = 50  # and for long runs, the part of the time so far: a log should not grow for ever
+SOON = 3.0  # seconds of work before which no time left is told
+
+
+def make_console() -> Console:
+    """A console on standard output, which writes control codes to a terminal and nowhere else."""
+    if sys.stdout.isatty():
+        return Console(highlight=False, markup=False)
+    # Explicitly: the environment may ask for colours (FORCE_COLOR), but a file is a file.
+    return Console(force_terminal=False, no_color=True, highlight=False, markup=False, width=100)
+
+
+class Pace:
+    """How far a run over several studies is, and how long it will take.
+
+    Args:
+        work: of each study, about how many seconds it will take. Only their proportions
+            count: the time left is as long as the work done so far suggests.
+        clock: seconds.
+    """
+
+    def __init__(self, work: Mapping[str, float], clock: Callable[[], float]) -> None:
+        self._work = dict(work)
+        self._clock = clock
+        self._start = clock()
+        self._steps: dict[str, int] = {}
+        self._done: dict[str, int] = {}
+
+    def start(self, study: str, steps: int) -> None:
+        """A study begins."""
+        self._steps[study], self._done[study] = steps, 0
+
+    def advance(self, study: str, steps: int) -> None:
+        """Steps of a study have been done."""
+        self._done[study] += steps
+
+    def share(self, study: str) -> float:
+        """What part of a study is done; all of one without steps."""
+        if study not in self._steps:
+            return 0.0
+        return min(1.0, self._done[study] / self._steps[study]) if self._steps[study] else 1.0
+
+    @property
+    def total_share(self) -> float:
+        """What part of the work of all studies is done."""
+        total = sum(self._work.values())
+        return min(1.0, self._work_done() / total) if total else 1.0
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the beginning."""
+        return self._clock() - self._start
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that the rest will take, or None while that is anyone's guess."""
+        done = self._work_done()
+        if self.elapsed < SOON or not done:
+            return None
+        return self.elapsed * max(0.0, sum(self._work.values()) / done - 1)
+
+    def _work_done(self) -> float:
+        return sum(work * self.share(study) for study, work in self._work.items())
+
+
+@dataclass
+class Count:
+    """Units of a study: all, those done, and those of them that were recorded before."""
+
+    units: int
+    begun: float  # seconds after the beginning
+    done: int = 0
+    recorded: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.done}/{self.units}"
+
+
+def duration(seconds: float | None) -> str:
+    """A time span as people write it: 0:00:07, 3:12:00."""
+    if seconds is None:
+        return "-:--:--"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+class Lines:
+    """One line per unit of work, and one now and then while a unit takes long."""
+
+    def __init__(
+        self,
+        console: Console,
+        work: Mapping[str, float],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console
+        self._pace = Pace(work, clock)
+        self._counts: dict[str, Count] = {}
+        self._told = 0.0  # seconds after the beginning
+
+    def __enter__(self) -> "Lines":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def start(self, study: str, units: int, steps: int) -> None:
+        """A study begins."""
+        self._pace.start(study, steps)
+        self._counts[study] = Count(units, self._pace.elapsed)
+
+    def advance(self, study: str, steps: int) -> None:
+        """Steps are done: worth a line after a long silence."""
+        self._pace.advance(study, steps)
+        elapsed = self._pace.elapsed
+        if elapsed - self._told > max(SILENCE, elapsed / PATIENCE):
+            left = f", {duration(self._pace.left)} left in all" if self._pace.left else ""
+            self._tell(study, f"{self._pace.share(study):.0%} done{left}")
+
+    def unit_done(self, study: str, unit: str, outcome: str) -> None:
+        """A unit is done: say so at once, for whoever watches the file."""
+        self._counts[study].done += 1
+        self._tell(study, f"{unit}: {outcome}")
+
+    def _tell(self, study: str, news: str) -> None:
+        self._told = self._pace.elapsed
+        self._console.print(Text(f"{study} {self._counts[study]}  {news}"), soft_wrap=True)
+        self._console.file.flush()
+
+
+class TimesColumn(ProgressColumn):
+    """Time so far and time left, which go on while nothing else moves."""
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__()
+        self._pace = pace
+
+    def render(self, task: Task) -> Text:
+        """The times, beside the bars that have a place for them."""
+        times = f"{duration(self._pace.elapsed)}, {duration(self._pace.left)} left"
+        return Text(times if task.fields["times"] else "")
+
+
+class Bars:
+    """A bar for the study of the latest news and one for all; above them, a line for each done.
+
+    Units are too many for a line each, except where an old record had to be redone.
+    """
+
+    def __init__(self, console: Console, work: Mapping[str, float]) -> None:
+        self._pace = Pace(work, time.monotonic)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TextColumn("{task.fields[note]}"),
+            TimesColumn(self._pace),
+            console=console,
+            # Rarely: drawing takes time from what is being timed.
+            refresh_per_second=2,
+        )
+        several = len(work) > 1
+        self._present = self._progress.add_task("", total=1, note="", times=not several)
+        self._all: TaskID | None = None
+        if several:
+            self._all = self._progress.add_task("all", total=1, note="", times=True)
+        self._counts: dict[str, Count] = {}
+
+    def __enter__(self) -> "Bars":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def start(self, study: str, units: int, steps: int) -> None:
+        """A study begins."""
+        self._pace.start(study, steps)
+        self._counts[study] = Count(units, self._pace.elapsed)
+        self._draw(study)
+
+    def advance(self, study: str, steps: int) -> None:
+        """Move the bars."""
+        self._pace.advance(study, steps)
+        self._draw(study)
+
+    def unit_done(self, study: str, unit: str, outcome: str) -> None:
+        """A unit is done; with the last one, the study."""
+        count = self._counts[study]
+        count.done += 1
+        count.recorded += outcome == RECORDED
+        if "redone" in outcome:
+            self._print(f"{study} {count}  {unit}: {outcome}")
+        if count.done == count.units:
+            self._print(self._summary(study))
+        self._draw(study)
+
+    def _summary(self, study: str) -> str:
+        count = self._counts[study]
+        taken = duration(self._pace.elapsed - count.begun)
+        runs = f"{count.units} run" if count.units == 1 else f"{count.units} runs"
+        before = f", {count.recorded} of them {RECORDED}" if count.recorded else ""
+        return f"{study}: {runs}{before}, {taken}"
+
+    def _draw(self, study: str) -> None:
+        self._progress.update(
+            self._present,
+            description=study,
+            completed=self._pace.share(study),
+            note=str(self._counts[study]),
+        )
+        if self._all is not None:
+            self._progress.update(self._all, completed=self._pace.total_share)
+
+    def _print(self, line: str) -> None:
+        self._progress.console.print(Text(line), soft_wrap=True)
+
+
+def make_progress(console: Console, work: Mapping[str, float]) -> Bars | Lines:
+    """What suits the console, for studies that will take about so many seconds each."""
+    return Bars(console, work) if console.is_terminal else Lines(console, work)

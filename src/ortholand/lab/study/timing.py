@@ -1,0 +1,146 @@
+"""The one timer: what is compared takes turns, so that what disturbs one disturbs them all alike.
+
+And what studies of iterations have in common: runs whose iterations are timed in turn, and when to
+measure a run on its way.
+"""
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+
+from ortholand.lab.study.environment import Stopwatch
+from ortholand.lab.study.records import Record, Result
+from ortholand.lab.study.spec import Context, Unit
+
+TIMING = "timing"  # the usual name of the unit in which iterations are timed in turn
+RunT = TypeVar("RunT")
+
+
+class Action(NamedTuple):
+    """What is timed, and what is done before, untimed."""
+
+    act: Callable[[], object]
+    prepare: Callable[[], object] = lambda: None
+
+
+def time_in_turn(
+    actions: Mapping[str, Action],
+    *,
+    repetitions: int = 0,
+    seconds: float = 0.0,
+    warm_up: int = 1,
+    device: torch.device | None = None,
+    tick: Callable[[int], None] = lambda _: None,
+) -> dict[str, list[float]]:
+    """Seconds of each repetition of each action.
+
+    In another order every time: whoever follows an action of its own kind finds its code in the
+    cache.
+
+    Args:
+        actions: what is timed, by name.
+        repetitions: at least so many of each.
+        seconds: and as many more as fit in these.
+        warm_up: repetitions before, which pay for set-up and do not count.
+        device: where they compute.
+        tick: is told of each round.
+    """
+    stopwatch = Stopwatch(device or torch.device("cpu"))
+    times: dict[str, list[float]] = {name: [] for name in actions}
+    names, shuffle = list(actions), random.Random(0).shuffle
+    start, rounds = time.perf_counter(), -warm_up
+    while rounds < repetitions or time.perf_counter() - start < seconds:
+        if rounds == 0:
+            start = time.perf_counter()
+        shuffle(names)
+        for name in names:
+            actions[name].prepare()
+            before = stopwatch.seconds
+            with stopwatch:
+                actions[name].act()
+            if rounds >= 0:
+                times[name].append(stopwatch.seconds - before)
+        rounds += 1
+        tick(1)
+    return times
+
+
+def medians(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The median of each."""
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+@dataclass(frozen=True)
+class Timing(Generic[RunT]):
+    """Iterations of several runs, timed in turn."""
+
+    runs: tuple[RunT, ...]
+    warm_up: int
+    repetitions: int
+
+
+def timing_unit(timing: Timing[Any], name: str = TIMING) -> Unit[Any]:
+    """The unit of a timing."""
+    return Unit(name, timing, timing.warm_up + timing.repetitions, timed=True)
+
+
+def time_runs(
+    timing: Timing[RunT], start: Callable[[RunT, Context], Action], context: Context
+) -> Result:
+    """Time single iterations of runs in turn: ``start`` makes the iteration of a run.
+
+    In the series, ``run`` is the place of a run in the timing's ``runs``.
+    """
+    actions = {str(i): start(run, context) for i, run in enumerate(timing.runs)}
+    times = time_in_turn(
+        actions,
+        repetitions=timing.repetitions,
+        warm_up=timing.warm_up,
+        device=context.device,
+        tick=context.tick,
+    )
+    turns = [(int(i), seconds) for i, values in times.items() for seconds in values]
+    return Result(dict(zip(("run", "seconds"), zip(*turns, strict=True), strict=True)), {})
+
+
+def seconds_per_iteration(timing: Record, **wanted: object) -> float:
+    """Median time of an iteration of the run whose configuration has these values."""
+    runs = timing.configuration["runs"]
+    place = next(
+        i for i, run in enumerate(runs) if all(run[name] == v for name, v in wanted.items())
+    )
+    turns = zip(timing.series("run"), timing.series("seconds"), strict=True)
+    return statistics.median(seconds for i, seconds in turns if i == place)
+
+
+def marks(iterations: int, ratio: float = 1.05) -> list[int]:
+    """Iterations to record: geometric, as the axes of the figure are, with the first and last."""
+    count = math.ceil(math.log(iterations, ratio)) if iterations > 1 else 0
+    inner = {min(round(ratio**i), iterations) for i in range(count + 1)}
+    return sorted(inner | {0, iterations})
+
+
+def peak_bytes(action: Callable[[], object]) -> int:
+    """How much memory an action has allocated at its peak beyond what was there before.
+
+    As torch's allocator counts on the CPU. What is kept, as a new state, counts too: call the
+    action once before.
+    """
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        action()
+    assert profile.profiler is not None
+    kineto: Any = profile.profiler.kineto_results
+    changes = [(e.start_ns(), e.nbytes()) for e in kineto.events() if e.name() == "[memory]"]
+    held, peak = 0, 0
+    for _, change in sorted(changes):
+        held += change
+        peak = max(peak, held)
+    return peak

@@ -1,0 +1,161 @@
+"""Units of work side by side: a few processes of one machine, each with its own torch.
+
+A worker dies with the process that started it: its pipe is closed then.
+"""
+
+import pickle
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from time import monotonic, perf_counter
+from typing import Any, NamedTuple
+
+import torch
+
+from ortholand.lab.datasets import Dataset, Source
+from ortholand.lab.study.environment import machine, torch_threads
+from ortholand.lab.study.records import Result
+from ortholand.lab.study.spec import Context
+
+QUIET = 0.2  # seconds between a worker's messages of how far it is
+
+
+class Done(NamedTuple):
+    """What came out of a unit, and its circumstances."""
+
+    result: Result
+    machine: dict[str, str | int]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Work:
+    """A unit as a worker needs it; all of it can be pickled."""
+
+    run: Callable[[Any, Context], Result]
+    task: Any
+    seed: int
+    device: str
+    threads: int
+    source: Source | None
+
+    def do(self, tick: Callable[[int], None], data: Dataset | None) -> Done:
+        """Do it here and now."""
+        device = torch.device(self.device)
+        with torch_threads(self.threads):
+            start = perf_counter()
+            result = self.run(self.task, Context(self.seed, device, tick, data))
+            return Done(result, machine(device), perf_counter() - start)
+
+
+class WorkerError(RuntimeError):
+    """A unit failed in its process; the message is what was seen there."""
+
+
+@contextmanager
+def workers(count: int) -> Iterator[list[Connection]]:
+    """Processes that do what is sent to them. At the end, and on any error, they are killed."""
+    context = get_context("spawn")  # a fork would inherit torch's threads without the threads
+    with ExitStack() as stack:
+        pipes = []
+        for _ in range(count):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(there,), daemon=True)
+            process.start()
+            stack.callback(process.join)
+            stack.callback(process.kill)
+            there.close()
+            pipes.append(here)
+        yield pipes
+
+
+def do_side_by_side(
+    works: Sequence[Work],
+    count: int,
+    tick: Callable[[int, int], None],
+    done: Callable[[int, Done], None],
+) -> None:
+    """Do all in ``count`` processes. ``tick`` and ``done`` are told which work it is of."""
+    with workers(min(count, len(works))) as pipes:
+        waiting, busy = iter(enumerate(works)), {}
+        for pipe in pipes:
+            busy[pipe] = _send_next(pipe, waiting)
+        while any(index is not None for index in busy.values()):
+            active = [pipe for pipe, index in busy.items() if index is not None]
+            for pipe in wait(active):
+                assert isinstance(pipe, Connection)
+                message, index = _receive(pipe), busy[pipe]
+                assert index is not None
+                if isinstance(message, int):
+                    tick(index, message)
+                    continue
+                busy[pipe] = _send_next(pipe, waiting)
+                done(index, message)
+
+
+def _send_next(pipe: Connection, waiting: Iterator[tuple[int, Work]]) -> int | None:
+    index, work = next(waiting, (None, None))
+    if work is not None:
+        pipe.send(work)
+    return index
+
+
+def _receive(pipe: Connection) -> int | Done:
+    try:
+        message = pipe.recv()
+    except EOFError:
+        raise WorkerError("A worker process has died, perhaps for want of memory.") from None
+    if isinstance(message, BaseException):
+        raise message
+    return message
+
+
+def _serve(pipe: Connection) -> None:
+    """What a worker does until its pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
+    shelf: dict[str, Dataset] = {}  # a data set is read once
+    while True:
+        try:
+            work = pipe.recv()
+            pipe.send(_answer(work, shelf, _Ticker(pipe)))
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return
+
+
+def _answer(work: Work, shelf: dict[str, Dataset], ticker: "_Ticker") -> Done | BaseException:
+    try:
+        source = work.source
+        if source is not None and source.identity not in shelf:
+            shelf[source.identity] = source.load()
+        done = work.do(ticker, shelf[source.identity] if source is not None else None)
+        ticker.flush()
+        return done
+    except (BrokenPipeError, ConnectionResetError):
+        raise
+    except Exception as error:
+        seen = traceback.format_exc()
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            return WorkerError(seen)
+        return error
+
+
+class _Ticker:
+    """Sends how many steps were done, not more often than a human can see."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe, self._steps, self._sent = pipe, 0, monotonic()
+
+    def __call__(self, steps: int) -> None:
+        self._steps += steps
+        if monotonic() - self._sent > QUIET:
+            self.flush()
+
+    def flush(self) -> None:
+        self._pipe.send(self._steps)
+        self._steps, self._sent = 0, monotonic()

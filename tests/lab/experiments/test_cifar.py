@@ -1,0 +1,268 @@
+import io
+import math
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+import ortholand
+from ortholand.lab.datasets import Dataset
+from ortholand.lab.experiments.cifar import (
+    CIFAR,
+    EPOCH,
+    FULL_SIZE,
+    LANDING,
+    METHODS,
+    RETRACTION,
+    TRAINED,
+    TRIVIALIZATION,
+    ResNetTask,
+    Settings,
+    plan,
+    start,
+)
+from ortholand.lab.experiments.classification import TIMING, Timing
+from ortholand.lab.study.figures import METHOD_STYLES
+from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions, Store
+from ortholand.lab.study.runner import run_study
+from ortholand.lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
+
+
+def pictures(n=40):
+    """Images of two kinds, that a network can tell apart."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(100, (n, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    labels = torch.arange(n) % 2
+    images[labels == 1, 0] += 100  # redder
+    return Dataset("kinds", images, labels, images, labels)
+
+
+CONTEXT = Context(seed=3, device=torch.device("cpu"), tick=lambda _: None, data=pictures())
+TASK = ResNetTask(
+    method=LANDING, lr=1.0, batch_size=20, iterations=4, points=2, test_images=40, width=2
+)
+
+
+# The plan and the training.
+
+
+@pytest.mark.parametrize("preset", EXPERIMENT_PRESETS)
+def test_every_preset_plans_every_method_rate_and_seed_and_two_timings(preset):
+    *runs, timing, full_size = CIFAR.units(preset)
+    settings = CIFAR.settings[preset]
+    rated = [(method, lr) for method in METHODS for lr in settings.learning_rates]
+    assert [(u.task.method, u.task.lr, u.task.trial) for u in runs] == [
+        (*pair, trial) for pair in rated for trial in range(settings.seeds)
+    ]
+    assert len({u.name for u in runs}) == len(runs)
+    assert (timing.name, full_size.name) == (TIMING, FULL_SIZE)
+    assert [(t.method, t.lr) for t in timing.task.runs] == rated
+    assert timing.task.trials == settings.seeds
+    assert [t.method for t in full_size.task.runs] == list(METHODS)
+
+
+def test_the_paper_preset_has_the_papers_settings():
+    settings = CIFAR.settings["paper"]
+    assert (settings.width, settings.batch_size, settings.seeds) == (64, 128, 5)
+    assert set(settings.learning_rates) == {2.0, 1.0, 0.5}
+    assert settings.lr_drop == 100 * (50_000 // 128)
+    assert settings.iterations > settings.lr_drop
+    assert settings.trivialization_share == 1
+
+
+def test_quick_times_the_papers_network_and_batch():
+    *_, full_size = CIFAR.units("quick")
+    assert {(t.width, t.batch_size) for t in full_size.task.runs} == {(64, 128)}
+
+
+def test_only_trivializations_are_cut_short():
+    units = plan(Settings(iterations=100, trivialization_share=0.25, seeds=1))
+    steps = {u.task.method: u.steps for u in units if isinstance(u.task, ResNetTask)}
+    assert steps == {LANDING: 100, RETRACTION: 100, TRIVIALIZATION: 25}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_convolution_is_orthogonal_and_the_rest_has_the_papers_options(method):
+    trainee = start(replace(TASK, method=method), CONTEXT).trainee
+    convolutions = [m for m in trainee.model.modules() if isinstance(m, torch.nn.Conv2d)]
+    assert len(trainee.weights()) == len(convolutions) == 20
+    for convolution in convolutions:
+        error = ortholand.orthogonality_error(convolution.weight.detach(), view="kernel")
+        assert error < 1e-5
+    kernels, others = trainee.optimizer.param_groups
+    assert (kernels["lr"], kernels["momentum"]) == (1.0, 0.9)
+    assert [others[option] for option in ("lr", "momentum", "weight_decay")] == [0.1, 0.9, 5e-4]
+    assert kernels["weight_decay"] == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_learns_and_leaves_kernels_of_1_x_1_alone(method):
+    training = start(replace(TASK, method=method, lr=0.1), CONTEXT)
+    shortcut = training.trainee.model.layer2[0].downsample[0]
+    signs, kernel = shortcut.weight.detach().clone(), training.trainee.weights()[1].detach().clone()
+    assert signs.abs().allclose(torch.ones(()))
+    training.advance_to(12)
+    assert shortcut.weight.detach().allclose(signs)
+    assert not training.trainee.weights()[1].allclose(kernel)
+    training.measure(40)
+    training.advance_to(20)
+    assert training.measure(40).train_loss < 0.5
+
+
+def test_trials_are_other_networks_with_other_batches():
+    one, again, other = (start(replace(TASK, trial=i), CONTEXT) for i in (1, 1, 2))
+    for make, same in ((again, True), (other, False)):
+        weights = zip(one.trainee.weights(), make.trainee.weights(), strict=True)
+        assert all(torch.equal(W, V) for W, V in weights) == same
+    first, second, third = (next(t.batches)[0] for t in (one, again, other))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, third)
+
+
+def test_images_are_augmented_and_rates_dropped():
+    training = start(replace(TASK, lr_drop=1, batch_size=40), CONTEXT)
+    images, _ = next(training.batches)
+    seen = {tuple(image.flatten().tolist()) for image in pictures().train_images}
+    assert any(tuple(image.flatten().tolist()) not in seen for image in images)
+    training.advance_to(2)
+    assert [g["lr"] for g in training.trainee.optimizer.param_groups] == pytest.approx([0.1, 0.01])
+
+
+def test_a_run_from_end_to_end(tmp_path):
+    class Quiet:
+        def start(self, *_): ...
+        def advance(self, _): ...
+        def unit_done(self, *_): ...
+
+    class Source:
+        identity, notice, load = "kinds", "", staticmethod(pictures)
+
+    sizes = dict(width=2, batch_size=8, timed_width=2, timed_batch=8)
+    lengths = dict(iterations=2, points=2, warm_up=1, repetitions=2, timed_repetitions=2)
+    settings = Settings(**sizes, **lengths, seeds=2, learning_rates=(1.0, 2.0), test_images=8)
+    experiment = CIFAR.__class__(**{**vars(CIFAR), "settings": {"smoke": settings}})
+    options = RunOptions("smoke", 0, "cpu", 1, data="kinds")
+    run = run_study(experiment, options, Store(tmp_path), Quiet(), Source())
+    assert len(run.records) == 3 * 2 * 2 + 2
+    assert not run.missing
+    verdicts = [finding.verdict for _, finding in run.findings()]
+    assert verdicts == [*[Verdict.OPEN] * 3, *[Verdict.HOLDS] * 2, *[Verdict.OPEN] * 2]
+    for figure in CIFAR.figures:
+        figure.draw(run.records).savefig(io.BytesIO(), format="svg")
+
+
+# Claims, on records made by hand.
+
+FASTER, EXPENSIVE, FAIL, BALL, SAME_RATES, ACCURATE, NEARER = range(7)
+GOOD = {  # as the paper has it: seconds, test error, orthogonality error
+    LANDING: (0.1, 0.08, 1e-5),
+    RETRACTION: (0.16, 0.08, 1e-3),
+    TRIVIALIZATION: (0.4, 0.3, 1e-6),
+}
+
+
+def record(task, series):
+    request = Request("cifar", 1, "unit", RunOptions("paper", 0, "cpu", 1), asdict(task), {})
+    return Record(request, Result(series, {}), {}, 0.0, "")
+
+
+def made_records(methods, largest_error=0.1, **settings):
+    sizes = dict(iterations=TRAINED, seeds=3, learning_rates=(0.5, 2.0), timed_repetitions=5)
+    settings = Settings(**{**sizes, **settings})
+    made = {}
+    for unit in plan(settings):
+        if isinstance(unit.task, Timing):
+            made[unit.name] = record(unit.task, timed(unit.task, methods))
+            continue
+        _, test_error, orthogonality_error = methods[unit.task.method]
+        failed = unit.task.trial == 2  # one of three, which a median does not see
+        made[unit.name] = record(
+            unit.task,
+            dict(
+                iteration=[0, 10, unit.task.iterations],
+                train_loss=[math.nan, 2.0, math.inf if failed else 1.0],
+                test_error=[0.9, 0.8, 0.9 if failed else test_error],
+                orthogonality_error=[1e-7, 1e-7, 1.0 if failed else orthogonality_error],
+                largest_error=[1e-7, 1e-7, largest_error],
+            ),
+        )
+    return Records(made)
+
+
+def timed(timing, methods):
+    turns = [(i, methods[t.method][0]) for i, t in enumerate(timing.runs)] * timing.repetitions
+    return dict(zip(("run", "seconds"), zip(*turns, strict=True), strict=True))
+
+
+def verdicts(records):
+    return [claim.judge(records).verdict for claim in CIFAR.claims]
+
+
+def test_all_claims_hold_where_all_is_as_the_paper_says():
+    assert verdicts(made_records(GOOD)) == [Verdict.HOLDS] * 7
+
+
+@pytest.mark.parametrize(
+    ("method", "column", "value", "claim"),
+    [
+        (RETRACTION, 0, 0.149, FASTER),
+        (TRIVIALIZATION, 0, 0.19, EXPENSIVE),
+        (TRIVIALIZATION, 1, 0.12, FAIL),
+        (LANDING, 1, 0.1, ACCURATE),
+        (LANDING, 2, 2e-3, NEARER),
+    ],
+)
+def test_a_claim_fails_where_it_should(method, column, value, claim):
+    numbers = list(GOOD[method])
+    numbers[column] = value
+    found = verdicts(made_records({**GOOD, method: tuple(numbers)}))
+    expected = [Verdict.HOLDS] * 7
+    expected[claim] = Verdict.FAILS
+    assert found == expected
+
+
+def test_the_ball_claim_fails_outside():
+    assert verdicts(made_records(GOOD, largest_error=0.6))[BALL] is Verdict.FAILS
+
+
+@pytest.mark.parametrize(
+    ("changes", "open_claims"),
+    [
+        (dict(iterations=TRAINED - 1), [FAIL, ACCURATE, NEARER]),
+        (dict(width=16), [FAIL, ACCURATE, NEARER]),
+        (dict(trivialization_share=0.5), [FAIL, ACCURATE, NEARER]),
+        (dict(timed_width=16), [FASTER, EXPENSIVE]),
+        (dict(timed_batch=16), [FASTER, EXPENSIVE]),
+        (dict(timed_repetitions=2), [FASTER, EXPENSIVE]),
+        (dict(learning_rates=(0.25, 2.0)), [SAME_RATES]),
+    ],
+)
+def test_reductions_leave_open_what_they_concern(changes, open_claims):
+    found = verdicts(made_records(GOOD, **changes))
+    assert [i for i, verdict in enumerate(found) if verdict is Verdict.OPEN] == open_claims
+
+
+@pytest.mark.parametrize(
+    ("lr_drop", "verdict"),
+    [(9, Verdict.OPEN), (TRAINED - 1, Verdict.HOLDS), (TRAINED, Verdict.FAILS)],
+)
+def test_losses_of_different_rates_are_compared_until_the_rates_drop(lr_drop, verdict):
+    records = made_records(GOOD, lr_drop=lr_drop, learning_rates=(0.25, 0.5, 2.0), seeds=2)
+    other = records[f"{LANDING}-lr2-trial1"]
+    series = {**other.result.series, "train_loss": [math.nan, 2.0, 1.0 + 1e-12]}
+    changed = replace(other, result=replace(other.result, series=series))
+    finding = CIFAR.claims[SAME_RATES].judge(Records({**records, f"{LANDING}-lr2-trial1": changed}))
+    assert finding.verdict is verdict
+    assert "rates 0.5, 2" in finding.measured
+
+
+def test_an_epoch_is_50_000_images():
+    assert EPOCH * 128 <= 50_000 < (EPOCH + 1) * 128
+
+
+def test_figures_draw_every_method():
+    records = made_records(GOOD)
+    for spec in CIFAR.figures:
+        figure = spec.draw(records)
+        labels = [text.get_text() for text in figure.legends[0].texts]
+        assert labels == [METHOD_STYLES[method].label for method in METHODS]

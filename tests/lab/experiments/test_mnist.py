@@ -1,0 +1,229 @@
+import io
+import math
+from dataclasses import asdict
+
+import pytest
+import torch
+
+import ortholand
+from ortholand.lab.datasets import Dataset
+from ortholand.lab.experiments.classification import Task, Timing
+from ortholand.lab.experiments.mnist import EPOCH, LANDINGS, MNIST, Settings, plan, start
+from ortholand.lab.methods import (
+    ADAPTIVE_METHODS,
+    RETRACTION_METHODS,
+    TRAINING_METHODS,
+    TRIVIALIZATION_METHODS,
+)
+from ortholand.lab.study.figures import METHOD_STYLES
+from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions, Store
+from ortholand.lab.study.runner import run_study
+from ortholand.lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
+
+
+def digits(n=40):
+    """Images of ten kinds, that a network can tell apart."""
+    generator = torch.Generator().manual_seed(0)
+    kinds = torch.randint(256, (10, 1, 28, 28), generator=generator, dtype=torch.uint8)
+    labels = torch.arange(n) % 10
+    return Dataset("kinds", kinds[labels], labels, kinds[labels], labels)
+
+
+CONTEXT = Context(seed=3, device=torch.device("cpu"), tick=lambda _: None, data=digits())
+TASK = Task(method="landing", lr=0.02, batch_size=4, iterations=8, points=2, test_images=40)
+
+
+# The plan and the training.
+
+
+@pytest.mark.parametrize("preset", EXPERIMENT_PRESETS)
+def test_every_preset_plans_every_method_with_every_rate_and_times_them(preset):
+    *runs, timing = MNIST.units(preset)
+    rates = MNIST.settings[preset].learning_rates
+    expected = [(m, lr) for m in TRAINING_METHODS for lr in rates]
+    assert [(u.task.method, u.task.lr) for u in runs] == expected
+    assert [(t.method, t.lr) for t in timing.task.runs] == expected
+    assert len({u.name for u in runs}) == len(runs)
+    assert all(u.steps == u.task.iterations for u in runs)
+    assert set(rates) <= {4.0**i for i in range(-5, 1)}
+
+
+def test_the_paper_preset_has_the_papers_settings():
+    settings = MNIST.settings["paper"]
+    assert settings.batch_size == 4
+    assert settings.learning_rates == (1 / 1024, 1 / 256, 1 / 64, 1 / 16, 1 / 4, 1)
+    assert settings.trivialization_share == 1
+    assert all(unit.task.iterations >= EPOCH for unit in MNIST.units("paper")[:-1])
+
+
+def test_only_trivializations_are_cut_short():
+    units = plan(Settings(iterations=100, trivialization_share=0.5, learning_rates=(1.0,)))
+    steps = {u.task.method: u.steps for u in units if isinstance(u.task, Task)}
+    assert {m for m, n in steps.items() if n == 50} == set(TRIVIALIZATION_METHODS)
+    assert set(steps.values()) == {50, 100}
+
+
+@pytest.mark.parametrize("method", TRAINING_METHODS)
+def test_all_methods_start_at_the_same_network_with_orthogonal_kernels(method):
+    reference = start(TASK, CONTEXT).trainee
+    trainee = start(Task(**asdict(TASK) | {"method": method}), CONTEXT).trainee
+    weights = trainee.weights()
+    assert [tuple(W.shape) for W in weights] == [(6, 1, 5, 5), (16, 6, 5, 5), (120, 16, 4, 4)]
+    assert sum(W.shape[:2].numel() for W in weights) == 2022  # as the summary says
+    for W, V in zip(weights, reference.weights(), strict=True):
+        assert ortholand.orthogonality_error(W.detach(), view="kernel") < 1e-5
+        torch.testing.assert_close(W, V)
+    images = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(trainee.model(images), reference.model(images))
+
+
+@pytest.mark.parametrize("method", TRAINING_METHODS)
+def test_every_method_learns(method):
+    lr = 0.001 if method in ADAPTIVE_METHODS or method.endswith("momentum") else 0.01
+    training = start(Task(**asdict(TASK) | {"method": method, "lr": lr}), CONTEXT)
+    before = training.measure(40).test_error
+    training.advance_to(25)
+    point = training.measure(40)
+    assert point.test_error < 0.5 < before
+    assert point.largest_error < 0.5
+
+
+def test_momentum_is_for_all_parameters():
+    for method, expected in (("landing", 0.0), ("landing-momentum", 0.9), ("exponential", 0.0)):
+        trainee = start(Task(**asdict(TASK) | {"method": method}), CONTEXT).trainee
+        assert [g["momentum"] for g in trainee.optimizer.param_groups] == [expected] * 2
+
+
+def test_a_run_from_end_to_end(tmp_path):
+    class Quiet:
+        def start(self, *_): ...
+        def advance(self, _): ...
+        def unit_done(self, *_): ...
+
+    class Source:
+        identity, notice, load = "kinds", "", staticmethod(digits)
+
+    settings = Settings(
+        learning_rates=(0.01,), iterations=3, points=2, test_images=20, warm_up=0, repetitions=2
+    )
+    options = RunOptions("smoke", 0, "cpu", 1, data="kinds")
+    experiment = MNIST.__class__(**{**vars(MNIST), "settings": {"smoke": settings}})
+    run = run_study(experiment, options, Store(tmp_path), Quiet(), Source())
+    assert len(run.records) == len(TRAINING_METHODS) + 1
+    assert not run.missing
+    verdicts = [finding.verdict for _, finding in run.findings()]
+    assert verdicts == [*[Verdict.OPEN] * 4, Verdict.HOLDS, Verdict.OPEN]
+    for figure in MNIST.figures:
+        figure.draw(run.records).savefig(io.BytesIO(), format="svg")
+
+
+# Claims, on records made by hand.
+
+GOOD = {  # as the paper has it: seconds, test error, orthogonality error
+    "landing": (0.001, 0.020, 1e-6),
+    "landing-momentum": (0.001, 0.019, 1e-6),
+    "exponential": (0.0016, 0.020, 1e-4),
+    "cayley": (0.0015, 0.021, 1e-5),
+    "trivialization-sgd": (0.02, 0.020, 1e-7),
+    "trivialization-momentum": (0.02, 0.02, 1e-7),
+    "trivialization-adam": (0.02, 0.010, 1e-7),
+    "trivialization-rmsprop": (0.02, 0.012, 1e-7),
+}
+
+
+def record(task, series):
+    request = Request("mnist", 1, "unit", RunOptions("paper", 0, "cpu", 1), asdict(task), {})
+    return Record(request, Result(series, {}), {}, 0.0, "")
+
+
+def made_records(methods, iterations=EPOCH, repetitions=10, largest_error=0.1):
+    settings = Settings(learning_rates=(0.1,), iterations=iterations, repetitions=repetitions)
+    *runs, timing = plan(settings)
+    made = {}
+    for unit in runs:
+        _, test_error, orthogonality_error = methods[unit.task.method]
+        made[unit.name] = record(
+            unit.task,
+            dict(
+                iteration=[0, iterations],
+                train_loss=[math.nan, 1.0],
+                test_error=[0.9, test_error],
+                orthogonality_error=[1e-7, orthogonality_error],
+                largest_error=[1e-7, largest_error],
+            ),
+        )
+    assert isinstance(timing.task, Timing)
+    turns = [(i, methods[t.method][0]) for i, t in enumerate(timing.task.runs)] * repetitions
+    columns = dict(zip(("run", "seconds"), zip(*turns, strict=True), strict=True))
+    return Records({**made, timing.name: record(timing.task, columns)})
+
+
+FASTER, NEARER, ADAPTIVE_BEST, SLOWER, BALL, ACCURATE = range(6)
+
+
+def verdicts(records):
+    return [claim.judge(records).verdict for claim in MNIST.claims]
+
+
+def test_all_claims_hold_where_all_is_as_the_paper_says():
+    assert verdicts(made_records(GOOD)) == [Verdict.HOLDS] * 6
+
+
+@pytest.mark.parametrize(
+    ("method", "column", "value", "claim"),
+    [
+        ("landing", 0, 0.00101, FASTER),
+        ("cayley", 0, 0.00149, FASTER),
+        ("exponential", 0, 0.0014, FASTER),
+        ("landing", 2, 1.1e-5, NEARER),
+        ("exponential", 2, 1e-7, NEARER),
+        ("landing-momentum", 1, 0.009, ADAPTIVE_BEST),
+        ("trivialization-sgd", 1, 0.009, ADAPTIVE_BEST),
+        ("trivialization-rmsprop", 0, 0.0159, SLOWER),
+        ("cayley", 0, 0.0021, SLOWER),
+        ("landing", 1, 0.026, ACCURATE),
+    ],
+)
+def test_a_claim_fails_where_it_should(method, column, value, claim):
+    numbers = list(GOOD[method])
+    numbers[column] = value
+    found = verdicts(made_records({**GOOD, method: tuple(numbers)}))
+    expected = [Verdict.HOLDS] * 6
+    expected[claim] = Verdict.FAILS
+    assert found == expected
+
+
+def test_the_ball_claim_fails_outside():
+    assert verdicts(made_records(GOOD, largest_error=0.6))[BALL] is Verdict.FAILS
+
+
+def test_less_than_an_epoch_decides_nothing_but_times_and_the_ball():
+    expected = [Verdict.OPEN] * 6
+    expected[FASTER] = expected[SLOWER] = expected[BALL] = Verdict.HOLDS
+    assert verdicts(made_records(GOOD, iterations=EPOCH - 1)) == expected
+
+
+def test_few_repetitions_decide_no_times():
+    found = verdicts(made_records(GOOD, repetitions=2))
+    assert [i for i, verdict in enumerate(found) if verdict is Verdict.OPEN] == [FASTER, SLOWER]
+
+
+def test_a_missing_run_leaves_all_open():
+    records = made_records(GOOD)
+    missing = {unit: records[unit] for unit in records if unit != "cayley-lr0.1"}
+    for claim in MNIST.claims:
+        finding = claim.judge(Records(missing))
+        assert finding.verdict is Verdict.OPEN
+        assert "cayley-lr0.1 is missing" in finding.measured
+
+
+def test_the_methods_of_the_claims_are_trained():
+    assert {*LANDINGS, *RETRACTION_METHODS, *ADAPTIVE_METHODS} <= set(TRAINING_METHODS)
+
+
+def test_figures_draw_every_method():
+    records = made_records(GOOD)
+    for spec in MNIST.figures:
+        figure = spec.draw(records)
+        labels = {text.get_text() for text in figure.legends[0].texts}
+        assert labels == {METHOD_STYLES[method].label for method in TRAINING_METHODS}

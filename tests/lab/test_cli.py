@@ -1,0 +1,262 @@
+import subprocess
+import sys
+import types
+from dataclasses import dataclass, replace
+from functools import partial
+
+import pytest
+from typer.testing import CliRunner
+
+import ortholand
+from ortholand.lab import cli
+from ortholand.lab.datasets import find_dataset, mnist, search
+from ortholand.lab.experiments.procrustes import PROCRUSTES, Settings
+from ortholand.lab.study.records import RunOptions, Store
+
+SETTINGS = Settings(p=3, iterations=8, extra_iterations=4, warm_up=1, repetitions=2)
+TINY = replace(PROCRUSTES, settings={"smoke": SETTINGS}, figures=())
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.app, [str(a) for a in arguments])
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """The Procrustes experiment at a size that takes no time, and no other."""
+    changed = replace(TINY, settings={**PROCRUSTES.settings, **TINY.settings})
+    monkeypatch.setattr(cli, "EXPERIMENTS", {"procrustes": changed})
+
+
+@pytest.fixture
+def with_data(monkeypatch, tmp_path):
+    """Two experiments with the same data set and one without, which take no time either."""
+
+    def run(task, context):
+        assert (context.data is not None) == task.method.startswith("l")
+        return TINY.run(task, context)
+
+    def plan(initial, settings):
+        units = PROCRUSTES.plan(settings)
+        return [u for u in units if getattr(u.task, "method", " ")[0] == initial]
+
+    monkeypatch.delenv("ORTHOLAND_DATA", raising=False)
+    monkeypatch.setattr(search, "cache_folder", lambda: tmp_path / "cache")
+    settings = {**PROCRUSTES.settings, **TINY.settings}
+    base = replace(TINY, settings=settings, run=run, claims=PROCRUSTES.claims[:1])
+    experiments = {
+        name: replace(base, name=name, plan=partial(plan, initial), dataset=dataset)
+        for name, initial, dataset in (("p", "p", None), ("l1", "l", "mnist"), ("l2", "l", "mnist"))
+    }
+    monkeypatch.setattr(cli, "EXPERIMENTS", experiments)
+
+
+def assert_one_line_error(result, *parts):
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    for part in parts:
+        assert part in result.stderr
+
+
+def test_version():
+    assert invoke("--version").stdout == f"ortholand {ortholand.__version__}\n"
+
+
+def test_without_a_command_there_is_help():
+    output = invoke().output
+    for command in ("list", "reproduce", "report", "errata"):
+        assert command in output
+
+
+def test_list_names_every_experiment():
+    output = invoke("list").stdout
+    for experiment in cli.EXPERIMENTS.values():
+        assert experiment.name in output
+        assert experiment.paper_figure in output
+
+
+@pytest.mark.usefixtures("with_data")
+def test_list_names_the_data():
+    lines = {line.split()[1]: line for line in invoke("list").stdout.splitlines() if "Fig" in line}
+    assert ["MNIST" in lines[name] for name in ("p", "l1", "l2")] == [False, True, True]
+
+
+def test_wrong_use_is_told_in_one_line(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    out = ("--out", tmp_path / "out")
+    assert_one_line_error(invoke("reproduce", "speeed", *out), "procrustes", "'speeed'")
+    assert_one_line_error(invoke("reproduce", "--preset", "slow", *out), "quick", "'slow'")
+    assert_one_line_error(invoke("reproduce", "--device", "abacus", *out), "'abacus'", "cpu")
+    assert_one_line_error(invoke("reproduce", "--threads", 0, *out), "at least 1", "got 0")
+    assert_one_line_error(invoke("reproduce", "--seed", -1, *out), "at least 0", "got -1")
+    assert_one_line_error(invoke("reproduce", "--out", file), str(file))
+    assert_one_line_error(invoke("reproduce", "--out", file / "below"), "Not a directory")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_report_needs_records(tmp_path):
+    assert_one_line_error(invoke("report", tmp_path), "records", str(tmp_path))
+    assert_one_line_error(invoke("report", tmp_path / "nowhere"), "reproduce")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("tiny")
+def test_reproduce_and_report(tmp_path, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # standard output is no terminal all the same
+    arguments = ("procrustes", "procrustes", "--preset", "smoke", "--seed", 5, "--out", tmp_path)
+    result = invoke("reproduce", *arguments, "--threads", 1)
+    assert result.exit_code == 0
+    assert result.stdout.count("procrustes 1/15") == 1
+    for verdict in ("holds", "not decided"):
+        assert verdict in result.stdout
+    assert not [c for c in result.stdout if c != "\n" and ord(c) < 32]
+    page = (tmp_path / "report.html").read_bytes()
+    (tmp_path / "report.html").unlink()
+    assert invoke("report", tmp_path).exit_code == 0
+    assert (tmp_path / "report.html").read_bytes() == page
+
+
+@pytest.mark.usefixtures("tiny")
+def test_ctrl_c_says_how_to_resume(tmp_path, monkeypatch):
+    def run(task, context):
+        if task.method == "landing-momentum":
+            raise KeyboardInterrupt
+        return TINY.run(task, context)
+
+    interrupted = replace(cli.EXPERIMENTS["procrustes"], run=run)
+    arguments = ("reproduce", "--preset", "smoke", "--out", tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setitem(cli.EXPERIMENTS, "procrustes", interrupted)
+        result = invoke(*arguments)
+    assert result.exit_code == 130
+    assert result.stdout.endswith("the same command resumes.\n")
+    assert result.stdout.count("procrustes 1/15") == 1
+    resumed = invoke(*arguments)
+    assert resumed.exit_code == 0
+    assert resumed.stdout.count("recorded already") == 1
+
+
+@pytest.mark.usefixtures("with_data")
+def test_data_are_looked_up_once_and_a_stand_in_is_told(tmp_path, monkeypatch):
+    asked = []
+
+    def watched(name, *arguments, **options):
+        asked.append(name)
+        return find_dataset(name, *arguments, **options)
+
+    monkeypatch.setattr(cli, "find_dataset", watched)
+    arguments = ("reproduce", "--preset", "smoke", "--out", tmp_path)
+    result = invoke(*arguments, "--offline")
+    assert result.exit_code == 0
+    assert asked == ["mnist"]
+    first, *rest = result.stdout.splitlines()
+    assert first.startswith("Note: MNIST was not found, and was not looked for on the network.")
+    assert sum("Note: Not MNIST: the digits" in line for line in rest) == 2  # under their claims
+    assert "Not MNIST: the digits of scikit-learn" in (tmp_path / "report.html").read_text()
+    again = invoke(*arguments, "--offline")
+    units = sum(len(e.units("smoke")) for e in cli.EXPERIMENTS.values())
+    assert again.stdout.count("recorded already") == result.stdout.count(" s\n") == units
+    monkeypatch.setattr(cli, "find_dataset", None)  # a report looks for no data
+    report = invoke("report", tmp_path)
+    assert report.exit_code == 0
+    assert report.stdout.count("Note: Not MNIST: the digits") == 2
+
+
+@pytest.mark.usefixtures("with_data")
+def test_without_need_no_data_are_looked_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(cli, "find_dataset", None)
+    arguments = ("--preset", "smoke", "--out", tmp_path, "--data", tmp_path / "nowhere")
+    assert invoke("reproduce", "p", *arguments).exit_code == 0
+
+
+@pytest.mark.usefixtures("with_data")
+def test_a_folder_without_the_data_is_told_in_one_line(tmp_path):
+    arguments = ("--preset", "smoke", "--out", tmp_path / "out", "--data", tmp_path)
+    result = invoke("reproduce", *arguments)
+    assert_one_line_error(result, "MNIST is not in", str(tmp_path / "mnist"), "idx3-ubyte")
+    assert not list(tmp_path.glob("out/*"))
+
+
+@pytest.mark.usefixtures("with_data")
+def test_a_damaged_file_is_told_in_one_line(tmp_path, monkeypatch):
+    folder = tmp_path / "cache" / "mnist"
+    folder.mkdir(parents=True)
+    for known in mnist.FILES:
+        (folder / known.name).write_bytes(b"too short")
+    result = invoke("reproduce", "--preset", "smoke", "--out", tmp_path / "out")
+    assert_one_line_error(result, str(folder / mnist.FILES[0].name), "ends after 9", "Delete it")
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_time_left_counts_what_is_not_recorded(tmp_path):
+    experiment = replace(cli.EXPERIMENTS["procrustes"], seconds={"smoke": 8.0})
+    job, store = cli._job(experiment, RunOptions("smoke", 0, "cpu", 1), {}), Store(tmp_path)
+    assert cli._seconds_to_do(job, store) == 8.0
+    assert invoke("reproduce", "--preset", "smoke", "--out", tmp_path).exit_code == 0
+    assert cli._seconds_to_do(job, store) == 0.0
+    (tmp_path / "records/procrustes/smoke-seed0/timing.json").unlink()
+    assert 0.0 < cli._seconds_to_do(job, store) < 8.0
+
+
+@pytest.mark.usefixtures("with_data")
+def test_ctrl_c_during_a_download(tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "find_dataset", interrupted)
+    result = invoke("reproduce", "--preset", "smoke", "--out", tmp_path)
+    assert result.exit_code == 130
+    assert result.stdout.startswith("Interrupted.")
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_full_disk_is_told_in_one_line(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ortholand.lab.study.records.write_atomically", full)
+    result = invoke("reproduce", "--preset", "smoke", "--out", tmp_path)
+    assert_one_line_error(result, "No space left", "--out")
+
+
+@dataclass(frozen=True)
+class Erratum:
+    name: str
+    agrees: bool
+    paper: str = "[bold]two"
+    corrected: str = "three"
+    measured: str = "3.01"
+
+
+@pytest.fixture
+def errata(monkeypatch):
+    """Errata that take no time: one that agrees, one that does not."""
+    module = types.ModuleType("errata")
+    module.ERRATA = {"good": lambda: Erratum("good", True), "bad": lambda: Erratum("bad", False)}
+    monkeypatch.setitem(sys.modules, "ortholand.lab.errata", module)
+
+
+@pytest.mark.usefixtures("errata")
+def test_errata_are_measured_and_must_agree():
+    good = invoke("errata", "good")
+    assert good.exit_code == 0
+    for part in ("good", "[bold]two", "three", "3.01", "yes"):
+        assert part in good.stdout
+    assert "bad" not in good.stdout
+    everything = invoke("errata")
+    assert everything.exit_code == 1
+    assert "NO" in everything.stdout
+    unknown = invoke("errata", "ugly")
+    assert unknown.exit_code == 1
+    assert "good, bad" in unknown.stderr
+    assert "'ugly'" in unknown.stderr
+
+
+def test_importing_the_library_imports_no_tools_of_the_command():
+    code = (
+        "import sys, ortholand; "
+        "sys.exit(any(m in sys.modules for m in ('matplotlib', 'rich', 'typer')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
