@@ -22,12 +22,6 @@ def lines_written(name: str) -> list[str]:
     return [line[2:] for line in difference if line.startswith("+ ")]
 
 
-def main() -> None:
-    """Print the table."""
-    print(f"{'library':<12} lines")
-    for name in ("torch", "geotorch", "ortholand", "pogo", "geoopt"):
-        print(f"{name:<12} {len(lines_written(f'with_{name}')):>5}")
-
-
 if __name__ == "__main__":
-    main()
+    for library in ("torch", "geotorch", "ortholand", "pogo", "geoopt"):
+        print(f"{library:<12} {len(lines_written(f'with_{library}')):>2} lines")

@@ -21,19 +21,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.optimize import OptimizeResult
 from torch import Tensor
 
 from ortholand import minimize
 from ortholand.problems import ICA, whiten
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 ELECTRODES = 8
 SAMPLING_RATE = 250.0  # of the classic recording, in Hz: it is known to last 10 s
@@ -257,11 +255,7 @@ COLOURS = {"mother": "#0072B2", "child": "#D55E00", "other": "#7F7F7F"}
 
 def draw(signals: Signal, finding: Finding, sampling_rate: float, path: Path) -> None:
     """Electrodes on the left, sources on the right, the child's in a colour of its own."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(11, 7.5), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(len(signals), 2, sharex=True)
     seconds = np.arange(signals.shape[1]) / sampling_rate
     for i, (left, right) in enumerate(axes):

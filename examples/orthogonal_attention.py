@@ -31,14 +31,6 @@ from pydoc_data import topics
 
 import torch
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, scaled_dot_product_attention
@@ -46,6 +38,7 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 import ortholand as ol
+from showing import LOOKS, Tell, bars, make_table, two_panels
 
 
 @dataclass(frozen=True)
@@ -179,19 +172,11 @@ def usual_start(model: Transformer) -> Optimizer:
     return AdamW(model.parameters(), lr=1e-2, weight_decay=0)
 
 
-@dataclass(frozen=True)
-class Contestant:
-    """A way to learn, and how it looks in the figure."""
-
-    make_optimizer: Callable[[Transformer], Optimizer]
-    colour: str
-    dashes: str
-
-
-CONTESTANTS = {
-    "orthogonal": Contestant(orthogonal, "#0072B2", "-"),
-    "free, orthogonal start": Contestant(orthogonal_start, "#D55E00", "--"),
-    "free, usual start": Contestant(usual_start, "#7F7F7F", "-."),
+Prepare = Callable[[Transformer], Optimizer]
+CONTESTANTS: dict[str, Prepare] = {
+    "orthogonal": orthogonal,
+    "free, orthogonal start": orthogonal_start,
+    "free, usual start": usual_start,
 }
 
 
@@ -228,17 +213,11 @@ def validate(model: nn.Module, text: Text, settings: Settings) -> float:
     return bits(model, pieces).item()
 
 
-def learn(
-    contestant: Contestant,
-    text: Text,
-    settings: Settings,
-    seed: int,
-    tell: Callable[[float], object],
-) -> Run:
+def learn(prepare: Prepare, text: Text, settings: Settings, seed: int, tell: Tell) -> Run:
     """Train one model, with a learning rate that rises and falls once."""
     torch.manual_seed(seed)  # the same start for all
     model = Transformer(len(text.alphabet), settings)
-    optimizer = contestant.make_optimizer(model)
+    optimizer = prepare(model)
     rates = [group["lr"] for group in optimizer.param_groups]
     scheduler = OneCycleLR(optimizer, rates, settings.steps, cycle_momentum=False)
     data = torch.Generator().manual_seed(seed + 1)  # the same pieces for all
@@ -252,7 +231,7 @@ def learn(
         optimizer.step()
         scheduler.step()
         seconds += time.perf_counter() - start
-        tell(loss.item())
+        tell(f"{loss.item():.3f} bits")
         if step % every == 0:
             steps.append(step)
             curve.append(validate(model, text, settings))
@@ -270,23 +249,11 @@ def examine(model: Transformer) -> tuple[list[float], float]:
 
 def learn_all(text: Text, settings: Settings, seed: int, console: Console) -> dict[str, Run]:
     """All contestants, one after the other, with a bar for each."""
-    columns = (
-        TextColumn("{task.description:22}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[loss]:.3f} bits"),
-        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-    )
-    runs = {}
-    with Progress(*columns, console=console) as progress:
-        for name, contestant in CONTESTANTS.items():
-            bar = progress.add_task(name, total=settings.steps, loss=math.nan)
-
-            def tell(loss: float, bar: TaskID = bar) -> None:
-                progress.update(bar, advance=1, loss=loss)
-
-            runs[name] = learn(contestant, text, settings, seed, tell)
-    return runs
+    with bars(console) as bar:
+        return {
+            name: learn(prepare, text, settings, seed, bar(name, settings.steps))
+            for name, prepare in CONTESTANTS.items()
+        }
 
 
 # --- telling and drawing
@@ -294,41 +261,30 @@ def learn_all(text: Text, settings: Settings, seed: int, console: Console) -> di
 
 def table(runs: dict[str, Run], settings: Settings) -> Table:
     """What came out."""
-    table = Table(title=f"Bits per character of Python's documentation, {settings.steps} steps")
-    table.add_column("projections", no_wrap=True)
-    for heading in ("validation", "‖WᵀW - I‖", "condition", "ms / step"):
-        table.add_column(heading, justify="right")
+    title = f"Bits per character of Python's documentation, {settings.steps} steps"
+    headings = ("projections", "validation", "‖WᵀW - I‖", "condition", "ms / step")
+    rows = []
     for name, run in runs.items():
         numbers = (f"{run.bits[-1]:.3f}", f"{run.error:.1e}", f"{run.condition:.4g}")
-        table.add_row(name, *numbers, f"{run.milliseconds:.0f}")
-    return table
+        rows.append((name, *numbers, f"{run.milliseconds:.0f}"))
+    return make_table(title, headings, rows)
 
 
 def draw(runs: dict[str, Run], path: Path) -> None:
     """Validation against steps, and the singular values of the projections."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.5, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    for name, run in runs.items():
-        look = dict(color=CONTESTANTS[name].colour, linestyle=CONTESTANTS[name].dashes)
-        left.plot(run.steps[1:], run.bits[1:], label=name, **look)
-        right.plot(run.singular_values, **look)
-    left.set(xlabel="step", title="validation, bits per character")
-    right.set(yscale="log", xlabel="number", title="singular values of the projections")
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    left.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=150)
+    with two_panels(path) as (left, right):
+        for look, (name, run) in zip(LOOKS, runs.items(), strict=False):
+            left.plot(run.steps[1:], run.bits[1:], label=name, **look)
+            right.plot(run.singular_values, **look)
+        left.set(xlabel="step", title="validation, bits per character")
+        right.set(yscale="log", xlabel="number", title="singular values of the projections")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the example."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    name = "orthogonal_attention.png"
-    parser.add_argument("--out", type=Path, default=Path(name), help="the figure")
+    default = Path("orthogonal_attention.png")
+    parser.add_argument("--out", type=Path, default=default, help="the figure")
     parser.add_argument("--steps", type=int, help=f"of training, {Settings.steps} unless said")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches")
     parser.add_argument("--quick", action="store_true", help="small and short: a few seconds")

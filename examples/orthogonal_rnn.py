@@ -21,25 +21,18 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot, relu
 from torch.optim import Adam, Optimizer
 
 import ortholand as ol
+from showing import LOOKS, Tell, bars, cell, make_table, two_panels
 
 COPIED, ALPHABET = 10, 8  # so many symbols to remember, each one of eight
 BLANK, MARK = ALPHABET, ALPHABET + 1  # two more that only ever separate
@@ -151,20 +144,12 @@ def lstm(hidden: int) -> tuple[nn.Module, Optimizer]:
     return model, Adam(model.parameters(), lr=1e-2)
 
 
-@dataclass(frozen=True)
-class Contestant:
-    """A way to learn, and how it looks in the figure."""
-
-    make: Callable[[int], tuple[nn.Module, Optimizer]]
-    colour: str
-    dashes: str
-
-
-CONTESTANTS = {
-    "orthogonal": Contestant(orthogonal, "#0072B2", "-"),
-    "free, orthogonal start": Contestant(orthogonal_start, "#D55E00", "--"),
-    "free, usual start": Contestant(usual_start, "#7F7F7F", "-."),
-    "LSTM": Contestant(lstm, "#009E73", ":"),
+Make = Callable[[int], tuple[nn.Module, Optimizer]]
+CONTESTANTS: dict[str, Make] = {
+    "orthogonal": orthogonal,
+    "free, orthogonal start": orthogonal_start,
+    "free, usual start": usual_start,
+    "LSTM": lstm,
 }
 
 
@@ -184,12 +169,10 @@ class Run:
     seconds: float
 
 
-def learn(
-    contestant: Contestant, settings: Settings, seed: int, tell: Callable[[float], object]
-) -> Run:
+def learn(make: Make, settings: Settings, seed: int, tell: Tell) -> Run:
     """Train one network, then test it."""
     torch.manual_seed(seed)  # the same start for all networks of a kind
-    model, optimizer = contestant.make(settings.hidden)
+    model, optimizer = make(settings.hidden)
     data = torch.Generator().manual_seed(seed + 1)  # the same sequences for all
     losses, recalls, start = [], [], time.perf_counter()
     for _ in range(settings.steps):
@@ -199,7 +182,7 @@ def learn(
         optimizer.step()
         losses.append(loss.item())
         recalls.append(recall)
-        tell(losses[-1])
+        tell(f"loss {losses[-1]:.4f}")
     seconds = time.perf_counter() - start
     loss, recall = evaluate(model, settings, seed + 2)
     weights = sum(p.numel() for p in model.parameters())
@@ -224,23 +207,11 @@ def recurrent_error(model: nn.Module) -> float | None:
 
 def learn_all(settings: Settings, seed: int, console: Console) -> dict[str, Run]:
     """All contestants, one after the other, with a bar for each."""
-    columns = (
-        TextColumn("{task.description:22}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.4f}"),
-        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-    )
-    runs = {}
-    with Progress(*columns, console=console) as progress:
-        for name, contestant in CONTESTANTS.items():
-            bar = progress.add_task(name, total=settings.steps, loss=math.nan)
-
-            def tell(loss: float, bar: TaskID = bar) -> None:
-                progress.update(bar, advance=1, loss=loss)
-
-            runs[name] = learn(contestant, settings, seed, tell)
-    return runs
+    with bars(console) as bar:
+        return {
+            name: learn(make, settings, seed, bar(name, settings.steps))
+            for name, make in CONTESTANTS.items()
+        }
 
 
 # --- telling and drawing
@@ -248,55 +219,36 @@ def learn_all(settings: Settings, seed: int, console: Console) -> dict[str, Run]
 
 def table(runs: dict[str, Run], settings: Settings) -> Table:
     """What came out on fresh sequences."""
-    guessing = f"loss {settings.memoryless:.4f}, {100 / ALPHABET:.1f} % recalled"
-    table = Table(
-        title=f"Copying {COPIED} symbols over {settings.length} blanks, {settings.steps} steps",
-        caption=f"Without a memory: {guessing}",
-    )
-    table.add_column("network", no_wrap=True)
-    for heading in ("loss", "recalled", "‖WᵀW - I‖", "weights", "seconds"):
-        table.add_column(heading, justify="right")
+    title = f"Copying {COPIED} symbols over {settings.length} blanks, {settings.steps} steps"
+    headings = ("network", "loss", "recalled", "‖WᵀW - I‖", "weights", "seconds")
+    rows = []
     for name, run in runs.items():
-        error = "-" if run.error is None else f"{run.error:.1e}"
-        numbers = (f"{run.loss:.4f}", f"{100 * run.recall:.1f} %", error)
-        table.add_row(name, *numbers, f"{run.weights:,}", f"{run.seconds:.0f}")
-    return table
+        numbers = (f"{run.loss:.4f}", cell(run.recall, ".1%"), cell(run.error, ".1e"))
+        rows.append((name, *numbers, f"{run.weights:,}", f"{run.seconds:.0f}"))
+    guessing = f"loss {settings.memoryless:.4f}, {cell(1 / ALPHABET, '.1%')} recalled"
+    return make_table(title, headings, rows, f"Without a memory: {guessing}")
 
 
 def draw(runs: dict[str, Run], settings: Settings, path: Path) -> None:
     """The loss and what is recalled, against steps."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.5, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    for name, run in runs.items():
-        look = dict(color=CONTESTANTS[name].colour, linestyle=CONTESTANTS[name].dashes)
-        left.plot(smooth(run.losses), label=name, **look)
-        right.plot([100 * recall for recall in smooth(run.recalls)], **look)
-    left.axhline(settings.memoryless, color="black", linewidth=0.8)
-    right.axhline(100 / ALPHABET, color="black", linewidth=0.8)
-    place = dict(xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8)
-    left.annotate("without a memory", (0, settings.memoryless), xytext=(3, -9), **place)
-    right.annotate("guessing", (0, 100 / ALPHABET), xytext=(3, 3), **place)
-    left.set(yscale="log", title="loss", xlabel="step")
-    right.set(ylim=(-2, 102), title="symbols recalled, in %", xlabel="step")
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    left.legend(frameon=False, fontsize=8)
-    figure.suptitle(f"Copying {COPIED} symbols over {settings.length} blanks")
-    figure.savefig(path, dpi=150)
+    with two_panels(path, f"Copying {COPIED} symbols over {settings.length} blanks") as panels:
+        left, right = panels
+        for look, (name, run) in zip(LOOKS, runs.items(), strict=True):
+            left.plot(smooth(run.losses), label=name, **look)
+            right.plot([100 * recall for recall in smooth(run.recalls)], **look)
+        place = dict(xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8)
+        left.axhline(settings.memoryless, color="black", linewidth=0.8)
+        left.annotate("without a memory", (0, settings.memoryless), xytext=(3, -9), **place)
+        left.set(yscale="log", title="loss", xlabel="step")
+        right.axhline(100 / ALPHABET, color="black", linewidth=0.8)
+        right.annotate("guessing", (0, 100 / ALPHABET), xytext=(3, 3), **place)
+        right.set(ylim=(-2, 102), title="symbols recalled, in %", xlabel="step")
 
 
 def smooth(numbers: Sequence[float], window: int = 10) -> list[float]:
-    """Means of the last few numbers."""
-    return [sum(part) / len(part) for part in windows(numbers, window)]
-
-
-def windows(numbers: Sequence[float], window: int) -> list[Sequence[float]]:
-    """For each number, it and a few before it."""
-    return [numbers[max(0, i + 1 - window) : i + 1] for i in range(len(numbers))]
+    """Means of each number and a few before it."""
+    parts = [numbers[max(0, i + 1 - window) : i + 1] for i in range(len(numbers))]
+    return [sum(part) / len(part) for part in parts]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -306,15 +258,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--length", type=int, help=f"blanks, {Settings.length} unless said")
     parser.add_argument("--steps", type=int, help=f"of training, {Settings.steps} unless said")
     parser.add_argument("--seed", type=int, default=0, help="of weights and sequences")
-    parser.add_argument("--quick", action="store_true", help="short, small: a few seconds")
+    parser.add_argument("--quick", action="store_true", help="small and short: a few seconds")
     options = parser.parse_args(arguments)
-    defaults = QUICK if options.quick else Settings()
-    settings = Settings(
-        length=options.length or defaults.length,
-        steps=options.steps or defaults.steps,
-        hidden=defaults.hidden,
-        batch=defaults.batch,
-    )
+    settings = QUICK if options.quick else Settings()
+    length, steps = options.length or settings.length, options.steps or settings.steps
+    settings = replace(settings, length=length, steps=steps)
     console = Console()
     runs = learn_all(settings, options.seed, console)
     console.print(table(runs, settings))

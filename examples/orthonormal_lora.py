@@ -27,7 +27,6 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -35,6 +34,7 @@ from torch.optim import Adam, Optimizer
 
 import ortholand as ol
 from ortholand.lab.datasets import DatasetError, find_dataset
+from showing import LOOKS, Tell, bars, cell, make_table, two_panels
 
 
 @dataclass(frozen=True)
@@ -162,19 +162,11 @@ def everything(network: nn.Sequential, rank: int) -> Optimizer:  # noqa: ARG001
     return Adam(network.requires_grad_(True).parameters(), lr=0.01)
 
 
-@dataclass(frozen=True)
-class Contestant:
-    """A way to adapt, and how it looks in the figure."""
-
-    prepare: Callable[[nn.Sequential, int], Optimizer]
-    colour: str
-    marker: str
-
-
-CONTESTANTS = {
-    "orthonormal LoRA": Contestant(orthonormal, "#0072B2", "o"),
-    "plain LoRA": Contestant(plain, "#D55E00", "s"),
-    "all weights": Contestant(everything, "#7F7F7F", "^"),
+Prepare = Callable[[nn.Sequential, int], Optimizer]
+CONTESTANTS: dict[str, Prepare] = {
+    "orthonormal LoRA": orthonormal,
+    "plain LoRA": plain,
+    "all weights": everything,
 }
 
 
@@ -222,36 +214,34 @@ def train_epoch(
     return sum(losses) / len(losses)
 
 
-def pretrain(
-    digits: Digits, settings: Settings, seed: int, tell: Callable[[], object]
-) -> nn.Sequential:
+def pretrain(digits: Digits, settings: Settings, seed: int, tell: Tell) -> nn.Sequential:
     """A network that reads upright digits, frozen."""
     torch.manual_seed(seed)
     network = make_network(digits.upright[0][0].numel(), settings.hidden)
     optimizer = Adam(network.parameters(), lr=1e-3)
     for _ in range(settings.pretraining):
-        train_epoch(network, optimizer, digits.upright, settings.batch)
-        tell()
+        loss = train_epoch(network, optimizer, digits.upright, settings.batch)
+        tell(f"loss {loss:.4f}")
     return network.requires_grad_(False)
 
 
 def adapt(
-    contestant: Contestant,
+    prepare: Prepare,
     network: nn.Sequential,
     digits: Digits,
     settings: Settings,
     seed: int,
-    tell: Callable[[], object],
+    tell: Tell,
 ) -> Run:
     """Adapt a copy of the network to turned digits."""
     torch.manual_seed(seed)
     network = copy.deepcopy(network)
-    optimizer = contestant.prepare(network, settings.rank)
+    optimizer = prepare(network, settings.rank)
     curve, loss, start = [accuracy(network, digits.turned_test)], float("nan"), time.perf_counter()
     for _ in range(settings.adaptation):
         loss = train_epoch(network, optimizer, digits.turned, settings.batch)
         curve.append(accuracy(network, digits.turned_test))
-        tell()
+        tell(f"loss {loss:.4f}")
     adapters = [layer for layer in network if isinstance(layer, LoRA | OrthonormalLoRA)]
     factors = [factor for adapter in adapters for factor in (adapter.A, adapter.B)]
     return Run(
@@ -269,24 +259,11 @@ def learn_all(
     digits: Digits, settings: Settings, seed: int, console: Console
 ) -> tuple[nn.Sequential, dict[str, Run]]:
     """Train the network, then adapt it in every way, with a bar for each."""
-    columns = (
-        TextColumn("{task.description:18}"),
-        BarColumn(),
-        TextColumn("epoch {task.completed}/{task.total}"),
-        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-    )
-    with Progress(*columns, console=console) as progress:
-
-        def make_bar(name: str, epochs: int) -> Callable[[], object]:
-            bar = progress.add_task(name, total=epochs)
-            return lambda: progress.advance(bar)
-
-        network = pretrain(digits, settings, seed, make_bar("training", settings.pretraining))
+    with bars(console) as bar:
+        network = pretrain(digits, settings, seed, bar("training", settings.pretraining))
         runs = {
-            name: adapt(
-                contestant, network, digits, settings, seed, make_bar(name, settings.adaptation)
-            )
-            for name, contestant in CONTESTANTS.items()
+            name: adapt(prepare, network, digits, settings, seed, bar(name, settings.adaptation))
+            for name, prepare in CONTESTANTS.items()
         }
     return network, runs
 
@@ -296,49 +273,32 @@ def learn_all(
 
 def table(network: nn.Module, digits: Digits, runs: dict[str, Run], settings: Settings) -> Table:
     """What came out, on test digits."""
-    count = len(digits.turned_test[1])
-    table = Table(
-        title=f"Adapted to digits turned by 90 degrees, rank {settings.rank}",
-        caption=f"{settings.turned} digits to adapt with, {count} to test. "
-        "Error: ‖XᵀX - I‖ of the factors",
-    )
-    table.add_column("adapted by", no_wrap=True)
-    for heading in ("turned", "upright", "rank used", "error", "weights", "seconds"):
-        table.add_column(heading, justify="right")
+    title = f"Adapted to digits turned by 90 degrees, rank {settings.rank}"
+    tested = f"{settings.turned} digits to adapt with, {len(digits.turned_test[1])} to test. "
+    headings = ("adapted by", "turned", "upright", "rank used", "error", "weights", "seconds")
     before = (accuracy(network, test) for test in (digits.turned_test, digits.upright_test))
-    table.add_row("nothing", *(f"{100 * a:.1f} %" for a in before), "-", "-", "-", "-")
+    rows = [("nothing", *(cell(a, ".1%") for a in before), "-", "-", "-", "-")]
     for name, run in runs.items():
-        used = "-" if run.rank_used is None else f"{100 * run.rank_used:.0f} %"
-        error = "-" if run.error is None else f"{run.error:.1e}"
-        numbers = (f"{100 * run.curve[-1]:.1f} %", f"{100 * run.kept:.1f} %", used, error)
-        table.add_row(name, *numbers, f"{run.weights:,}", f"{run.seconds:.0f}")
-    return table
+        parts = (cell(run.curve[-1], ".1%"), cell(run.kept, ".1%"), cell(run.rank_used, ".0%"))
+        rest = (cell(run.error, ".1e"), f"{run.weights:,}", f"{run.seconds:.0f}")
+        rows.append((name, *parts, *rest))
+    return make_table(title, headings, rows, f"{tested}Error: ‖XᵀX - I‖ of the factors")
 
 
 def draw(runs: dict[str, Run], settings: Settings, path: Path) -> None:
     """Accuracy against epochs, and the singular values of the updates."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.5, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    for name, run in runs.items():
-        colour, marker = CONTESTANTS[name].colour, CONTESTANTS[name].marker
-        look = dict(color=colour, marker=marker, markersize=4)
-        curve = [100 * a for a in run.curve]
-        left.plot(curve, label=name, markevery=max(1, len(curve) // 10), **look)
-        for dashes, layer, values in zip(("-", "--"), (1, 2), run.spectra, strict=False):
-            relative = [s / values[0] for s in values]
-            label = f"{name}, layer {layer}"
-            right.plot(range(1, len(values) + 1), relative, dashes, label=label, **look)
-    left.set(xlabel="epoch", title="turned test digits read correctly, in %", ylim=(0, 100))
-    right.set(xlabel="number", title="singular values of the update / the largest", ylim=(0, 1.05))
-    right.set_xticks(range(1, settings.rank + 1))
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=150)
+    with two_panels(path) as (left, right):
+        for marker, plain_look, (name, run) in zip("os^", LOOKS, runs.items(), strict=False):
+            look = dict(color=plain_look["color"], marker=marker, markersize=4)
+            curve = [100 * a for a in run.curve]
+            left.plot(curve, label=name, markevery=max(1, len(curve) // 10), **look)
+            for dashes, layer, values in zip(("-", "--"), (1, 2), run.spectra, strict=False):
+                relative = [s / values[0] for s in values]
+                label = f"{name}, layer {layer}"
+                right.plot(range(1, len(values) + 1), relative, dashes, label=label, **look)
+        left.set(xlabel="epoch", title="turned test digits read correctly, in %", ylim=(0, 100))
+        right.set(xlabel="number", title="singular values of the update / the largest")
+        right.set(xticks=range(1, settings.rank + 1), ylim=(0, 1.05))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,15 +1,16 @@
 import pytest
 import torch
 
-import ortholand as ol
+from ortholand.fields import plam_field
 from ortholand.flow import landing_flow
+from ortholand.geometry import skew
 from ortholand.problems import Procrustes
 
 
 def test_flow_reaches_the_solution_of_a_planted_problem():
     problem = Procrustes.planted(4, seed=0)
     start = problem.solution() @ torch.linalg.matrix_exp(
-        0.3 * ol.skew(torch.randn(4, 4, generator=torch.Generator().manual_seed(0))).double()
+        0.3 * skew(torch.randn(4, 4, generator=torch.Generator().manual_seed(0))).double()
     )
     path = landing_flow(problem.grad, start, torch.linspace(0, 60, 5))
     assert path.A is None
@@ -32,7 +33,7 @@ def test_an_exploding_flow_is_an_error():
             lambda X: 2 * 0.9 * (0.9 * X - B),
             torch.diag(torch.tensor([1.0, 1.5])),
             torch.linspace(0, 100, 3),
-            field=ol.plam_field,
+            field=plam_field,
         )
 
 

@@ -5,13 +5,14 @@ import scipy.linalg
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from peers import METHODS, each_method, gaussian, geoopt
-from recorder import Recorder
 
 import ortholand as ol
 from ortholand import retractions
+from ortholand.geometry import relative_gradient, relative_gradient_times_x, skew, sym
 from ortholand.geometry.derivatives import remove_normal
 from ortholand.retractions import RETRACTIONS, find_retraction
+from tests.optim.peers import METHODS, each_method, gaussian, geoopt
+from tests.optim.recorder import Recorder
 
 
 def norm(M):
@@ -28,14 +29,14 @@ def tall(M):
 
 def skew_of(X, A):
     """The skew matrix that A is or stands for; it acts on tall(X)."""
-    return A if A.shape[-2] == A.shape[-1] else ol.relative_gradient(tall(X), tall(A))
+    return A if A.shape[-2] == A.shape[-1] else relative_gradient(tall(X), tall(A))
 
 
 def step_of(X, tangent):
     """What moves X along a tangent vector: A itself if square, else the B of a A that maps nothing
     outside X's span to anything outside it."""
     if X.shape[-2] == X.shape[-1]:
-        return ol.skew(tangent @ X.mH)
+        return skew(tangent @ X.mH)
     return 2 * tangent - X @ (X.mH @ tangent)
 
 
@@ -73,7 +74,7 @@ def scenes(draw, scales=EXPONENTS, methods=METHODS, only=None):
     stands_for = only == "generator" or (n > p and draw(st.booleans()))
     size = shape if stands_for else (n, n)
     A = torch.randn(*batch, *size, generator=generator, dtype=dtype)
-    A = A if stands_for else ol.skew(A)
+    A = A if stands_for else skew(A)
     length = spectral(skew_of(X, A))[..., None, None]
     assume(bool((length > 0).all()))
     return X, A / length * 10 ** draw(scales), draw(st.sampled_from(methods))
@@ -148,7 +149,7 @@ def test_second_order_cayley_always_and_polar_for_square_matrices(scene):
 
 def test_qr_is_of_first_order_only():
     X = ol.random_orthogonal(4, 4, seed=0, dtype=torch.float64)
-    ratio = order_against_exponential(X, 0.01 * ol.skew(gaussian(4, 4)), "qr")
+    ratio = order_against_exponential(X, 0.01 * skew(gaussian(4, 4)), "qr")
     assert ratio == pytest.approx(4, rel=0.05)
 
 
@@ -172,7 +173,7 @@ def test_polar_of_a_tall_matrix_is_of_second_order_for_the_other_geodesic():
 
 def test_without_positive_diagonal_qr_is_no_retraction():
     X = ol.random_orthogonal(5, 5, seed=1, dtype=torch.float64)
-    A = 1e-3 * ol.skew(gaussian(5, 5))
+    A = 1e-3 * skew(gaussian(5, 5))
     Q, _ = torch.linalg.qr(X + A @ X)
     assert norm(Q - X) > 1  # some columns have turned round
     assert norm(ol.retract(X, A, "qr") - X) < 2 * norm(A)
@@ -195,7 +196,7 @@ def test_a_generator_moves_as_the_skew_matrix_that_it_stands_for(scene):
 def test_the_matrices_of_a_batch_do_not_see_each_other(method, shape):
     X = ol.random_orthogonal(6, *shape, seed=0, dtype=torch.float64)
     A = gaussian(6, *shape, seed=1)
-    A = ol.skew(A) if shape[0] == shape[1] else A
+    A = skew(A) if shape[0] == shape[1] else A
     lengths = torch.tensor([1e-9, 1e-5, 1e-2, 1.0, 50.0, 1e4], dtype=torch.float64)
     A = A * (lengths / spectral(A))[:, None, None]
     together = ol.retract(X, A, method)
@@ -227,7 +228,7 @@ def test_long_steps_stay_on_the_manifold(shape, length, dtype, method):
     """Rounding grows with the step for the exponential, as no angle of 1e6 has 7 digits left."""
     X = ol.random_orthogonal(*shape, seed=0, dtype=dtype)
     A = gaussian(*shape, seed=1).to(dtype)
-    A = ol.skew(A) if shape[0] == shape[1] else A
+    A = skew(A) if shape[0] == shape[1] else A
     A = A * length / spectral(A)
     growth = {"exponential": 1 + length, "cayley": 10}.get(method, 1)
     unit = 30 * torch.finfo(dtype).eps * max(shape) ** 0.5
@@ -240,7 +241,7 @@ def test_long_steps_stay_on_the_manifold(shape, length, dtype, method):
 )
 def test_the_exponential_keeps_its_digits_at_every_norm(size, dtype):
     """torch's does not, for one matrix: 4e4 units at norm 0.04 in float64 (pytorch 196592)."""
-    A = ol.skew(gaussian(6, 6, dtype=dtype))
+    A = skew(gaussian(6, 6, dtype=dtype))
     A = A * size / torch.linalg.matrix_norm(A, 1)
     wide_type = torch.promote_types(dtype, torch.float64)
     exact = torch.from_numpy(scipy.linalg.expm(A.to(wide_type).numpy()))
@@ -256,7 +257,7 @@ def test_the_fast_ways_are_as_accurate_as_lapack_up_to_their_limit(way, monkeypa
     largest = (4e-16**0.2 if "series" in way else retractions.WELL_CONDITIONED) * 0.99
     X = ol.random_orthogonal(200, 80, seed=0, dtype=dtype)
     A = remove_normal(X, gaussian(200, 80, seed=1))
-    tangent = ol.relative_gradient_times_x(X, A)
+    tangent = relative_gradient_times_x(X, A)
     A = A * (largest / norm(tangent.mT @ tangent)).sqrt()
     expected = definition(X, skew_of(X, A), method)
     fast = ol.retract(X, A, method)
@@ -275,7 +276,7 @@ def test_drift_in_float32(method, shape):
     identity = torch.eye(shape[0])
     for k in range(1000):
         A = 1e-3 * gaussian(*shape, seed=k % 50, dtype=torch.float32)
-        A = ol.skew(A) if shape[0] == shape[1] else A
+        A = skew(A) if shape[0] == shape[1] else A
         X = ol.retract(X, A, method)
         if shape == (20, 20) and method == "cayley":
             usual = torch.linalg.solve(identity - A / 2, usual + A @ usual / 2)
@@ -289,7 +290,7 @@ def test_drift_in_float32(method, shape):
 def test_the_normal_part_of_a_generator_neither_moves_nor_blows_up(method, length):
     """B = X H stands for zero. A formula that takes X^H X = I for granted explodes within 100."""
     start = ol.random_orthogonal(60, 6, seed=0)
-    H = ol.sym(gaussian(6, 6, dtype=torch.float32))
+    H = sym(gaussian(6, 6, dtype=torch.float32))
     H = H * length / spectral(H)
     X = start
     for _ in range(300):
@@ -313,7 +314,7 @@ def test_nothing_of_size_n_by_n_for_a_generator(method, shape, length):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_float32_rounded(method, shape, dtype):
     X = ol.random_orthogonal(*shape, seed=0, dtype=dtype)
-    A = (0.1 * ol.skew(gaussian(max(shape), max(shape)))).to(dtype)
+    A = (0.1 * skew(gaussian(max(shape), max(shape)))).to(dtype)
     Z = ol.retract(X, A, method)
     assert Z.dtype == dtype
     assert torch.equal(Z, ol.retract(X.float(), A.float(), method).to(dtype))
@@ -324,7 +325,7 @@ def test_half_precision_is_float32_rounded(method, shape, dtype):
 def test_a_step_that_overflows_is_nan_and_spoils_no_other(method, shape):
     X = ol.random_orthogonal(*shape, seed=0)
     A = gaussian(*shape, seed=1, dtype=torch.float32)
-    A = ol.skew(A) if shape[-1] == shape[-2] else A
+    A = skew(A) if shape[-1] == shape[-2] else A
     A[1] *= 1e38
     Z = ol.retract(X, A, method)
     torch.testing.assert_close(Z[0], ol.retract(X[0], A[0], method))
@@ -351,7 +352,7 @@ def test_a_function_may_stand_for_a_name_and_sees_wide_matrices_transposed():
 
 def test_names_and_default():
     assert tuple(RETRACTIONS)[:4] == METHODS
-    X, A = torch.eye(3), 0.1 * ol.skew(gaussian(3, 3)).float()
+    X, A = torch.eye(3), 0.1 * skew(gaussian(3, 3)).float()
     assert torch.equal(ol.retract(X, A), ol.retract(X, A, "cayley"))
 
 
@@ -411,8 +412,8 @@ def test_pymanopts_groups_rotate_from_the_right(method, dtype):
     manifold = group(n, retraction="qr" if method == "exponential" else method)
     theirs = manifold.exp if method == "exponential" else manifold.retraction
     for X, tangent in points_and_tangents(n, n, dtype):
-        A = ol.skew(tangent @ X.mH)
-        expected = theirs(X.numpy(), ol.skew(X.mH @ tangent).numpy())
+        A = skew(tangent @ X.mH)
+        expected = theirs(X.numpy(), skew(X.mH @ tangent).numpy())
         assert_same(ol.retract(X, A, method), expected)
 
 
@@ -463,7 +464,7 @@ def test_geoopts_canonical_retraction_is_cayley_with_twice_the_generator(shape):
     """
     manifold = geoopt.CanonicalStiefel()
     for X, tangent in points_and_tangents(*shape):
-        doubled = 2 * ol.relative_gradient(X, tangent)
+        doubled = 2 * relative_gradient(X, tangent)
         assert_same(ol.retract(X, doubled, "cayley"), manifold.retr(X, tangent))
         if shape[0] > shape[1]:
             assert_same(ol.retract(X, 2 * tangent, "cayley"), manifold.retr(X, tangent))

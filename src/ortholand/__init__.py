@@ -1,24 +1,28 @@
-"""Optimisation under orthogonality constraints without retractions: the landing algorithm."""
+"""Optimisation under orthogonality constraints without retractions: the landing algorithm.
+
+Here is what most programs need. The rest is in the modules where it is made:
+
+- :mod:`ortholand.geometry`: distance, projection, random samples; relative and Riemannian gradients
+  and Hessians; ``sym`` and ``skew``.
+- :mod:`ortholand.fields`: the landing, PLAM and penalty fields.
+- :mod:`ortholand.safe_step`: how far a step may go; rules, also of your own.
+- :mod:`ortholand.retractions`: exponential, polar, Cayley and QR.
+- :mod:`ortholand.landing`: what a landing step is; attractions, also of your own.
+- :mod:`ortholand.optim`: the optimizers.
+- :mod:`ortholand.parameters`: groups, projection and errors of a model's parameters.
+- :mod:`ortholand.sharding`: weights that are spread over ranks, and what their steps cost.
+- :mod:`ortholand.solve`: minimisation of a function, or of a sum of many.
+- :mod:`ortholand.problems`: costs with known optima.
+- :mod:`ortholand.flow`: the landing flow, an ordinary differential equation.
+- :mod:`ortholand.trivializations`: weights as exp(A), for any Euclidean optimizer.
+- :mod:`ortholand.native`: compiled code, or why there is none.
+- :mod:`ortholand.lab`: the paper's experiments, benchmarks and the command line; not imported here.
+"""
 
 from importlib.metadata import PackageNotFoundError, version
 
-from ortholand.fields import FIELDS, landing_field, penalty_field, plam_field
-from ortholand.flow import landing_flow
-from ortholand.geometry import (
-    distance,
-    gram_residual,
-    polar_projection,
-    potential,
-    random_orthogonal,
-    relative_gradient,
-    relative_gradient_times_x,
-    relative_hessian,
-    remove_normal,
-    riemannian_gradient,
-    riemannian_hessian,
-    skew,
-    sym,
-)
+from ortholand.fields import landing_field
+from ortholand.geometry import distance, random_orthogonal
 from ortholand.optim import (
     PLAM,
     LandingAdam,
@@ -29,8 +33,8 @@ from ortholand.optim import (
     explain,
 )
 from ortholand.parameters import orthogonality_error, orthogonalize_, param_groups
-from ortholand.retractions import RETRACTIONS, retract
-from ortholand.safe_step import paper_step_size, safe_step_size
+from ortholand.retractions import retract
+from ortholand.safe_step import safe_step_size
 from ortholand.solve import check_gradient, check_hessian, minimize, minimize_finite_sum
 from ortholand.trivializations import rebase_, trivialize_, untrivialize_
 
@@ -40,9 +44,7 @@ except PackageNotFoundError:  # running from a source tree that was never instal
     __version__ = "0+unknown"
 
 __all__ = [
-    "FIELDS",
     "PLAM",
-    "RETRACTIONS",
     "LandingAdam",
     "LandingSGD",
     "PenaltySGD",
@@ -52,31 +54,16 @@ __all__ = [
     "check_hessian",
     "distance",
     "explain",
-    "gram_residual",
     "landing_field",
-    "landing_flow",
     "minimize",
     "minimize_finite_sum",
     "orthogonality_error",
     "orthogonalize_",
-    "paper_step_size",
     "param_groups",
-    "penalty_field",
-    "plam_field",
-    "polar_projection",
-    "potential",
     "random_orthogonal",
     "rebase_",
-    "relative_gradient",
-    "relative_gradient_times_x",
-    "relative_hessian",
-    "remove_normal",
     "retract",
-    "riemannian_gradient",
-    "riemannian_hessian",
     "safe_step_size",
-    "skew",
-    "sym",
     "trivialize_",
     "untrivialize_",
 ]

@@ -1,12 +1,14 @@
-"""How far a landing step may go without leaving the ball ``||X^H X - I||_F <= eps``.
+"""How far a landing step may go without leaving the ball ``||X^H X - I|| <= eps``.
 
 One step ``X' = X - eta L`` gives exactly ``D' = D - 2 eta lam (D + D^2) + eta^2 L^H L``. Hence,
 for ``0 <= eta <= 1 / (2 lam)`` and ``d <= eps < 1``,
 
-    d' <= d - 2 eta b + eta^2 q,    b = lam d (1 - d),    q >= ||L^H L||_F,
+    d' <= d - 2 eta b + eta^2 q,    b = lam d (1 - d),    q >= ||L^H L||,
 
-and the largest eta for which the right side is at most eps is the safe step. The rules differ in q:
-each bounds the root of ``||L^H L||_F``, called ``bound`` here, so that ``q = bound^2``.
+and the largest eta for which the right side is at most eps is the safe step. It holds in the
+Frobenius norm and in the spectral norm, d, q and eps in the same one; the right side grows with d,
+so that a bound of d will do. The rules differ in the norm and in q: each bounds the root of
+``||L^H L||``, called ``bound`` here, so that ``q = bound^2``.
 (The paper's own rule lacks the condition on eta and breaks its promise: see the errata page.)
 """
 
@@ -30,18 +32,21 @@ def safe_step_size(
     rule: str = "frobenius",
     tangency_error: Tensor | float = 0.0,
 ) -> Tensor:
-    """Largest step, per matrix, that keeps ``||X^H X - I||_F <= eps``.
+    """Largest step, per matrix, that keeps ``||X^H X - I|| <= eps``.
 
     Args:
         field: landing field L ``(..., n, p)``, with or without momentum.
-        distance: ``||X^H X - I||_F`` of each matrix, as :func:`ortholand.distance` gives it. A
-            matrix already further away than eps gets a step that brings it nearer, and a step
+        distance: ``||X^H X - I||`` of each matrix in the norm of the rule, or a bound of it (the
+            Frobenius norm, as :func:`ortholand.geometry.distance` gives it, bounds the spectral).
+            A matrix already further away than eps gets a step that brings it nearer, and a step
             of zero from distance 1 on, where no rule holds.
         lam: the attraction that L was made with.
         eps: radius of the ball, in (0, 1). X stays of full rank in it, so the sign of a
             determinant never changes.
-        rule: ``"frobenius"``, ``q = ||L||_F^2``, which is free; or ``"tight"``,
-            ``q = ||L^H L||_F``, one more product and steps larger by about ``(p / 2)^(1/4)``.
+        rule: ``"frobenius"``, ``q = ||L||_F^2``, which is free; ``"tight"``,
+            ``q = ||L^H L||_F``, one more product and steps larger by about ``(p / 2)^(1/4)``; or
+            ``"spectral"``, in the spectral norm, ``q = ||(L^H L)^2||_F^(1/2)``: one product of
+            p x p matrices more, and steps that do not shrink with p.
         tangency_error: bound of ``||Sym(X^H R)||_F`` for the tangent part R of L, where rounding
             leaves one (see :func:`ortholand.fields.landing_from_gradient`).
 
@@ -54,10 +59,12 @@ def safe_step_size(
     """
     chosen = find_rule(rule)
     check_ball(lam, eps)
-    step = largest_step(chosen.bound(tall(field)), distance, lam, eps, tangency_error)
+    aim = chosen.aim(eps)
+    step = largest_step(chosen.bound(tall(field)), distance, lam, aim, tangency_error)
     return step.to(distance.dtype)
 
 
+MARGIN = 1e-4  # of eps, by which steps end inside a ball whose distances are known by bounds
 EDGE = 16  # units of rounding within which a matrix counts as on the edge of the ball
 
 
@@ -74,22 +81,26 @@ class FieldProducts(Protocol):
 
 
 class SafeStepRule(OfferedInForms):
-    """A rule of the safe step: a bound of ``||L^H L||_F^(1/2)``, in up to three forms.
+    """A rule of the safe step: a bound of ``||L^H L||^(1/2)``, in up to three forms.
 
     Attributes:
         name: what the option ``safe_step`` calls it.
         squared_gram_bound: ``(field) -> bound^2`` from L's Gram matrices, for tall matrices; None:
             they step by :meth:`bound`, each whole in one place.
         compiled: its number in the compiled code; None: there is none.
+        spectral: whether the ball is one in the spectral norm, not in the Frobenius norm.
+        improves: whether its bound is never above ``||L||_F``, which is free and is tried first.
 
     A subclass that redefines anything inherits none of the faster forms.
     """
 
     reference = "bound"
-    forms = ("squared_gram_bound", "compiled")
+    forms = ("squared_gram_bound", "compiled", "improves")
     name: str
     squared_gram_bound: Any = None
     compiled: ClassVar[int | None] = None
+    spectral: ClassVar[bool] = False
+    improves: ClassVar[bool | None] = False
 
     def bound(self, L: Tensor) -> Tensor:
         """The reference: a bound for each matrix L. The root, because q itself overflows."""
@@ -98,6 +109,14 @@ class SafeStepRule(OfferedInForms):
     def __call__(self, L: Tensor) -> Tensor:
         """As :meth:`bound`."""
         return self.bound(L)
+
+    def aim(self, eps: float) -> float:
+        """The distance that a step may lead to.
+
+        A spectral norm is known by bounds only. From the edge itself it could not be seen that
+        rounding has led outside: so a step ends a little inside.
+        """
+        return eps * (1 - MARGIN) if self.spectral else eps
 
 
 class Frobenius(SafeStepRule):
@@ -119,16 +138,67 @@ class Tight(SafeStepRule):
     """``q = ||L^H L||_F``: one more product, and steps larger by about ``(p / 2)^(1/4)``."""
 
     name = "tight"
+    compiled = 2
+    improves = True
 
     def bound(self, L: Tensor) -> Tensor:
         """``||L^H L||_F^(1/2)``, scaled against overflow."""
-        norm = frobenius_norm(L)
-        M = L / per_matrix(norm.clamp(min=torch.finfo(L.dtype).tiny), L)
-        return norm * frobenius_norm(M.mH @ M).sqrt()
+        norm, Q = _unit_square(L)
+        return norm * frobenius_norm(Q).sqrt()
 
     def squared_gram_bound(self, field: FieldProducts) -> Tensor:
         """``||L^H L||_F``."""
         return frobenius_norm(field.square)
+
+
+class Spectral(SafeStepRule):
+    """Ball and step in the spectral norm, ``q = ||(L^H L)^2||_F^(1/2)``.
+
+    By products only: ``||L||_2 <= ||(L^H L)^2||_F^(1/4) <= p^(1/8) ||L||_2``. (A Frobenius norm may
+    be ``p^(1/2)`` times as large, and the step as much shorter.) ``||D||_2 < 1`` means full rank,
+    as ``||D||_F < 1`` does.
+    """
+
+    name = "spectral"
+    compiled = 3
+    spectral = True
+    improves = True
+
+    def bound(self, L: Tensor) -> Tensor:
+        """``||(L^H L)^2||_F^(1/4)``, scaled against overflow."""
+        norm, Q = _unit_square(L)
+        return norm * frobenius_norm(Q @ Q).sqrt().sqrt()
+
+    def squared_gram_bound(self, field: FieldProducts) -> Tensor:
+        """``||(L^H L)^2||_F^(1/2)``."""
+        size, Q = _to_one(field.square)
+        return size * frobenius_norm(Q @ Q).sqrt()
+
+
+def _unit_square(L: Tensor) -> tuple[Tensor, Tensor]:
+    """``||L||_F``, and ``L^H L`` of L divided by it."""
+    norm, M = _to_one(L)
+    return norm, M.mH @ M
+
+
+def _to_one(M: Tensor) -> tuple[Tensor, Tensor]:
+    """``||M||_F``, and M divided by it; zero stays zero."""
+    norm = frobenius_norm(M)
+    return norm, M / per_matrix(norm.clamp(min=torch.finfo(M.dtype).tiny), M)
+
+
+def spectral_distance(D: Tensor, eps: float) -> Tensor:
+    """A bound of ``||D||_2`` for Hermitian D within eps.
+
+    ``(||D^4||_F / ||D^2||_F)^(1/2) <= ||D||_2 <= ||D^4||_F^(1/4)``. Iterates are within eps, so eps
+    itself is a bound of their distance. Only where the lower bound says that a matrix is outside
+    (rounding, or someone has put it there), it is at that distance.
+    """
+    d, D = _to_one(D)
+    square = D @ D
+    second, fourth = frobenius_norm(square), frobenius_norm(square @ square)
+    below = d * (fourth / _divisor(second)).sqrt()
+    return torch.minimum(d, d * fourth.sqrt().sqrt()).clamp(max=eps).maximum(below)
 
 
 class FunctionRule(SafeStepRule):
@@ -143,9 +213,9 @@ class FunctionRule(SafeStepRule):
 
 
 FROBENIUS = Frobenius()
-# By name: a rule, or just a function that bounds ||L^H L||^(1/2) for each matrix L.
+# By name: a rule, or just a function that bounds ||L^H L||_F^(1/2) for each matrix L.
 RULES: dict[str, SafeStepRule | Callable[[Tensor], Tensor]] = {
-    rule.name: rule for rule in (FROBENIUS, Tight())
+    rule.name: rule for rule in (FROBENIUS, Tight(), Spectral())
 }
 
 
@@ -155,11 +225,6 @@ def find_rule(name: str) -> SafeStepRule:
         raise ValueError(f"The safe step rule must be one of {tuple(RULES)}, got {name!r}.")
     rule = RULES[name]
     return rule if isinstance(rule, SafeStepRule) else FunctionRule(name, rule)
-
-
-def field_bound(rule: SafeStepRule | None, L: Tensor) -> Tensor:
-    """The rule's bound of each field; without a rule its norm, to know whether it is finite."""
-    return (FROBENIUS if rule is None else rule).bound(L)
 
 
 def largest_step(

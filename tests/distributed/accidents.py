@@ -7,10 +7,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from training import everything, full, sharded, whole
-from weights import bag, by_view, set_gradients, twins
 
 import ortholand as ol
+from tests.distributed.training import everything, full, sharded, whole
+from tests.distributed.weights import bag, by_view, set_gradients, twins
 
 KINDS = {  # one weight of each way that a step can take
     "tall": (20, 4),

@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from training import CASES, everything, full, new_model, sharded, train, whole
-from weights import bag, by_view, set_gradients
 
 import ortholand as ol
+from tests.distributed.training import CASES, everything, full, new_model, sharded, train, whole
+from tests.distributed.weights import bag, by_view, set_gradients
 
 
 class TwoLayers(nn.Module):

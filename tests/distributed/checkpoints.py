@@ -2,7 +2,8 @@
 
 import torch
 import torch.distributed as dist
-from training import CASES, everything, new_model, sharded, train
+
+from tests.distributed.training import CASES, everything, new_model, sharded, train
 
 
 def save_and_go_on(folder: str, case: str, dtype: torch.dtype, half: int, last: int) -> dict:

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-# What runs on the ranks must be importable there; children of a fork server inherit the path.
-sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if sys.platform == "linux":  # no need to know one's own name on a network

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
-from training import whole
-from weights import set_gradients, twins
+
+from tests.distributed.training import whole
+from tests.distributed.weights import set_gradients, twins
 
 
 class Traffic(TorchDispatchMode):

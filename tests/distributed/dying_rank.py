@@ -2,14 +2,12 @@
 
 import os
 import sys
-from pathlib import Path
 
 EXIT_CODE, STEP = 13, 5
 
 
 def main():
-    sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-    import torchrun_fsdp
+    from examples import torchrun_fsdp
 
     backward = torchrun_fsdp.backward
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from training import everything
-from weights import bag, set_gradients
 
 import ortholand as ol
+from tests.distributed.training import everything
+from tests.distributed.weights import bag, set_gradients
 
 
 def placed(shapes: list[tuple[int, ...]], mesh: Any, placements: list, view: str) -> nn.Module:

@@ -1,7 +1,9 @@
 """Models as users build them: projected late, tensor-parallel, on other meshes."""
 
 import pytest
-from building import (
+
+import ortholand as ol
+from tests.distributed.building import (
     advice_on_fsdp1,
     after_a_forward_pass,
     on_a_part_of_the_ranks,
@@ -9,9 +11,7 @@ from building import (
     state_of_another_mesh,
     tensor_parallel_steps,
 )
-from ranks import assert_same, run
-
-import ortholand as ol
+from tests.distributed.ranks import assert_same, run
 
 
 def test_weights_that_a_forward_pass_left_whole_are_taken_back_first():

@@ -2,15 +2,16 @@
 
 import pytest
 import torch
-from checkpoints import (
+
+from tests.distributed.checkpoints import (
     from_one_process,
     resume,
     save_and_go_on,
     through_a_local_state,
     through_a_whole_state,
 )
-from ranks import assert_same, run
-from training import CASES, TOLERANCE, everything, new_model, train
+from tests.distributed.ranks import assert_same, run
+from tests.distributed.training import CASES, TOLERANCE, everything, new_model, train
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 """What a step communicates, as CommDebugMode counts it, and how many numbers."""
 
 import pytest
-from counting import all_counted
-from ranks import run
 
 import ortholand as ol
 from ortholand.sharding.costs import received_by_columns, received_by_owner
+from tests.distributed.counting import all_counted
+from tests.distributed.ranks import run
 
 SGD, ADAM = ol.LandingSGD, ol.LandingAdam
 ALL_REDUCE, ALL_TO_ALL = "c10d.allreduce_", "c10d.alltoall_base_"

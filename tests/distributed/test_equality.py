@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from ranks import run
-from training import CASES, TOLERANCE, alone, trained
+
+from tests.distributed.ranks import run
+from tests.distributed.training import CASES, TOLERANCE, alone, trained
 
 
 def check(kind, ranks, cases, dtype_name, steps=100):

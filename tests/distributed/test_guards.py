@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from accidents import KINDS, bad_gradients, compared, still_standing
-from ranks import assert_same, run
 
 import ortholand as ol
+from tests.distributed.accidents import KINDS, bad_gradients, compared, still_standing
+from tests.distributed.ranks import assert_same, run
 
 OPTIMIZERS = [
     (ol.LandingSGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.2, "attraction": "after"}),

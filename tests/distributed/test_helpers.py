@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from accidents import helpers
-from ranks import run
+
+from tests.distributed.accidents import helpers
+from tests.distributed.ranks import run
 
 
 def test_helpers_tell_of_sharded_weights_what_they_tell_of_whole_ones():

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from placements import stepped_as_placed
-from ranks import run
 
 import ortholand as ol
+from tests.distributed.placements import stepped_as_placed
+from tests.distributed.ranks import run
 
 MATRICES = [(12, 5), (5, 12), (6, 6), (3, 40), (4, 2, 3)]
 KERNELS = [(5, 3, 3, 3), (4, 6, 2, 3)]

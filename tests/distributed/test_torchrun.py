@@ -6,21 +6,28 @@ from pathlib import Path
 
 import pytest
 import torch
-from dying_rank import EXIT_CODE
-from ranks import assert_same
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from tests.distributed.dying_rank import EXIT_CODE
+from tests.distributed.ranks import assert_same
 
 pytestmark = pytest.mark.slow_distributed
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "torchrun_fsdp.py"
-DYING = Path(__file__).with_name("dying_rank.py")
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ["examples/torchrun_fsdp.py"]
+DYING = ["--module", "tests.distributed.dying_rank"]
 
 
-def torchrun(ranks, script, out, steps):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(ranks), str(script)]
-    command += ["--out", str(out), "--every", "2", "--steps", str(steps)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+def started(command):
+    command = [sys.executable, *command]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=180, check=False, cwd=ROOT
+    )
+
+
+def torchrun(ranks, program, out, steps):
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return started([*command, *program, "--out", str(out), "--every", "2", "--steps", str(steps)])
 
 
 def checkpoint(out, step):
@@ -62,8 +69,6 @@ def test_the_example_goes_on_with_other_numbers_of_ranks(tmp_path):
 
 
 def test_without_torchrun_the_example_says_how_to_start_it():
-    started = subprocess.run(
-        [sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert started.returncode == 2
-    assert "start it with torchrun --nproc-per-node 2" in started.stderr
+    alone = started(EXAMPLE)
+    assert alone.returncode == 2
+    assert "start it with torchrun --nproc-per-node 2" in alone.stderr

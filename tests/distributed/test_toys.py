@@ -1,7 +1,7 @@
 """What the library does not know steps on ranks as in one process, by the route that it offers."""
 
-from ranks import run
-from toys import toys_counted
+from tests.distributed.ranks import run
+from tests.distributed.toys import toys_counted
 
 SHAPES = [(12, 4), (6, 6), (4, 12), (8, 2, 3, 3)]
 

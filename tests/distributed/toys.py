@@ -3,13 +3,13 @@
 from typing import Any
 
 import torch
-from counting import counted
 
 import ortholand as ol
 from ortholand.geometry.matrices import frobenius_norm
 from ortholand.landing import ATTRACTIONS, Attraction, Coefficients, Move, register
 from ortholand.landing.gram import FieldGram, times
 from ortholand.safe_step import RULES, SafeStepRule
+from tests.distributed.counting import counted
 
 
 class Lazy(Attraction):

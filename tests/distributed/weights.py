@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from training import sharded
 
 import ortholand as ol
+from tests.distributed.training import sharded
 
 
 def bag(shapes: list[tuple[int, ...]], dtype: torch.dtype = torch.float64) -> nn.Module:

@@ -1,6 +1,5 @@
 """The example on signals made up here; and on the real recording, if ORTHOLAND_DATA has it."""
 
-import importlib
 import os
 import re
 from pathlib import Path
@@ -10,11 +9,13 @@ import pytest
 import torch
 
 import ortholand as ol
+from ortholand.geometry import riemannian_gradient
 from ortholand.problems import ICA, amari_distance, whiten
+from tests.examples.loading import load_example
 
 pytest.importorskip("matplotlib")
 
-foetal_ecg = importlib.import_module("foetal_ecg")
+foetal_ecg = load_example("foetal_ecg")
 
 
 def heart(rate, *, seconds, sampling_rate, rng):
@@ -125,7 +126,7 @@ def test_every_start_finds_signs_that_suit():
         problem = ICA(Z, separation.signs)
         X = separation.unmixing
         assert ol.distance(X) < 1e-12
-        assert ol.riemannian_gradient(X, problem.grad(X)).norm() < 1e-9
+        assert riemannian_gradient(X, problem.grad(X)).norm() < 1e-9
         assert problem.adapted(X) is problem
 
 
@@ -257,7 +258,7 @@ def test_peers_find_the_same_sources_from_the_same_starts(white, peer):
     theirs = [torch.from_numpy(peer(white, problem.start(k).numpy())) for k in STARTS]
     ours = [foetal_ecg.separate_from(white, k).unmixing for k in STARTS]
     for W in theirs:  # whatever they stop at is stationary for our cost, with signs that suit
-        gradient = ol.riemannian_gradient(W, problem.adapted(W).grad(W))
+        gradient = riemannian_gradient(W, problem.adapted(W).grad(W))
         assert gradient.norm() < 1e-6
     best, their_best = (max(found, key=problem.contrast) for found in (ours, theirs))
     assert torch.equal(best, foetal_ecg.separate(white, starts=len(STARTS)).unmixing)

@@ -1,17 +1,17 @@
 """The language model: causal, orthogonal, and better than guessing after the quick run."""
 
-import importlib
 import io
 
 import pytest
 import torch
 
 import ortholand as ol
+from tests.examples.loading import load_example
 
 pytest.importorskip("matplotlib")
 Console = pytest.importorskip("rich.console").Console
 
-example = importlib.import_module("orthogonal_attention")
+example = load_example("orthogonal_attention", "showing")
 
 SMALL = example.Settings(steps=4, width=16, layers=1, heads=2, context=8, batch=4, evaluations=2)
 

@@ -1,16 +1,17 @@
 """The copying task: what is asked, what the networks are, and that the quick run learns it."""
 
-import importlib
 import io
 
 import pytest
 import torch
 from torch.nn.functional import one_hot
 
+from tests.examples.loading import load_example
+
 pytest.importorskip("matplotlib")
 Console = pytest.importorskip("rich.console").Console
 
-example = importlib.import_module("orthogonal_rnn")
+example = load_example("orthogonal_rnn", "showing")
 
 
 @pytest.fixture(scope="module")

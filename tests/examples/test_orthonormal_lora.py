@@ -1,6 +1,5 @@
 """Adapters with orthonormal factors: what they are, and that the quick run learns with them."""
 
-import importlib
 import io
 
 import pytest
@@ -8,12 +7,13 @@ import torch
 from torch import nn
 
 import ortholand as ol
+from tests.examples.loading import load_example
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
 Console = pytest.importorskip("rich.console").Console
 
-example = importlib.import_module("orthonormal_lora")
+example = load_example("orthonormal_lora", "showing")
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def test_adapters_change_nothing_before_they_learn(name, digits):
     network = example.make_network(64, 16).requires_grad_(False)
     images = digits.turned[0]
     before = network(images)
-    example.CONTESTANTS[name].prepare(network, 4)
+    example.CONTESTANTS[name](network, 4)
     assert torch.equal(network(images), before)
 
 
@@ -67,7 +67,7 @@ def test_the_network_stays_frozen(name, digits):
     torch.manual_seed(0)
     network = example.make_network(64, 16).requires_grad_(False)
     before = [p.clone() for p in network.parameters()]
-    optimizer = example.CONTESTANTS[name].prepare(network, 4)
+    optimizer = example.CONTESTANTS[name](network, 4)
     for _ in range(2):
         example.train_epoch(network, optimizer, digits.turned, batch=100)
     frozen = [p for p in network.parameters() if not p.requires_grad]

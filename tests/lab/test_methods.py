@@ -190,7 +190,30 @@ def test_gradients_do_not_add_up():
 
 def test_an_unknown_method_is_refused():
     with pytest.raises(ValueError, match="method must be one of"):
-        prepared("matrix", "qr")
+        prepared("matrix", "straight on")
+
+
+@pytest.mark.parametrize("method", ["polar", "qr"])
+def test_every_retraction_of_the_library_is_a_method(method):
+    trainee = prepared("kernel", method)
+    (X,) = (weight.detach().clone() for weight in trainee.weights())
+    trainee.step(cost(trainee))
+    (reached,) = (weight.detach() for weight in trainee.weights())
+    step = X - LR * skew(slopes(X) @ X.mT) @ X  # to which a retraction is equal to first order
+    torch.testing.assert_close(reached, step, rtol=0, atol=100 * LR**2)
+    assert not torch.allclose(reached, X, rtol=0, atol=1e-4)
+    assert trainee.orthogonality_error() < 1e-12
+
+
+def test_the_largest_error_is_that_of_one_matrix():
+    trainee = prepared("kernel", "landing")
+    with torch.no_grad():
+        trainee.model.weight[2, 1] *= 1.5
+    # 1.25 times the identity of 5 x 5, as above; all others are orthogonal.
+    assert trainee.largest_error() == pytest.approx(1.25 * 5**0.5)
+    with torch.no_grad():
+        trainee.model.weight[0, 0] = torch.nan
+    assert trainee.largest_error() != trainee.largest_error()
 
 
 def test_every_method_has_a_style():

@@ -1,8 +1,5 @@
 """Attractions and rules from outside step on every engine; subclasses are never bypassed."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -10,9 +7,7 @@ from torch import nn
 import ortholand as ol
 from ortholand.landing import ATTRACTIONS, After, Attraction, Coupled, Decoupled, register
 from ortholand.safe_step import RULES, Frobenius, SafeStepRule, Tight
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
-from toys import register_toys
+from tests.distributed.toys import register_toys
 
 WEIGHTS = {
     "small square": ((3, 3), torch.float32),

@@ -130,9 +130,9 @@ class TestWrongAccessesAreFound:
 
     def test_a_parameter_that_is_too_short(self, tmp_path):
         X, G = torch.eye(20), torch.zeros(19, 20)
-        row = [X.data_ptr(), G.data_ptr(), 0, 0, 0, 1, 0]
+        row = [X.data_ptr(), G.data_ptr(), 0, 0, 0, 1, 0, 0]
         packed = array("q", row)
-        options = native.Options(*[0.1] * 10, *[0] * 6).pack()
+        options = native.Options(*[0.1] * 11, *[0] * 6).pack()
         step = native.kernel(torch.float32, 20)
         start = packed.buffer_info()[0]
         report = report_of(lambda: step(options, start, 1, 20), tmp_path / "report")
@@ -182,7 +182,7 @@ LANDING = {
     "lr": st.sampled_from([0.0, 1e-3, 0.1, 10.0]),
     "lam": st.sampled_from([0.0, 1.0]),
     "attraction": st.sampled_from(["coupled", "decoupled", "after"]),
-    "safe_step": st.sampled_from(["frobenius", "frobenius", None]),
+    "safe_step": st.sampled_from(["frobenius", "tight", "spectral", None]),
     "maximize": st.booleans(),
 }
 DIRECTIONS = [
@@ -296,7 +296,7 @@ def test_adam(run, options):
 
 @pytest.mark.parametrize("dtype", LANES, ids=str)
 @pytest.mark.parametrize("attraction", ["coupled", "decoupled", "after"])
-@pytest.mark.parametrize("safe_step", ["frobenius", None])
+@pytest.mark.parametrize("safe_step", ["frobenius", "tight", "spectral", None])
 def test_every_kind_of_step(dtype, attraction, safe_step):
     makers = [partial(ol.LandingSGD, **options) for options in DIRECTIONS]
     for make, size in itertools.product([*makers, ol.LandingAdam], (*LANES[dtype], 20)):

@@ -7,10 +7,10 @@ import pickle
 
 import pytest
 import torch
-from cases import CASES, Case, each_case
 from torch import nn
 
 import ortholand as ol
+from tests.optim.cases import CASES, Case, each_case
 
 SHAPES = {
     "square": (4, 4),

@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 import ortholand as ol
+from ortholand.fields import FIELDS
+from ortholand.geometry import potential
 
 
 def gaussian(*shape, seed):
@@ -19,7 +21,7 @@ def test_a_step_follows_the_field(make, field, shape):
     optimizer = make([X], lr=0.1, lam=0.7)
     X.grad = G.clone()
     optimizer.step()
-    torch.testing.assert_close(X.detach(), start - 0.1 * ol.FIELDS[field](start, G, 0.7))
+    torch.testing.assert_close(X.detach(), start - 0.1 * FIELDS[field](start, G, 0.7))
 
 
 @pytest.mark.parametrize("make", [ol.PLAM, ol.PenaltySGD])
@@ -43,7 +45,7 @@ def test_penalty_is_plain_sgd_on_the_penalised_cost():
     for _ in range(20):
         X.grad = C.clone()
         Y.grad = None
-        ((C * Y).sum() + 2.0 * ol.potential(Y)).backward()
+        ((C * Y).sum() + 2.0 * potential(Y)).backward()
         penalty.step()
         sgd.step()
     torch.testing.assert_close(X.detach(), Y.detach())

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import ortholand as ol
+from ortholand.geometry import skew, sym
 
 
 def gaussian(*shape, seed, dtype=torch.float64):
@@ -23,7 +24,7 @@ def test_steps_equal_adam_written_out(shape, dtype):
         G = gaussian(*shape, seed=t, dtype=dtype)
         S = X.mH @ X
         square = shape[0] == shape[1]
-        B = ol.skew(G @ X.mH) if square else G - X @ ol.sym(X.mH @ G)
+        B = skew(G @ X.mH) if square else G - X @ sym(X.mH @ G)
         m = 0.8 * m + 0.2 * B
         v = 0.95 * v + 0.05 * torch.linalg.matrix_norm(B).item() ** 2 / shape[1]
         A = m / (1 - 0.8**t) / (math.sqrt(v / (1 - 0.95**t)) + 1e-8)
@@ -78,7 +79,7 @@ def test_it_solves_procrustes_and_lands(attraction):
     from ortholand.problems import Procrustes
 
     problem = Procrustes.planted(8, seed=0)
-    start = problem.solution() @ torch.linalg.matrix_exp(0.5 * ol.skew(gaussian(8, 8, seed=3)))
+    start = problem.solution() @ torch.linalg.matrix_exp(0.5 * skew(gaussian(8, 8, seed=3)))
     X = nn.Parameter(start)
     optimizer = ol.LandingAdam([X], lr=0.05, attraction=attraction)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.998)

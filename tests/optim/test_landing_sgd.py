@@ -2,11 +2,12 @@ import math
 
 import pytest
 import torch
-from recorder import Recorder
-from reference import reference_steps
 from torch import nn
 
 import ortholand as ol
+from ortholand.geometry import relative_gradient, sym
+from tests.optim.recorder import Recorder
+from tests.optim.reference import reference_steps
 
 
 def gaussian(*shape, seed, dtype=torch.float64):
@@ -169,7 +170,7 @@ def test_square_momentum_is_skew_and_the_papers():
     A = None
     for k in range(10):
         X.grad = gaussian(5, 5, seed=k)
-        psi = ol.relative_gradient(X.detach(), X.grad)
+        psi = relative_gradient(X.detach(), X.grad)
         A = psi if A is None else 0.8 * A + 0.2 * psi
         optimizer.step()
         buffer = optimizer.state[X]["momentum_buffer"]
@@ -182,12 +183,12 @@ def test_tall_momentum_has_the_weights_shape_and_no_normal_part():
     optimizer = ol.LandingSGD([X], lr=0.01, momentum=0.9)
     for k in range(10):
         before = X.detach().clone()
-        X.grad = 100 * before @ ol.sym(gaussian(3, 3, seed=k)) + gaussian(9, 3, seed=k)
+        X.grad = 100 * before @ sym(gaussian(3, 3, seed=k)) + gaussian(9, 3, seed=k)
         optimizer.step()
     buffer = optimizer.state[X]["momentum_buffer"]
     assert buffer.shape == X.shape
-    normal = torch.linalg.matrix_norm(ol.sym(before.mT @ buffer))
-    assert normal < 0.02 * torch.linalg.matrix_norm(ol.sym(before.mT @ X.grad))
+    normal = torch.linalg.matrix_norm(sym(before.mT @ buffer))
+    assert normal < 0.02 * torch.linalg.matrix_norm(sym(before.mT @ X.grad))
 
 
 @pytest.mark.parametrize("nesterov", [False, True])

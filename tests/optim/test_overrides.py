@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import ortholand as ol
+from ortholand.geometry import polar_projection
 
 SHAPES = {
     "stack": ((5, 3, 3), "kernel"),
@@ -144,7 +145,7 @@ def test_a_matrix_step_may_change_the_result(make, shape, fused):
             assert_tall(X, shape)
             self.seen += 1
             result = super().matrix_step(X, G, state, group)
-            landed = ol.polar_projection(result.moved)
+            landed = polar_projection(result.moved)
             return result._replace(moved=landed)
 
     optimizer = build(Watched, shape, fused=fused)

@@ -4,13 +4,14 @@ import math
 import pymanopt.manifolds
 import pytest
 import torch
-from peers import METHODS, each_method, gaussian, geoopt
-from recorder import Recorder
 from torch import nn
 
 import ortholand as ol
+from ortholand.geometry import relative_gradient, sym
 from ortholand.problems import Procrustes
 from ortholand.retractions import RETRACTIONS
+from tests.optim.peers import METHODS, each_method, gaussian, geoopt
+from tests.optim.recorder import Recorder
 
 
 def parameter(*shape, seed=0, dtype=torch.float64):
@@ -36,7 +37,7 @@ def test_a_step_retracts_minus_lr_times_the_relative_gradient(method, shape, dty
     X = parameter(*shape, dtype=dtype)
     Y, G = X.detach().clone(), gaussian(*shape, seed=1, dtype=dtype)
     wide = shape[0] < shape[1]
-    psi = ol.relative_gradient(Y.mT if wide else Y, G.mT if wide else G)
+    psi = relative_gradient(Y.mT if wide else Y, G.mT if wide else G)
     X.grad = G.clone()
     ol.RiemannianSGD([X], lr=0.3, retraction=method).step()
     torch.testing.assert_close(X.detach(), ol.retract(Y, -0.3 * psi, method))
@@ -49,7 +50,7 @@ def test_square_momentum_keeps_the_skew_matrices_as_they_are(nesterov):
     Y, buffer = X.detach().clone(), torch.zeros(5, 5, dtype=torch.float64)
     for k in range(5):
         X.grad = gaussian(5, 5, seed=k)
-        psi = ol.relative_gradient(Y, X.grad)
+        psi = relative_gradient(Y, X.grad)
         buffer = 0.8 * buffer + psi
         Y = ol.retract(Y, -0.1 * (psi + 0.8 * buffer if nesterov else buffer))
         optimizer.step()
@@ -291,7 +292,7 @@ def any_gradient(X, k):
 
 def symmetric_gradient(X, k):
     """Of the Rayleigh quotient, with another matrix each time: X^T G is symmetric."""
-    M = ol.sym(gaussian(X.shape[0], X.shape[0], seed=k))
+    M = sym(gaussian(X.shape[0], X.shape[0], seed=k))
     return M @ X
 
 

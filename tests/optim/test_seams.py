@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import Case, each_case
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim.adam import adam
 
 import ortholand as ol
+from ortholand.geometry import potential
+from tests.optim.cases import Case, each_case
 
 SHAPES = {
     "small": ((4, 4), "matrix"),
@@ -964,7 +965,7 @@ def fake_tensors():
             X, G = torch.empty(shape), torch.empty(shape)
             assert isinstance(ol.distance(X), FakeTensor)
             assert isinstance(ol.landing_field(X, G), FakeTensor)
-            ol.potential(X)
+            potential(X)
             ol.safe_step_size(ol.landing_field(X, G), ol.distance(X))
             for method in METHODS:
                 try:
@@ -976,7 +977,7 @@ def fake_tensors():
                     continue
     for shape in shapes:
         X, G = ol.random_orthogonal(*shape, seed=0), torch.ones(shape)
-        for result in (ol.distance(X), ol.landing_field(X, G), ol.potential(X)):
+        for result in (ol.distance(X), ol.landing_field(X, G), potential(X)):
             assert type(result) is torch.Tensor
             assert torch.isfinite(result).all()
         assert ol.distance(X).max() < 1e-4
@@ -1125,11 +1126,12 @@ SCENARIOS = {
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 def test_nothing_ends_a_process_and_all_is_right_in_one_of_its_own():
     finished = subprocess.run(
-        [sys.executable, str(Path(__file__))],
+        [sys.executable, "-m", "tests.optim.test_seams"],
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
+        cwd=Path(__file__).parents[2],
     )
     assert finished.returncode == 0, finished.stderr
     outcomes = json.loads(finished.stdout)
@@ -1157,16 +1159,6 @@ def outcome_in_a_process_of_its_own(scenario) -> str:
     return answer or f"the process died: {os.waitstatus_to_exitcode(status)}"
 
 
-if __name__ == "__main__":
-    import torch._dynamo  # once, not in each of the processes
-
-    torch.set_num_threads(1)
-    found = {
-        name: outcome_in_a_process_of_its_own(scenario) for name, scenario in SCENARIOS.items()
-    }
-    json.dump(found, sys.stdout)
-
-
 def test_rates_may_be_numbers_of_numpy():
     np = pytest.importorskip("numpy")
     X, Y = (nn.Parameter(ol.random_orthogonal(4, 4, seed=0)) for _ in range(2))
@@ -1177,3 +1169,13 @@ def test_rates_may_be_numbers_of_numpy():
         optimizer.param_groups[0]["lr"] = np.float64(0.25)
         optimizer.step()
     assert torch.equal(X, Y)
+
+
+if __name__ == "__main__":
+    import torch._dynamo  # once, not in each of the processes
+
+    torch.set_num_threads(1)
+    found = {
+        name: outcome_in_a_process_of_its_own(scenario) for name, scenario in SCENARIOS.items()
+    }
+    json.dump(found, sys.stdout)

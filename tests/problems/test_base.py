@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import ortholand as ol
+from ortholand.geometry import remove_normal, riemannian_gradient, riemannian_hessian, skew
 from ortholand.problems import (
     ICA,
     PCA,
@@ -57,7 +58,7 @@ def inner(U, V):
 def nearby(X, count, size, seed):
     """Points of the manifold at an angle of about ``size``."""
     n = X.shape[-2]
-    A = ol.skew(randn(count, n, n, dtype=X.dtype, seed=seed))
+    A = skew(randn(count, n, n, dtype=X.dtype, seed=seed))
     return torch.linalg.matrix_exp(size * A / n**0.5) @ X
 
 
@@ -109,7 +110,7 @@ def test_the_solution_is_a_stationary_minimum(make, dtype):
     assert X.dtype == dtype
     assert ol.distance(X) < 1e-13
     G = problem.grad(problem.start(0))
-    assert ol.riemannian_gradient(X, problem.grad(X)).norm() < 1e-12 * G.norm()
+    assert riemannian_gradient(X, problem.grad(X)).norm() < 1e-12 * G.norm()
     slack = 1e-14 * problem.fun(problem.start(0)).abs()
     assert problem.optimum() == problem.fun(X)
     for size in (1e-3, 1e-1, 1.0):
@@ -129,8 +130,8 @@ def test_the_riemannian_hessian_is_positive_at_the_solution(make, dtype):
     X = problem.solution()
     G = problem.grad(X)
     for seed in range(20):
-        xi = ol.remove_normal(X, randn(*problem.shape, dtype=dtype, seed=seed))
-        H = ol.riemannian_hessian(X, xi, gradient=G, hessian_product=problem.hessp(X, xi))
+        xi = remove_normal(X, randn(*problem.shape, dtype=dtype, seed=seed))
+        H = riemannian_hessian(X, xi, gradient=G, hessian_product=problem.hessp(X, xi))
         assert inner(xi, H) > 0
 
 
@@ -145,7 +146,7 @@ def test_rotations_of_balanced_sources_do_not_see_each_other(name):
     for tangent, (i, j) in zip(tangents, pairs, strict=True):
         tangent[i], tangent[j] = X[j], -X[i]
     products = problem.hessp(X.expand(len(pairs), n, n), tangents)
-    H = ol.riemannian_hessian(X, tangents, gradient=G, hessian_product=products)
+    H = riemannian_hessian(X, tangents, gradient=G, hessian_product=products)
     gram = torch.einsum("aij,bij->ab", tangents, H)
     off = gram - torch.diag(gram.diagonal())
     assert off.abs().max() < 1e-12 * gram.diagonal().min()
@@ -186,7 +187,7 @@ def test_the_seed_that_made_a_problem_does_not_draw_its_solution_as_a_start():
         Brockett.linear(4, 4, seed=0),
         Procrustes.planted(4, seed=0),
     ):
-        gradient = ol.riemannian_gradient(X := problem.start(0), problem.grad(X))
+        gradient = riemannian_gradient(X := problem.start(0), problem.grad(X))
         assert gradient.norm() > 1e-2 * problem.grad(X).norm()
 
 

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 import ortholand as ol
+from ortholand.geometry import skew
 from ortholand.problems import Procrustes
 
 
@@ -22,7 +23,7 @@ def test_no_random_rotation_is_better_than_the_solution():
         assert ol.distance(best) < 1e-13
         others = ol.random_orthogonal(2000, 4, 4, seed=0, dtype=torch.float64)
         others = others[torch.linalg.det(others).sign() == sign]
-        near = best @ torch.linalg.matrix_exp(0.01 * ol.skew(others))
+        near = best @ torch.linalg.matrix_exp(0.01 * skew(others))
         assert (problem.fun(others) > problem.fun(best)).all()
         assert (problem.fun(near) >= problem.fun(best)).all()
     assert problem.fun(problem.solution()) <= problem.fun(problem.solution(determinant=1))
@@ -32,6 +33,15 @@ def test_no_random_rotation_is_better_than_the_solution():
 def test_planted_solution_is_found():
     problem = Procrustes.planted(6, seed=0)
     assert problem.fun(problem.solution()) < 1e-24
+
+
+def test_planted_data_may_have_more_columns():
+    problem = Procrustes.planted(4, columns=40, seed=0)
+    assert problem.A.shape == (4, 40)
+    assert problem.shape == (4, 4)
+    assert problem.optimum() < 1e-24
+    square = Procrustes.planted(4, columns=4, seed=0)
+    assert torch.equal(square.A, Procrustes.planted(4, seed=0).A)
 
 
 def test_the_unitary_solution_is_the_best_and_has_no_determinant_to_choose():

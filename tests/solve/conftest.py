@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ortholand import random_orthogonal, riemannian_gradient
+from ortholand import random_orthogonal
+from ortholand.geometry import riemannian_gradient
 
 
 @dataclass

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from ortholand import minimize, polar_projection
+from ortholand import minimize
+from ortholand.geometry import polar_projection
 from ortholand.solve import METHODS
 
 METHOD_NAMES = tuple(METHODS)
@@ -73,7 +74,7 @@ class TestStart:
         both, x = cost.both, x0
         if kind == "numpy":
             both, x = numpy_version(cost.both), x0.numpy()
-        projection = "svd" if kind == "numpy" else "ortholand.polar_projection(x0)"
+        projection = "svd" if kind == "numpy" else "ortholand.geometry.polar_projection(x0)"
         with fails(ValueError, "x0", "columns", "1.8 away", "0.5", projection):
             minimize(both, x, jac=True, method=method)
         assert minimize(cost.fun, polar_projection(x0), method=method, maxiter=1).nit == 1

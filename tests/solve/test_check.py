@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import ortholand as ol
+from ortholand.geometry import riemannian_gradient, riemannian_hessian, skew
 from ortholand.problems import PCA
 from ortholand.solve.check import check_gradient, check_hessian
 
@@ -141,7 +142,7 @@ def test_small_errors_of_the_gradient_show_in_small_steps(error):
 
 def test_a_riemannian_gradient_is_right_along_the_manifold_only():
     problem, x0 = Quartic(6, 3), start(6, 3)
-    result = check_gradient(problem.fun, lambda X: ol.riemannian_gradient(X, problem.jac(X)), x0)
+    result = check_gradient(problem.fun, lambda X: riemannian_gradient(X, problem.jac(X)), x0)
     assert not result.ok
     assert result.slope == pytest.approx(2, abs=0.1)
     assert result.normal_slope == pytest.approx(1, abs=0.1)
@@ -152,7 +153,7 @@ def test_a_riemannian_hessian_is_not_what_is_asked_for():
     problem, x0 = Quartic(6, 3), start(6, 3)
 
     def hessp(X, V):
-        return ol.riemannian_hessian(
+        return riemannian_hessian(
             X, V, gradient=problem.jac(X), hessian_product=problem.hessp(X, V)
         )
 
@@ -163,7 +164,7 @@ def test_a_riemannian_hessian_is_not_what_is_asked_for():
 
 def test_symmetry_and_linearity():
     problem, x0 = Quartic(6, 3), start(6, 3)
-    M = ol.skew(torch.randn(6, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64))
+    M = skew(torch.randn(6, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64))
     result = check_hessian(problem.fun, x0, hessp=lambda X, V: problem.hessp(X, V) + M @ V)
     assert not result.ok  # though <xi, M xi> = 0: the slope cannot see it
     assert result.slope == pytest.approx(3, abs=0.1)

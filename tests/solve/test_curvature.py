@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from ortholand import minimize, random_orthogonal, riemannian_hessian
+from ortholand import minimize, random_orthogonal
+from ortholand.geometry import riemannian_hessian
 from ortholand.problems import PCA, Brockett
 from ortholand.solve.curvature import ColumnRotations, Curvatures, Rotations
 from ortholand.solve.newton import Model

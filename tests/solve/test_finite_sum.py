@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
 import ortholand as ol
+from ortholand.geometry import polar_projection, riemannian_gradient
 from ortholand.solve.finite_sum import FiniteSum, GradientTable, minimize_finite_sum
 from ortholand.solve.loop import Status
 from ortholand.solve.objective import Door
@@ -71,7 +72,7 @@ def relative(result):
 def riemannian_norm(fun, X, n_terms):
     Y = X.clone().requires_grad_()
     (G,) = torch.autograd.grad(fun(Y, torch.arange(n_terms)), Y)
-    return float(torch.linalg.vector_norm(ol.riemannian_gradient(X, G)))
+    return float(torch.linalg.vector_norm(riemannian_gradient(X, G)))
 
 
 def problems():
@@ -269,7 +270,7 @@ def test_types_and_shapes(p, dtype):
     def fun(X, indices):
         return (Z[indices] @ X - Y[indices]).abs().square().sum(1).mean()
 
-    x0 = ol.polar_projection(Q + 0.5 * ol.random_orthogonal(10, p, seed=6, dtype=dtype))
+    x0 = polar_projection(Q + 0.5 * ol.random_orthogonal(10, p, seed=6, dtype=dtype))
     result = minimize_finite_sum(fun, x0, n_terms=N, batch_size=20, gtol=1e-3)
     assert result.success, result.message
     assert result.x.dtype == dtype
@@ -334,7 +335,7 @@ def test_a_step_size_of_the_users_is_left_alone():
 
 def test_a_step_size_of_ours_is_halved_when_an_epoch_raises_f():
     """A start where f is almost flat: the curvature there says little about the minimum's."""
-    x0 = ol.polar_projection(torch.eye(6, dtype=torch.float64)[:, -1:] + 0.02)
+    x0 = polar_projection(torch.eye(6, dtype=torch.float64)[:, -1:] + 0.02)
 
     def fun(X, indices):
         return -torch.exp(6 * (X[0, 0] - 1)) * (1 + indices.double()).mean() / 2.5

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from ortholand import RETRACTIONS, LandingSGD, minimize, random_orthogonal, retract
+from ortholand import (
+    LandingSGD,
+    minimize,
+    random_orthogonal,
+    retract,
+)
+from ortholand.retractions import RETRACTIONS
 from ortholand.solve import METHODS
 
 METHOD_NAMES = tuple(METHODS)

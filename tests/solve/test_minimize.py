@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from ortholand import minimize, riemannian_gradient
+from ortholand import minimize
+from ortholand.geometry import riemannian_gradient
 from ortholand.solve import METHODS
 
 METHOD_NAMES = tuple(METHODS)

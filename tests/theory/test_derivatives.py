@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ortholand import (
+from ortholand import random_orthogonal
+from ortholand.geometry import (
     polar_projection,
-    random_orthogonal,
     relative_gradient,
     relative_gradient_times_x,
     relative_hessian,

@@ -3,15 +3,8 @@
 import pytest
 import torch
 
-from ortholand import (
-    distance,
-    landing_field,
-    potential,
-    random_orthogonal,
-    relative_gradient,
-    riemannian_gradient,
-    sym,
-)
+from ortholand import distance, landing_field, random_orthogonal
+from ortholand.geometry import potential, relative_gradient, riemannian_gradient, sym
 from ortholand.problems import Procrustes
 
 DTYPES = [torch.float64, torch.complex128]

@@ -3,16 +3,9 @@
 import pytest
 import torch
 
-from ortholand import (
-    distance,
-    polar_projection,
-    random_orthogonal,
-    relative_gradient,
-    riemannian_gradient,
-    skew,
-    sym,
-)
+from ortholand import distance, random_orthogonal
 from ortholand.flow import landing_flow
+from ortholand.geometry import polar_projection, relative_gradient, riemannian_gradient, skew, sym
 from ortholand.problems import Procrustes
 
 TIGHT = dict(rtol=1e-11, atol=1e-13)

@@ -10,10 +10,9 @@ from ortholand import (
     PowerLawLR,
     distance,
     landing_field,
-    potential,
     random_orthogonal,
-    relative_gradient,
 )
+from ortholand.geometry import potential, relative_gradient
 from ortholand.problems import Procrustes
 
 

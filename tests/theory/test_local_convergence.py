@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from ortholand import landing_field, random_orthogonal, relative_hessian
+from ortholand import landing_field, random_orthogonal
 from ortholand.flow import landing_flow
+from ortholand.geometry import relative_hessian
 from ortholand.problems import Procrustes
 
 

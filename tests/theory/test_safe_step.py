@@ -8,13 +8,12 @@ import torch
 from ortholand import (
     LandingSGD,
     distance,
-    gram_residual,
     landing_field,
     random_orthogonal,
     safe_step_size,
-    skew,
 )
 from ortholand.fields import Landing, landing_from_gradient, landing_from_relative
+from ortholand.geometry import gram_residual, skew
 from ortholand.geometry.matrices import tall
 from ortholand.safe_step import RULES
 

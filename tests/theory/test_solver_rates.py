@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from ortholand import landing_field, minimize, random_orthogonal, relative_hessian, skew
+from ortholand import landing_field, minimize, random_orthogonal
+from ortholand.geometry import relative_hessian, skew
 from ortholand.problems import Procrustes
 
 

@@ -22,8 +22,12 @@ def gram_residual(X: Tensor) -> Tensor:
     return gram_minus_identity(tall(to_working_dtype(X)))
 
 
-def distance(X: Tensor) -> Tensor:
+def distance(X: Tensor, *, spectral: bool = False) -> Tensor:
     """``d = ||X^H X - I||_F`` of each matrix: the paper's distance to the manifold.
+
+    Args:
+        X: matrices ``(..., n, p)``.
+        spectral: in the spectral norm instead, by eigenvalues.
 
     Below 1, X has full rank. An iteration that keeps ``d <= eps < 1``, as every safe step here
     does, never crosses a singular matrix, so the sign of a square X's determinant never changes:
@@ -33,7 +37,16 @@ def distance(X: Tensor) -> Tensor:
     >>> distance(torch.diag(torch.tensor([1.0, 2.0]))).item()
     3.0
     """
-    return torch.linalg.vector_norm(gram_residual(X), dim=(-2, -1))
+    return residual_norm(gram_residual(X), spectral=spectral)
+
+
+def residual_norm(D: Tensor, *, spectral: bool = False) -> Tensor:
+    """The norm of Hermitian matrices; infinite for a spectral norm of what is not finite."""
+    if not spectral:
+        return torch.linalg.vector_norm(D, dim=(-2, -1))
+    finite = torch.isfinite(D).all(-1).all(-1)
+    D = torch.where(finite[..., None, None], D, torch.zeros_like(D))  # LAPACK may not return
+    return torch.linalg.eigvalsh(D).abs().amax(-1).masked_fill(~finite, torch.inf)
 
 
 def potential(X: Tensor) -> Tensor:

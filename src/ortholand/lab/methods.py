@@ -13,6 +13,7 @@ from ortholand.geometry.manifold import distance
 from ortholand.geometry.views import View, as_matrices, is_fixed
 from ortholand.optim import LandingSGD, RiemannianSGD
 from ortholand.parameters import Predicate, orthogonalize_, param_groups
+from ortholand.retractions import RETRACTIONS
 from ortholand.trivializations import trivialize_
 
 TRAINING_METHODS = (
@@ -32,8 +33,7 @@ ADAPTIVE_METHODS = ("trivialization-adam", "trivialization-rmsprop")
 _OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "landing": LandingSGD,
     "landing-momentum": LandingSGD,
-    "exponential": partial(RiemannianSGD, retraction="exponential"),
-    "cayley": partial(RiemannianSGD, retraction="cayley"),
+    **{name: partial(RiemannianSGD, retraction=name) for name in RETRACTIONS},
     "trivialization-sgd": torch.optim.SGD,
     "trivialization-momentum": torch.optim.SGD,
     "trivialization-adam": torch.optim.Adam,
@@ -70,8 +70,16 @@ class Trainee:
     @torch.no_grad()
     def orthogonality_error(self) -> float:
         """``||X^T X - I||_F`` of all orthogonal matrices together, in float64."""
-        errors = [distance(as_matrices(X.double(), self.view)).flatten() for X in self.weights()]
-        return float(torch.linalg.vector_norm(torch.cat(errors)))
+        return float(torch.linalg.vector_norm(self._errors()))
+
+    @torch.no_grad()
+    def largest_error(self) -> float:
+        """The same of the matrix that is furthest from the manifold; NaN if one has a NaN."""
+        return float(self._errors().max())
+
+    def _errors(self) -> Tensor:
+        matrices = [as_matrices(X.double(), self.view) for X in self.weights()]
+        return torch.cat([distance(X).flatten() for X in matrices])
 
 
 def prepare(
@@ -94,19 +102,19 @@ def prepare(
 
     Args:
         model: the model, changed in place.
-        method: one of ``TRAINING_METHODS``.
+        method: one of ``TRAINING_METHODS``, or any other retraction.
         orthogonal: which parameters are orthogonal.
         view: how these are seen as matrices.
         lr: of the orthogonal weights.
         momentum: theirs, for the methods with momentum in their names.
-        retraction_momentum: theirs, for the exponential and Cayley retractions.
+        retraction_momentum: theirs, for the retractions.
         plain_lr: of the other parameters; as for the orthogonal ones if not given.
         plain_momentum: theirs, where the optimizer is a kind of SGD; Adam and RMSprop keep to
             torch's defaults.
         plain_weight_decay: theirs.
     """
     if method not in _OPTIMIZERS:
-        raise ValueError(f"The method must be one of {TRAINING_METHODS}, got {method!r}.")
+        raise ValueError(f"The method must be one of {tuple(_OPTIMIZERS)}, got {method!r}.")
     orthogonalize_(model, orthogonal=orthogonal, view=view)
     options: dict[str, Any] = {"lr": lr}
     others: dict[str, Any] = {
@@ -130,7 +138,7 @@ def prepare(
 
 
 def _momentum(method: str, momentum: float, retraction_momentum: float) -> float:
-    if method in RETRACTION_METHODS:
+    if method in RETRACTIONS:
         return retraction_momentum
     return momentum if method.endswith("-momentum") else 0.0
 

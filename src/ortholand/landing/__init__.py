@@ -30,8 +30,8 @@ from ortholand.landing.gram import Coefficients, Gram
 from ortholand.landing.moments import AdamMoments, Momentum
 from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows
 
-for attraction in (Coupled(), Decoupled(), After()):
-    register(attraction)
+for _known in (Coupled(), Decoupled(), After()):
+    register(_known)
 
 __all__ = [
     "ATTRACTIONS",

@@ -1,13 +1,29 @@
 """Move, then land: a Newton-Schulz step that sees where the tangent move has led."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from ortholand.fields import tangent
-from ortholand.geometry.matrices import add_product, is_finite, newton_schulz, per_matrix
-from ortholand.landing.attraction import Attraction, LandingOptions, Move, step_size, unless_zero
+from ortholand.geometry.matrices import (
+    add_product,
+    frobenius_norm,
+    is_finite,
+    newton_schulz,
+    per_matrix,
+)
+from ortholand.landing.attraction import (
+    Attraction,
+    LandingOptions,
+    LimitedMove,
+    Move,
+    better_bounds,
+    step_length,
+    unless_zero,
+)
 from ortholand.landing.gram import Coefficients, FieldGram, Gram, times
-from ortholand.safe_step import field_bound, largest_step_before_landing
+from ortholand.safe_step import largest_step_before_landing
 
 
 class After(Attraction):
@@ -17,7 +33,8 @@ class After(Attraction):
     ``E = (X - eta R)^H (X - eta R) - I`` is ``D + eta^2 R^H R``. With ``c = (1 + m)^(-1/2)``, m the
     mean eigenvalue of the second term, the step leaves ``3/4 (e - m)^2`` of an eigenvalue e of E in
     place of ``3/4 e^2``, for nothing, and the safe step still holds: taking its mean from a matrix
-    makes its norm smaller.
+    makes its Frobenius norm smaller, and leaves the eigenvalues between ``-(delta + m)`` and
+    ``delta + eta^2 ||R||_2^2``, where m is no more than the latter adds.
     """
 
     name = "after"
@@ -26,12 +43,18 @@ class After(Attraction):
 
     def move(self, X: Tensor, B: Tensor, options: LandingOptions) -> Move:
         """Y's Gram matrix is measured, so that it also sees what rounding did to R."""
-        R, _, d, tangency_error = tangent(X, B)
-        bound = field_bound(options.rule, R)
-        eta, m, taken = step_and_taken(bound, d, X.shape[-1], tangency_error, options)
+        R, D, d, tangency_error = tangent(X, B)
+        eta, m, taken, limited = step_and_taken(
+            frobenius_norm(R),
+            d,
+            X.shape[-1],
+            lambda: better_bounds(options, R, d, lambda: D),
+            tangency_error,
+            options,
+        )
         c = (m + 1).rsqrt()
         Y = torch.addcmul(X, R, per_matrix(eta, X), value=-1, out=R).mul_(per_matrix(c, X))
-        return Move(unless_zero(options.lr, newton_schulz(Y), X), taken)
+        return LimitedMove.of(unless_zero(options.lr, newton_schulz(Y), X), taken, limited)
 
     def coefficients(self, gram: Gram, options: LandingOptions) -> Coefficients:
         """``Y^H Y - I`` is derived: ``c^2 (D + eta^2 R^H R) + (c^2 - 1) I``.
@@ -39,9 +62,14 @@ class After(Attraction):
         What rounding adds to it is in the D of the next step.
         """
         field = FieldGram(gram)
-        bound = gram.unit * field.bound(options.rule)
-        p = gram.D.shape[-1]
-        eta, m, taken = step_and_taken(bound, gram.distance, p, gram.tangency_error, options)
+        eta, m, taken, limited = step_and_taken(
+            gram.unit * field.bound(None),
+            gram.distance,
+            gram.D.shape[-1],
+            lambda: field.better_bounds(gram.unit, options.rule, options.eps),
+            gram.tangency_error,
+            options,
+        )
         c = (m + 1).rsqrt()
         tangent = -eta * gram.unit
         E = gram.D + times(tangent.square(), field.tangent_square)
@@ -52,23 +80,27 @@ class After(Attraction):
         a, b = times(tangent, a), times(tangent, b)
         new_a = add_product(W + a, a, W)
         new_a = unless_zero(options.lr, new_a, torch.zeros_like(a))
-        return Coefficients(new_a, add_product(b, b, W), taken)
+        return Coefficients(new_a, add_product(b, b, W), taken, limited)
 
 
 def step_and_taken(
-    bound: Tensor, d: Tensor, p: int, tangency_error: Tensor | float, options: LandingOptions
-) -> tuple[Tensor, Tensor, Tensor]:
-    """eta, the mean m that the move adds, and which matrices may step."""
-    safe = None
-    if options.rule is not None:
-        safe = largest_step_before_landing(bound, d, options.eps, tangency_error)
-    eta = step_size(options.lr, safe, bound)
-    length = eta * bound
+    norm: Tensor,
+    d: Tensor,
+    p: int,
+    better: Callable[[], tuple[Tensor, Tensor]],
+    tangency_error: Tensor | float,
+    options: LandingOptions,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """eta, the mean m that the move adds, which matrices may step, and which are limited."""
+
+    def largest(bound: Tensor, distance: Tensor) -> Tensor:
+        return largest_step_before_landing(bound, distance, options.aim, tangency_error)
+
+    eta, distance, limited = step_length(options, norm, d, better, largest)
+    length = eta * norm
     taken = is_finite(length)
     if options.rule is not None:
-        taken = taken & (d < 1)  # from there on Newton-Schulz steps may lead anywhere
+        taken = taken & (distance < 1)  # from there on Newton-Schulz steps may lead anywhere
     if isinstance(options.lr, Tensor):
         taken = taken & (options.lr >= 0)
-    # With other rules than "frobenius" the bound is less than ||R||_F, and m too small: less gain,
-    # still safe.
-    return eta, length.square() / p, taken
+    return eta, length.square() / p, taken, limited

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ortholand.forms import OfferedInForms
 from ortholand.geometry.matrices import is_finite
-from ortholand.safe_step import SafeStepRule
+from ortholand.safe_step import FROBENIUS, SafeStepRule, spectral_distance
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,11 @@ class LandingOptions:
     omega: float = 0.5
 
     @property
+    def aim(self) -> float:
+        """The distance that a step may lead to."""
+        return self.eps if self.rule is None else self.rule.aim(self.eps)
+
+    @property
     def start_radius(self) -> float:
         """How far from the manifold a matrix may start: the safe step holds in the ball only."""
         return math.inf if self.rule is None else self.eps
@@ -35,6 +40,21 @@ class Move(NamedTuple):
 
     moved: Tensor  # (..., n, p)
     taken: Tensor  # (...)
+
+
+class LimitedMove(Move):
+    """A move that also tells for which matrices the safe step was less than lr."""
+
+    limited: Tensor
+
+    @classmethod
+    def of(cls, moved: Tensor, taken: Tensor, limited: Tensor | None) -> Move:
+        """The move; a plain one where lr was safe for all."""
+        if limited is None:
+            return Move(moved, taken)
+        move = cls(moved, taken)
+        move.limited = limited
+        return move
 
 
 class Attraction(OfferedInForms):
@@ -111,11 +131,80 @@ def find_attraction(name: str) -> Attraction:
     return FunctionAttraction(name, attraction)
 
 
-def step_size(lr: float | Tensor, safe: Tensor | None, like: Tensor) -> Tensor:
-    """``min(lr, safe)`` per matrix; lr itself where nothing is safe."""
-    if safe is None:
-        return torch.ones_like(like) * lr
-    return torch.minimum(safe, lr) if isinstance(lr, Tensor) else safe.clamp(max=lr)
+Largest = Callable[[Tensor, Tensor], Tensor]  # (bound of a field, distance) -> safe step
+
+
+class Length(NamedTuple):
+    """How far matrices go, with what was found out on the way."""
+
+    eta: Tensor  # min(lr, safe step), (...)
+    distance: Tensor  # or a bound of it, in the norm of the rule
+    limited: Tensor | None  # where the safe step was less than lr; None: nowhere
+
+
+def step_length(
+    options: LandingOptions,
+    norm: Tensor,
+    d: Tensor,
+    better: Callable[[], tuple[Tensor, Tensor]],
+    largest: Largest,
+) -> Length:
+    """How far a field may be followed.
+
+    The free bounds first: where they allow lr for all matrices, nothing better is asked for. That
+    is a branch, on the CPU; elsewhere it would wait for the device, and the better bounds are
+    always computed.
+
+    Args:
+        options: lr, rule and ball.
+        norm: ``||L||_F`` of the field.
+        d: ``||D||_F``.
+        better: gives the rule's own bound and distance.
+        largest: the attraction's safe step.
+    """
+    rule, lr = options.rule, options.lr
+    if rule is None:
+        return Length(torch.ones_like(norm) * lr, d, None)
+    if rule is FROBENIUS and not rule.is_patched:
+        return _limited(lr, largest(norm, d), d)
+    if not rule.improves or rule.is_patched:
+        bound, distance = better()
+        return _limited(lr, largest(bound, distance), distance)
+    if _may_branch(norm, lr):
+        free = largest(norm, d)
+        # Outside of the ball the free bound promises nothing of the spectral norm.
+        if bool(((free >= lr) & (d <= options.aim)).all()):
+            return Length(torch.full_like(norm, float(lr)), d, None)
+    bound, distance = better()
+    return _limited(lr, largest(bound, distance), distance)
+
+
+def _limited(lr: float | Tensor, safe: Tensor, d: Tensor) -> Length:
+    eta = torch.minimum(safe, lr) if isinstance(lr, Tensor) else safe.clamp(max=lr)
+    return Length(eta, d, eta < lr)
+
+
+def _may_branch(like: Tensor, lr: float | Tensor) -> bool:
+    """Whether a tensor's value can be read without waiting for a device, and lr is a number."""
+    return type(like) is Tensor and like.is_cpu and not isinstance(lr, Tensor) and is_eager(like)
+
+
+def is_eager(like: Tensor) -> bool:
+    """Whether operations are done as they are called."""
+    if torch.compiler.is_compiling():
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(like)
+
+
+def better_bounds(
+    options: LandingOptions, L: Tensor, d: Tensor, residual: Callable[[], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The rule's own bound of a field, and the distance in its norm."""
+    assert options.rule is not None
+    bound = options.rule.bound(L)
+    if not options.rule.spectral:
+        return bound, d
+    return bound, spectral_distance(residual(), options.eps).to(d.dtype)
 
 
 def may_go(bound: Tensor, eta: Tensor, d: Tensor, pull: float, options: LandingOptions) -> Tensor:

@@ -1,13 +1,23 @@
 """The paper's attraction: ``X - eta (R + lam X D)``, which shrinks with eta."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from ortholand.fields import landing
-from ortholand.geometry.matrices import per_matrix
-from ortholand.landing.attraction import Attraction, LandingOptions, Move, may_go, step_size
+from ortholand.geometry.matrices import frobenius_norm, gram_minus_identity, per_matrix
+from ortholand.landing.attraction import (
+    Attraction,
+    LandingOptions,
+    LimitedMove,
+    Move,
+    better_bounds,
+    may_go,
+    step_length,
+)
 from ortholand.landing.gram import Coefficients, FieldGram, Gram, times
-from ortholand.safe_step import field_bound, largest_step
+from ortholand.safe_step import largest_step
 
 
 class Coupled(Attraction):
@@ -29,21 +39,32 @@ class Coupled(Attraction):
         options: LandingOptions,
     ) -> Move:
         """Along a field L that is not needed afterwards, from distance d."""
-        bound = field_bound(options.rule, L)
-        eta, taken = step_and_taken(bound, d, tangency_error, options)
-        return Move(torch.addcmul(X, L, per_matrix(eta, X), value=-1, out=L), taken)
+        norm = frobenius_norm(L)
+        eta, taken, limited = step_and_taken(
+            norm,
+            d,
+            lambda: better_bounds(options, L, d, lambda: gram_minus_identity(X)),
+            tangency_error,
+            options,
+        )
+        moved = torch.addcmul(X, L, per_matrix(eta, X), value=-1, out=L)
+        return LimitedMove.of(moved, taken, limited)
 
     def coefficients(self, gram: Gram, options: LandingOptions) -> Coefficients:
         """From Gram matrices. ``L = nu L1`` with an L1 that neither over- nor underflows."""
         nu = gram.unit.clamp(min=max(options.lam, torch.finfo(gram.D.dtype).tiny))
         field = FieldGram(gram, gram.unit / nu, options.lam / nu)
-        bound = nu * field.bound(options.rule)
-        eta, taken = step_and_taken(bound, gram.distance, gram.tangency_error, options)
+        eta, taken, limited = step_and_taken(
+            nu * field.bound(None),
+            gram.distance,
+            lambda: field.better_bounds(nu, options.rule, options.eps),
+            gram.tangency_error,
+            options,
+        )
         a, b = field.tangent_coefficients
         tangent = -eta * gram.unit
-        return Coefficients(
-            times(tangent, a) - times(eta * options.lam, gram.D), times(tangent, b), taken
-        )
+        new_a = times(tangent, a) - times(eta * options.lam, gram.D)
+        return Coefficients(new_a, times(tangent, b), taken, limited)
 
     def field_coefficients(
         self, D: Tensor, M: Tensor, options: LandingOptions
@@ -56,11 +77,16 @@ class Coupled(Attraction):
 
 
 def step_and_taken(
-    bound: Tensor, d: Tensor, tangency_error: Tensor | float, options: LandingOptions
-) -> tuple[Tensor, Tensor]:
-    """eta for a field of at most this size, and which matrices may step."""
-    safe = None
-    if options.rule is not None:
-        safe = largest_step(bound, d, options.lam, options.eps, tangency_error)
-    eta = step_size(options.lr, safe, bound)
-    return eta, may_go(bound, eta, d, options.lam, options)
+    norm: Tensor,
+    d: Tensor,
+    better: Callable[[], tuple[Tensor, Tensor]],
+    tangency_error: Tensor | float,
+    options: LandingOptions,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """eta for a field of this norm, which matrices may step, and which are limited."""
+
+    def largest(bound: Tensor, distance: Tensor) -> Tensor:
+        return largest_step(bound, distance, options.lam, options.aim, tangency_error)
+
+    eta, distance, limited = step_length(options, norm, d, better, largest)
+    return eta, may_go(norm, eta, distance, options.lam, options), limited

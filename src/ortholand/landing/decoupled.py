@@ -1,20 +1,24 @@
 """An attraction that does not shrink with eta: ``X - eta R - omega X D``."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from ortholand.fields import tangent
-from ortholand.geometry.matrices import per_matrix, product
+from ortholand.geometry.matrices import frobenius_norm, per_matrix, product
 from ortholand.landing.attraction import (
     Attraction,
     LandingOptions,
+    LimitedMove,
     Move,
+    better_bounds,
     may_go,
-    step_size,
+    step_length,
     unless_zero,
 )
 from ortholand.landing.gram import Coefficients, FieldGram, Gram, squared_normal_norm, times
-from ortholand.safe_step import field_bound, largest_step_decoupled
+from ortholand.safe_step import largest_step_decoupled
 
 
 class Decoupled(Attraction):
@@ -27,40 +31,64 @@ class Decoupled(Attraction):
         """Tangent and normal parts, each with a factor of its own."""
         R, D, d, tangency_error = tangent(X, B)
         XD = product(X, D)
-        bound = field_bound(options.rule, R)
         normal = torch.linalg.vector_norm(XD, dim=(-2, -1)) if options.rule is not None else d
-        eta, omega, taken = steps_and_taken(bound, d, normal, tangency_error, options)
+        eta, omega, taken, limited = steps_and_taken(
+            frobenius_norm(R),
+            d,
+            normal,
+            lambda: better_bounds(options, R, d, lambda: D),
+            tangency_error,
+            options,
+        )
         Y = torch.addcmul(X, R, per_matrix(eta, X), value=-1, out=R)
-        return Move(unless_zero(options.lr, Y - per_matrix(omega, X) * XD, X), taken)
+        moved = unless_zero(options.lr, Y - per_matrix(omega, X) * XD, X)
+        return LimitedMove.of(moved, taken, limited)
 
     def coefficients(self, gram: Gram, options: LandingOptions) -> Coefficients:
         """The same, from Gram matrices."""
-        field, D = FieldGram(gram), gram.D
-        bound = gram.unit * field.bound(options.rule)
+        field, D, unit = FieldGram(gram), gram.D, gram.unit
         normal = squared_normal_norm(D).sqrt()
-        eta, omega, taken = steps_and_taken(
-            bound, gram.distance, normal, gram.tangency_error, options
+        eta, omega, taken, limited = steps_and_taken(
+            unit * field.bound(None),
+            gram.distance,
+            normal,
+            lambda: field.better_bounds(unit, options.rule, options.eps),
+            gram.tangency_error,
+            options,
         )
         a, b = field.tangent_coefficients
-        tangent = -eta * gram.unit
+        tangent = -eta * unit
         new_a = times(tangent, a) - times(omega, D)
         new_a = unless_zero(options.lr, new_a, torch.zeros_like(a))
-        return Coefficients(new_a, times(tangent, b), taken)
+        return Coefficients(new_a, times(tangent, b), taken, limited)
 
 
 def steps_and_taken(
-    bound: Tensor,
+    norm: Tensor,
     d: Tensor,
     normal: Tensor,
+    better: Callable[[], tuple[Tensor, Tensor]],
     tangency_error: Tensor | float,
     options: LandingOptions,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """eta, omega, and which matrices may step. ``normal`` is ``||X D||_F``."""
-    omega, safe = torch.full_like(d, options.omega), None
-    if options.rule is not None:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """eta, omega, which matrices may step, and which are limited. ``normal`` is ``||X D||_F``."""
+
+    def pull(distance: Tensor) -> tuple[Tensor, Tensor]:
+        """Omega, and ``||X D||`` in the norm of the rule."""
+        if options.rule is None:
+            return torch.full_like(d, options.omega), normal
+        size = normal
+        if options.rule.spectral:
+            size = torch.minimum(normal, distance * (1 + distance).sqrt())
         # Near the edge of a ball of radius almost 1 a full pull would overshoot; this one cannot.
-        gentle = d * (1 - d) / normal.square().clamp(min=torch.finfo(d.dtype).tiny)
-        omega = torch.minimum(omega, gentle.clamp(min=0))
-        safe = largest_step_decoupled(bound, d, normal, omega, options.eps, tangency_error)
-    eta = step_size(options.lr, safe, bound)
-    return eta, omega, may_go(bound + d, torch.maximum(eta, omega), d, options.omega, options)
+        gentle = distance * (1 - distance) / size.square().clamp(min=torch.finfo(d.dtype).tiny)
+        return gentle.clamp(min=0, max=options.omega), size
+
+    def largest(bound: Tensor, distance: Tensor) -> Tensor:
+        omega, size = pull(distance)
+        return largest_step_decoupled(bound, distance, size, omega, options.aim, tangency_error)
+
+    eta, distance, limited = step_length(options, norm, d, better, largest)
+    omega, _ = pull(distance)
+    taken = may_go(norm + d, torch.maximum(eta, omega), distance, options.omega, options)
+    return eta, omega, taken, limited

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ortholand.geometry.matrices import add_product, per_matrix, product, skew, sym
-from ortholand.safe_step import FROBENIUS, SafeStepRule
+from ortholand.safe_step import FROBENIUS, SafeStepRule, spectral_distance
 
 
 class Gram(NamedTuple):
@@ -51,6 +51,7 @@ class Coefficients(NamedTuple):
     a: Tensor  # (..., p, p)
     b: Tensor
     taken: Tensor  # (...)
+    limited: Tensor | None = None  # where the safe step was less than lr; None: nowhere
 
 
 class FieldGram:
@@ -101,6 +102,15 @@ class FieldGram:
         error = (1 + gram.distance).square() * (gram.roundoff * gram.size * gram.size)
         error = error * (self.share * self.share)
         return (rule.squared_gram_bound(self).clamp(min=0) + error).sqrt()
+
+    def better_bounds(
+        self, unit: Tensor, rule: SafeStepRule | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """The rule's own bound of ``unit L1``, and the distance in its norm."""
+        distance = self.gram.distance
+        if rule is not None and rule.spectral:
+            distance = spectral_distance(self.gram.D, eps).to(distance.dtype)
+        return unit * self.bound(rule), distance
 
 
 def squared_normal_norm(D: Tensor) -> Tensor:

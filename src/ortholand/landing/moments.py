@@ -156,12 +156,12 @@ class Momentum:
     ) -> PendingStep:
         """Where an attraction goes along a field: without ``B^H B``, and known at once."""
         D, M = gram_minus_identity(X), X.mH @ B
-        moved, taken = _step_along_field(X, B, D, M, norm, options)
+        move = _step_along_field(X, B, D, M, norm, options)
         state = {}
         if total is not None:
             XB = X.mH @ total if self.nesterov else M
             state["momentum_buffer"] = add_product(total, X, sym(XB), alpha=-1)
-        return PendingStep.known(MatrixStep(moved, taken, state))
+        return PendingStep.known(MatrixStep.of(move, state))
 
     def _finish(
         self,
@@ -182,16 +182,16 @@ class Momentum:
             unit = unit * (1 + first * (1 / (1 - self.dampening) - 1))
         gram = _gram(D, M, T, unit, size, rows, X.dtype)
         assert options.attraction.coefficients is not None
-        a, b, taken = options.attraction.coefficients(gram, options)
+        a, b, taken, limited = options.attraction.coefficients(gram, options)
         moved = combine(X, B1, a, b)
         if total is None:
-            return MatrixStep(moved, taken, {})
+            return MatrixStep(moved, taken, {}, limited)
         if self.nesterov:
             kept = add_product(total, X, sym(others[0]), alpha=-1)
         else:
             whole = times(unit, total) if rows.apart else total  # a first gradient, undampened
             kept = add_product(whole, X, cast(times(unit, sym(M)), X.dtype), alpha=-1)
-        return MatrixStep(moved, taken, {"momentum_buffer": kept})
+        return MatrixStep(moved, taken, {"momentum_buffer": kept}, limited)
 
 
 @dataclass(frozen=True)
@@ -279,9 +279,9 @@ class AdamMoments:
         size = (beta1 * norm_m + (1 - beta1) * norm_G) / unit
         gram = _gram(D, M, T, scale * unit, size, rows, X.dtype)
         assert options.attraction.coefficients is not None
-        a, b, taken = options.attraction.coefficients(gram, options)
+        a, b, taken, limited = options.attraction.coefficients(gram, options)
         moved = combine(X, F1, a - C @ b, b)
-        return MatrixStep(moved, taken, new_state)
+        return MatrixStep(moved, taken, new_state, limited)
 
 
 Moments = Momentum | AdamMoments

@@ -11,6 +11,7 @@ StateKind = Literal["matrix", "number"]
 
 
 SKIPPED = "skipped"  # the state that counts the steps of a weight that were not taken
+LIMITED = "limited"  # that counts those which the safe step made shorter than lr
 
 
 class Slot(NamedTuple):
@@ -21,20 +22,33 @@ class Slot(NamedTuple):
     state: dict[str, Any]
 
 
-def skipped_count(state: dict[str, Any], device: torch.device) -> Tensor:
-    """The count of the steps not taken so far, kept where the weight is."""
-    count = state.get(SKIPPED)
+def skipped_count(state: dict[str, Any], device: torch.device, name: str = SKIPPED) -> Tensor:
+    """The count of the steps not taken so far, or another one, kept where the weight is."""
+    count = state.get(name)
     if count is None:
-        count = state[SKIPPED] = torch.zeros((), dtype=torch.int64, device=device)
+        count = state[name] = torch.zeros((), dtype=torch.int64, device=device)
     elif not (count.is_cpu and device.type == "cpu") and count.device != device:
-        count = state[SKIPPED] = count.to(device)
+        count = state[name] = count.to(device)
     return count
+
+
+def prepare_counts(state: dict[str, Any], device: torch.device) -> None:
+    """Give a weight both its counts, of steps not taken and of steps made shorter."""
+    skipped_count(state, device)
+    skipped_count(state, device, LIMITED)
 
 
 def count_skipped(state: dict[str, Any], taken: Tensor) -> None:
     """Add the steps not taken to the count."""
     skipped = taken.logical_not()
     skipped_count(state, taken.device).add_(skipped.sum() if skipped.ndim else skipped)
+
+
+def count_limited(state: dict[str, Any], limited: Tensor | None) -> None:
+    """Add the steps that were shorter than lr to their count."""
+    if limited is not None:
+        count = skipped_count(state, limited.device, LIMITED)
+        count.add_(limited.sum() if limited.ndim else limited)
 
 
 def descent(G: Tensor, maximize: bool) -> Tensor:
@@ -48,6 +62,13 @@ class MatrixStep(NamedTuple):
     moved: Tensor  # where the matrices go, (..., n, p)
     taken: Tensor  # which of them may go there, (...); the others stay as they are
     state: dict[str, Tensor]  # the state after a step that is taken, (..., n, p) or (...)
+    limited: Tensor | None = None  # where the safe step was less than lr, (...); None: nowhere
+
+    @classmethod
+    def of(cls, move: tuple[Tensor, Tensor], state: dict[str, Tensor]) -> "MatrixStep":
+        """From where matrices go and which may; a move of the library's tells what limited it."""
+        moved, taken = move
+        return cls(moved, taken, state, getattr(move, "limited", None))
 
 
 class Rows(NamedTuple):

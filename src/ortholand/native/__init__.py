@@ -47,9 +47,9 @@ LANES_UP_TO = 8  # matrices up to this size are computed side by side, and compi
 LARGEST_SIZE = 128  # as in landing.cpp
 SCALARS = {torch.float32: "float", torch.float64: "double"}
 COMPILED_ATTRACTIONS = (0, 1, 2)  # by number: coupled, decoupled, after
-COMPILED_RULES = (1,)  # of the safe step: frobenius
+COMPILED_RULES = (1, 2, 3)  # of the safe step: frobenius, tight, spectral
 SWITCHED_OFF = "switched off by ORTHOLAND_NATIVE=0"
-_OPTIONS = struct.Struct("10d6i")  # struct Options of steps.h
+_OPTIONS = struct.Struct("11d6i")  # struct Options of steps.h
 
 _POINTER = ctypes.c_void_p
 SIGNATURES = {
@@ -57,11 +57,11 @@ SIGNATURES = {
     "large": {
         "ortholand_residual": (*[_POINTER] * 3, ctypes.c_int64, ctypes.c_char_p),
         "ortholand_norm": (_POINTER, ctypes.c_int64),
+        "ortholand_step": (*[ctypes.c_double] * 3, ctypes.c_char_p),
         "ortholand_move": (
             *[_POINTER] * 4,
             ctypes.c_int64,
-            ctypes.c_double,
-            ctypes.c_double,
+            *[ctypes.c_double] * 3,
             ctypes.c_char_p,
         ),
     },
@@ -72,6 +72,7 @@ RESULTS = {
     "ortholand_landing": None,
     "ortholand_residual": ctypes.c_double,
     "ortholand_norm": ctypes.c_double,
+    "ortholand_step": ctypes.c_double,
     "ortholand_move": ctypes.c_int,
     "ortholand_all_below": ctypes.c_int,
 }
@@ -86,7 +87,8 @@ class Options(NamedTuple):
     lr: float
     lam: float
     eps: float
-    farthest: float  # distance from which a Newton-Schulz step still leads back within eps
+    aim: float  # distance that a step may lead to: eps, or a little less
+    farthest: float  # distance from which a Newton-Schulz step still leads back within aim
     omega: float
     momentum: float
     dampening: float
@@ -94,7 +96,7 @@ class Options(NamedTuple):
     beta2: float
     adam_eps: float
     attraction: int
-    safe: bool
+    rule: int  # of the safe step; 0: none
     maximize: bool
     moments: int  # 0: none, 1: momentum, 2: Adam
     nesterov: bool

@@ -48,6 +48,7 @@ struct Parameter {
     void* step_state;    // steps taken, a number per matrix; or null
     int64_t count;
     int64_t skipped;     // written: how many of the matrices did not take their step
+    int64_t limited;     // written: how many took one that was shorter than lr
 };
 }
 
@@ -289,6 +290,7 @@ struct Step {
 
     const Options& o;
     Buffer X, Xt, G, A, D, R, B;  // B: the state, then scratch
+    Buffer U, V;                  // scratch, for bounds that are seldom asked for
     double d[W], bound[W], eta[W];
     T eta_t[W];
     bool taken[W];
@@ -318,6 +320,9 @@ struct Step {
         if (o.moments == ADAM) write_numbers(parameter, first, filled, square, steps);
         for (int l = 0; l < filled; ++l)
             if (!taken[l]) __atomic_fetch_add(&parameter.skipped, 1, __ATOMIC_RELAXED);
+        if (o.rule != UNSAFE)
+            for (int l = 0; l < filled; ++l)
+                if (eta[l] < o.lr) __atomic_fetch_add(&parameter.limited, 1, __ATOMIC_RELAXED);
     }
 
     static inline void transpose(Buffer& to, const Buffer& from) {
@@ -410,10 +415,12 @@ struct Step {
         if (lr_is_safe(q)) {
             for (int l = 0; l < W; ++l) eta[l] = o.lr, taken[l] = true;
         } else {
+            double norm[W];
+            for (int l = 0; l < W; ++l) norm[l] = bound[l] = std::sqrt(q[l]);
+            better_bounds();
             for (int l = 0; l < W; ++l) {
-                bound[l] = std::sqrt(q[l]);
                 eta[l] = coupled_step<T>(o, bound[l], d[l], 0);
-                taken[l] = is_a_step(o, eta[l], d[l], o.lam) && eta[l] * bound[l] < INFINITY;
+                taken[l] = is_a_step(o, eta[l], d[l], o.lam) && eta[l] * norm[l] < INFINITY;
             }
         }
         move();
@@ -422,12 +429,60 @@ struct Step {
     // Whether d - 2 lr b + lr^2 q <= eps for all: then the safe step is no shorter than lr, and its
     // roots and quotients, which take as long as all else, need not be known. False for NaN.
     inline bool lr_is_safe(const double* q) const {
-        if (!o.safe || 2 * o.lam * o.lr > 1) return false;
+        if (o.rule == UNSAFE || 2 * o.lam * o.lr > 1) return false;
         int unsafe = 0;
 #pragma omp simd reduction(+ : unsafe)
         for (int l = 0; l < W; ++l)
-            unsafe += !(d[l] - 2 * o.lr * o.lam * d[l] * (1 - d[l]) + o.lr * o.lr * q[l] <= o.eps);
+            unsafe += !(d[l] - 2 * o.lr * o.lam * d[l] * (1 - d[l]) + o.lr * o.lr * q[l] <= o.aim);
         return unsafe == 0;
+    }
+
+    // Better bounds of the field R and of the distance, where the rule has any: as
+    // ortholand.safe_step, Tight, Spectral and spectral_distance.
+    void better_bounds() {
+        if (o.rule != TIGHT && o.rule != SPECTRAL) return;
+        scale_to_one(U, R, bound);
+        transpose(V, U);
+        L::product(G, V, U);
+        double size[W];
+        norms(size, G);
+        if (o.rule == SPECTRAL) {
+            L::product(U, G, G);
+            norms(size, U);
+            for (int l = 0; l < W; ++l) size[l] = std::sqrt(size[l]);
+        }
+        for (int l = 0; l < W; ++l)
+            if (!(bound[l] < TINY)) bound[l] *= std::sqrt(size[l]);
+        if (o.rule == SPECTRAL) spectral_distance();
+    }
+
+    // Each matrix divided by its norm; one that is too small for that becomes zero.
+    static inline void scale_to_one(Buffer& to, const Buffer& from, const double* norm) {
+        T inverse[W];
+        for (int l = 0; l < W; ++l) inverse[l] = norm[l] < TINY ? T(0) : T(1 / norm[l]);
+        L::each([&](int e, int l) { to.v[e] = inverse[l] * from.v[e]; });
+        L::clear_padding(to);
+    }
+
+    void spectral_distance() {
+        scale_to_one(U, D, d);
+        L::product(V, U, U);
+        L::product(G, V, V);
+        double second[W], fourth[W];
+        norms(second, V);
+        norms(fourth, G);
+        for (int l = 0; l < W; ++l) {
+            const double below = d[l] * std::sqrt(fourth[l] / at_least(second[l], SMALLEST));
+            const double above = at_most(d[l] * std::sqrt(std::sqrt(fourth[l])), d[l]);
+            d[l] = at_least(at_most(above, o.eps), below);
+        }
+    }
+
+    // Whether the free bounds allow lr for all: then nothing better is asked for.
+    inline bool is_lr(const double* free) const {
+        int shorter = 0;
+        for (int l = 0; l < W; ++l) shorter += !(free[l] >= o.lr && d[l] <= o.aim);
+        return shorter == 0;
     }
 
     // R = X - eta A X - omega D X
@@ -436,30 +491,38 @@ struct Step {
         L::product(R, A, X);
         norms(bound, R);
         L::product(A, D, X);
-        double normal[W];
+        double normal[W], norm[W], pull[W];
         norms(normal, A);
+        for (int l = 0; l < W; ++l) norm[l] = bound[l];
+        for (int l = 0; l < W; ++l) eta[l] = decoupled_step(l, normal[l], pull[l]);
+        if (o.rule > FROBENIUS && !is_lr(eta)) {
+            better_bounds();
+            for (int l = 0; l < W; ++l) {
+                const double size = at_most(d[l] * std::sqrt(1 + d[l]), normal[l]);
+                eta[l] = decoupled_step(l, o.rule == SPECTRAL ? size : normal[l], pull[l]);
+            }
+        }
         T omega[W];
         for (int l = 0; l < W; ++l) {
-            double pull = o.omega;
-            eta[l] = o.lr;
-            if (o.safe) {
-                const double gentle = d[l] * (1 - d[l]) /
-                    at_least(normal[l] * normal[l], std::numeric_limits<T>::min());
-                pull = at_most(pull, at_least(gentle, 0));
-                eta[l] = at_most(decoupled_step(bound[l], d[l], normal[l], pull), o.lr);
-            }
-            omega[l] = T(pull);
-            taken[l] = is_a_step(o, std::max(eta[l], pull), d[l], o.omega) &&
-                       eta[l] * bound[l] + pull * d[l] < INFINITY;
+            eta[l] = at_most(eta[l], o.lr);
+            omega[l] = T(pull[l]);
+            taken[l] = is_a_step(o, std::max(eta[l], pull[l]), d[l], o.omega) &&
+                       eta[l] * norm[l] + pull[l] * d[l] < INFINITY;
         }
         move();
         L::each([&](int e, int l) { R.v[e] -= omega[l] * A.v[e]; });
     }
 
-    inline double decoupled_step(double norm, double distance, double normal, double omega) const {
-        norm = at_least(norm, SMALLEST);
+    // The safe step of the matrix l, whose X D has the norm `normal`, and how much of X D is taken.
+    inline double decoupled_step(int l, double normal, double& omega) const {
+        omega = o.omega;
+        if (o.rule == UNSAFE) return o.lr;
+        const double distance = d[l], norm = at_least(bound[l], SMALLEST);
+        const double gentle = distance * (1 - distance) /
+            at_least(normal * normal, std::numeric_limits<T>::min());
+        omega = at_most(omega, at_least(gentle, 0));
         const double pull = omega * normal;
-        const double room = o.eps - distance + 2 * omega * distance * (1 - distance) - pull * pull;
+        const double room = o.aim - distance + 2 * omega * distance * (1 - distance) - pull * pull;
         const double reach = std::sqrt(at_least(pull * pull + room, 0));
         const double away = pull > 0 ? at_least(room, 0) / (reach + pull) : reach;
         return at_most(away / norm, LARGEST);
@@ -470,19 +533,24 @@ struct Step {
         norms(d, D);
         L::product(R, A, X);
         norms(bound, R);
+        double norm[W];
+        for (int l = 0; l < W; ++l) norm[l] = bound[l];
+        steps_before_landing();
+        if (o.rule > FROBENIUS && !is_lr(eta)) {
+            better_bounds();
+            steps_before_landing();
+        }
         T c[W];
         const double p = L::p();
 #pragma omp simd
         for (int l = 0; l < W; ++l) {
-            const double norm = at_least(bound[l], SMALLEST);
-            const double safe = std::sqrt(at_least(o.farthest - d[l], 0)) / norm;
-            eta[l] = o.safe ? at_most(safe, o.lr) : o.lr;
-            const double length = eta[l] * bound[l];
+            eta[l] = at_most(eta[l], o.lr);
+            const double length = eta[l] * norm[l];
             c[l] = T(1 / std::sqrt(length * length / p + 1));
         }
         // From distance 1 on Newton-Schulz steps may lead anywhere.
         for (int l = 0; l < W; ++l)
-            taken[l] = eta[l] * bound[l] < INFINITY && (!o.safe || d[l] < 1);
+            taken[l] = eta[l] * norm[l] < INFINITY && (o.rule == UNSAFE || d[l] < 1);
         move();
         L::each([&](int e, int l) { X.v[e] = c[l] * R.v[e]; });
         transpose(Xt, X);
@@ -492,6 +560,15 @@ struct Step {
         if constexpr (sizeof(T) == 4) L::sharpen_diagonal(D, X);
         L::product(R, D, X);
         L::each([&](int e, int) { R.v[e] = X.v[e] - T(0.5) * R.v[e]; });
+    }
+
+    inline void steps_before_landing() {
+#pragma omp simd
+        for (int l = 0; l < W; ++l) {
+            const double safe =
+                std::sqrt(at_least(o.farthest - d[l], 0)) / at_least(bound[l], SMALLEST);
+            eta[l] = o.rule == UNSAFE ? o.lr : safe;
+        }
     }
 
     // R = X - eta R

@@ -86,11 +86,14 @@ double ortholand_residual(T* P, T* S, const T* buffer, int64_t n, const Options*
 // ||x||
 double ortholand_norm(const T* x, int64_t n) { return std::sqrt(sum_of_squares(x, n)); }
 
-// X <- X - eta L with the safe step eta; the new buffer is A, where there is one. 1 if it was taken.
-int ortholand_move(T* X, const T* L, T* buffer, const T* A, int64_t n, double distance,
-                   double tangency_error, const Options* o) {
-    const double norm = std::sqrt(sum_of_squares(L, n));
-    const double eta = coupled_step<T>(*o, norm, distance, tangency_error);
+// The safe step for a field of this norm, and lr if that is less.
+double ortholand_step(double norm, double distance, double tangency_error, const Options* o) {
+    return coupled_step<T>(*o, norm, distance, tangency_error);
+}
+
+// X <- X - eta L for a field of this norm; the new buffer is A, where there is one. 1 if taken.
+int ortholand_move(T* X, const T* L, T* buffer, const T* A, int64_t n, double eta, double norm,
+                   double distance, const Options* o) {
     if (!is_a_step(*o, eta, distance, o->lam) || !(eta * norm < INFINITY)) return 0;
     const T step = T(eta);
 #pragma omp simd

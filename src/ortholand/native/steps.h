@@ -8,14 +8,18 @@
 
 // Mirrored by ortholand/native/__init__.py, field by field.
 extern "C" struct Options {
-    double lr, lam, eps, farthest, omega;
+    double lr, lam, eps, aim, farthest, omega;
     double momentum, dampening;
     double beta1, beta2, adam_eps;
-    int32_t attraction, safe, maximize, moments, nesterov, threads;
+    int32_t attraction, rule, maximize, moments, nesterov, threads;
 };
+
+// Rules of the safe step (ortholand.safe_step); 0: no safe step.
+enum Rule { UNSAFE = 0, FROBENIUS = 1, TIGHT = 2, SPECTRAL = 3 };
 
 // Norms by which numbers can be divided, and the quotients squared, without overflow.
 constexpr double SMALLEST = 1e-100;
+constexpr double TINY = 1e-30;  // norms below which nothing is gained from a better bound
 constexpr double LARGEST = std::numeric_limits<double>::max();
 
 // Bounds that let NaN pass, as torch's clamp does.
@@ -32,16 +36,16 @@ inline T half_of_descent(const Options& o) {
 // that is pulled back stays and goes on with its moments; with no pull it would stay for ever. With
 // lr = 0 nothing shall move.
 inline bool is_a_step(const Options& o, double eta, double distance, double pull) {
-    return (eta > 0 || o.lr == 0 || pull > 0) && (!o.safe || distance < 1);
+    return (eta > 0 || o.lr == 0 || pull > 0) && (o.rule == UNSAFE || distance < 1);
 }
 
 // ortholand.safe_step.largest_step for a field of this norm, and lr if that is less.
 template <class T>
 inline double coupled_step(const Options& o, double norm, double distance, double tangency_error) {
-    if (!o.safe) return o.lr;
+    if (o.rule == UNSAFE) return o.lr;
     norm = at_least(norm, SMALLEST);
     const double slope = (o.lam * distance * (1 - distance) - tangency_error) / norm;
-    double room = o.eps - distance;
+    double room = o.aim - distance;
     // Nothing leads away from the edge: the root of what rounding leaves is no step.
     if (o.lam == 0 && room <= 16 * std::numeric_limits<T>::epsilon()) room = at_most(room, 0);
     const double reach = std::sqrt(at_least(slope * slope + room, 0));

@@ -19,7 +19,7 @@ from torch.optim.optimizer import ParamsT
 from ortholand.geometry.precision import without_autocast
 from ortholand.geometry.views import check_weight
 from ortholand.landing.description import LandingStep
-from ortholand.landing.step import SKIPPED, MatrixStep, Slot, StateKind
+from ortholand.landing.step import LIMITED, SKIPPED, MatrixStep, Slot, StateKind
 from ortholand.optim.checks import check_common_options, gradient_error
 from ortholand.optim.engines import claimed, claimed_plain
 from ortholand.optim.loading import load_bit_for_bit
@@ -74,6 +74,10 @@ class OrthogonalOptimizer(Optimizer):
     def start_radius(self, group: Group) -> float:
         """How far from the manifold an orthogonal parameter may start."""
         raise NotImplementedError
+
+    def is_ball_spectral(self, group: Group) -> bool:  # noqa: ARG002
+        """Whether that is a distance in the spectral norm, not in the Frobenius norm."""
+        return False
 
     def state_kinds(self, group: Group) -> Mapping[str, StateKind]:
         """Names and kinds of the state that a weight has."""
@@ -205,6 +209,25 @@ class OrthogonalOptimizer(Optimizer):
         counts = [state[SKIPPED] for state in self.state.values() if SKIPPED in state]
         return sum(int(count) for count in counts)
 
+    @property
+    def steps_so_far(self) -> int:
+        """How many steps were asked for since the optimizer was made or loaded."""
+        return self._n_steps
+
+    def limited_before(self, p: Tensor) -> int:
+        """How many steps of a weight had been made shorter before that, in the run resumed."""
+        return self.__dict__.get("_limited_before", {}).get(p, 0)
+
+    def limited_steps(self) -> int:
+        """How many steps the safe step has made shorter than lr so far.
+
+        Counts matrices, as :meth:`skipped_steps` does. Many of them mean that lr is larger than any
+        safe step allows: :func:`ortholand.explain` shows their share for each weight. Of sharded
+        weights those are counted that step where their rows are. Reads the device.
+        """
+        counts = [state[LIMITED] for state in self.state.values() if LIMITED in state]
+        return sum(int(count) for count in counts)
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, checked as a whole before any of it counts."""
         super().add_param_group(param_group)
@@ -226,7 +249,13 @@ class OrthogonalOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for name in ("_plans", "_n_steps", "_last_look", "_seen_skips"):  # of groups now gone
+        for name in (
+            "_plans",
+            "_n_steps",
+            "_last_look",
+            "_seen_skips",
+            "_limited_before",
+        ):  # of groups now gone
             self.__dict__.pop(name, None)
         for group in self.param_groups:
             for name, value in self.defaults.items():
@@ -249,7 +278,8 @@ class OrthogonalOptimizer(Optimizer):
             if p.device.type == "meta":
                 self._awaits_values = True
             else:
-                check_start(p, name, group["view"], self.start_radius(group))
+                radius, spectral = self.start_radius(group), self.is_ball_spectral(group)
+                check_start(p, name, group["view"], radius, spectral=spectral)
 
     def _check_values(self) -> None:
         """Check weights that had no values when they were added, at the first step they take."""
@@ -267,7 +297,7 @@ class OrthogonalOptimizer(Optimizer):
         what = "view" if same_kind else "orthogonal"
         old = before.view if same_kind else before.orthogonal
         for i, p in enumerate(group["params"]):
-            has_state = any(name != SKIPPED for name in self.state.get(p, {}))
+            has_state = any(name not in (SKIPPED, LIMITED) for name in self.state.get(p, {}))
             if has_state and (p.ndim > 2 or not same_kind):
                 raise ValueError(
                     f"The option {what!r} of a weight with state must stay as it is, but that of "
@@ -278,11 +308,12 @@ class OrthogonalOptimizer(Optimizer):
 
     def _note_skips(self) -> None:
         """Remember what was skipped before, in the run that is resumed."""
-        seen: dict[Tensor, int] = self.__dict__.setdefault("_seen_skips", {})
-        for p, state in self.state.items():
-            count = state.get(SKIPPED)
-            if type(count) is Tensor and count.device.type == "cpu":
-                seen[p] = int(count.numpy())
+        for name, noted in ((SKIPPED, "_seen_skips"), (LIMITED, "_limited_before")):
+            seen: dict[Tensor, int] = self.__dict__.setdefault(noted, {})
+            for p, state in self.state.items():
+                count = state.get(name)
+                if type(count) is Tensor and count.device.type == "cpu":
+                    seen[p] = int(count.numpy())
 
     def _look_for_frozen_weights(self) -> None:
         """Warn, once, of weights that could not take most of their latest steps.

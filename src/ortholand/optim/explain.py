@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortholand.landing.step import Slot, skipped_count
+from ortholand.landing.step import LIMITED, Slot, prepare_counts
 from ortholand.optim.base import OrthogonalOptimizer
 from ortholand.optim.engines import ENGINES, SHARDED
 from ortholand.optim.engines.reference import form_of
@@ -30,6 +30,9 @@ class WeightExplained:
     engine: str  # "sharded", "compiled", "reference", or "torch" if unconstrained
     form: str  # of the step where it is of several: "Gram form" or "matrix_step"
     reason: str  # why it is not a faster engine; "" if there is none
+    limited: float | None = (
+        None  # share of its steps so far that the safe step made shorter than lr
+    )
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,9 @@ class Explanation(Sequence[WeightExplained]):
         return iter(self.rows)
 
     def __str__(self) -> str:
-        names = ["weight", "shape", "view", "matrices", "engine", "reason"]
+        names = ["weight", "shape", "view", "matrices", "engine", "limited", "reason"]
+        if all(row.limited is None for row in self.rows):  # nothing has stepped yet
+            names.remove("limited")
         lines = [names, *([_cell(row, name) for name in names] for row in self.rows)]
         widths = [max(len(line[i]) for line in lines) for i in range(len(names))]
         table = [
@@ -112,7 +117,17 @@ def _group_rows(optimizer: OrthogonalOptimizer, group: dict[str, Any]) -> Iterat
             engine=engine,
             form=form,
             reason=reason,
+            limited=_limited_share(optimizer, p, number_of_matrices(p, plan.view)),
         )
+
+
+def _limited_share(optimizer: OrthogonalOptimizer, p: Tensor, matrices: int) -> float | None:
+    """Of the steps since the optimizer was made or loaded; None before the first, or on meta."""
+    count = optimizer.state.get(p, {}).get(LIMITED)
+    steps = optimizer.steps_so_far
+    if count is None or not steps or count.is_meta:
+        return None
+    return (int(count) - optimizer.limited_before(p)) / (steps * matrices)
 
 
 class _Everything(set[str]):
@@ -140,7 +155,7 @@ def _slot(optimizer: OrthogonalOptimizer, p: Tensor, plan: Plan) -> Slot:
     for name, kind in plan.state_kinds.items():
         if name not in state:
             state[name] = zero_state(p, kind, plan.view)
-    skipped_count(state, p.device)
+    prepare_counts(state, p.device)
     gradient = p.grad if p.grad is not None else torch.empty_like(p.detach())
     return Slot(p, gradient, state)
 
@@ -151,6 +166,8 @@ def _cell(row: WeightExplained, name: str) -> str:
         return " x ".join(map(str, value)) or "()"
     if name == "matrices":
         return str(value) if value else ""
+    if name == "limited":
+        return "" if value is None else f"{value:.0%}"
     if name == "engine" and row.form:
         return f"{value}, {row.form}"
     return str(value)

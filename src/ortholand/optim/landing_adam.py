@@ -108,6 +108,11 @@ class LandingAdam(OrthogonalOptimizer):
         """The safe step holds inside the ball only; without it, anywhere will do."""
         return landing_options(group).start_radius
 
+    def is_ball_spectral(self, group: Mapping[str, Any]) -> bool:
+        """As the rule of the safe step has it."""
+        rule = landing_options(group).rule
+        return rule is not None and rule.spectral
+
     def landing_step(self, group: Mapping[str, Any]) -> LandingStep:
         """Adam's moments, then the attraction's move."""
         return LandingStep(moments_of(group), landing_options(group))
@@ -128,8 +133,7 @@ class LandingAdam(OrthogonalOptimizer):
     ) -> MatrixStep:
         """Moments, direction, landing step."""
         direction, new_state = moments_of(group).direction(self.generator(X, G), state)
-        moved, taken = self.move(X, direction, group)
-        return MatrixStep(moved, taken, new_state)
+        return MatrixStep.of(self.move(X, direction, group), new_state)
 
     @known_to_engines
     def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:

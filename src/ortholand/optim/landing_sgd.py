@@ -111,6 +111,11 @@ class LandingSGD(OrthogonalSGD):
         """The safe step holds inside the ball only; without it, anywhere will do."""
         return landing_options(group).start_radius
 
+    def is_ball_spectral(self, group: Mapping[str, Any]) -> bool:
+        """As the rule of the safe step has it."""
+        rule = landing_options(group).rule
+        return rule is not None and rule.spectral
+
     def landing_step(self, group: Mapping[str, Any]) -> LandingStep:
         """Momentum, then the attraction's move."""
         moments = Momentum(group["momentum"], group["dampening"], group["nesterov"])

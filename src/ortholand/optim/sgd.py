@@ -53,8 +53,7 @@ class OrthogonalSGD(OrthogonalOptimizer):
                 nesterov=group["nesterov"],
             )
             new_state["momentum_buffer"] = self.transport(X, total)
-        moved, taken = self.move(X, B, group)
-        return MatrixStep(moved, taken, new_state)
+        return MatrixStep.of(self.move(X, B, group), new_state)
 
     def plain_step(
         self, slots: list[Slot], group: Mapping[str, Any], agree: Agreement | None = None

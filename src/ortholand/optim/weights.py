@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ortholand.geometry.matrices import real_dtype, working_dtype
 from ortholand.geometry.views import View, matrices_shape
-from ortholand.landing.step import Slot, StateKind, skipped_count
+from ortholand.landing.step import Slot, StateKind, prepare_counts
 from ortholand.native.border import PLAIN_TYPES
 from ortholand.sharding.manifold import distances
 from ortholand.sharding.placement import is_dtensor, is_here, zeros_per_matrix
@@ -40,7 +40,7 @@ def prepare_state(
         here = value.is_cpu if on_cpu else value.device == device  # devices are slow to compare
         if value.dtype is not wanted or not here:
             state[name] = value.to(device, wanted)
-    skipped_count(state, device)
+    prepare_counts(state, device)
 
 
 def check_memory(slot: Slot, name: Callable[[Tensor], str]) -> None:
@@ -121,18 +121,24 @@ def position_of(p: Tensor, group: Group) -> int:
 
 
 @torch.no_grad()
-def check_start(p: Tensor, name: str, view: View, radius: float) -> None:
+def check_start(p: Tensor, name: str, view: View, radius: float, *, spectral: bool) -> None:
     """Raise if a matrix of the weight is outside the ball, or not finite.
 
     Rounding may have left it a little outside: that of the weight's own type, over many steps.
     """
-    d = float(distances(p, view).max())
     columns = matrices_shape(p.shape, view)[-1]
-    if d <= 1.0001 * radius + 16 * torch.finfo(p.dtype).eps * columns**0.5:
+    limit = 1.0001 * radius + 16 * torch.finfo(p.dtype).eps * columns**0.5
+    d = float(distances(p, view).max())
+    if d <= limit:
         return
+    if spectral:  # eigenvalues only where the free bound does not tell
+        d = float(distances(p, view, spectral=True).max())
+        if d <= limit:
+            return
+    norm = "||X^T X - I||_2" if spectral else "||X^T X - I||_F"
     raise ValueError(
         f"An orthogonal parameter must start within {radius} of the manifold "
-        f"(||X^T X - I||_F; eps, where that is an option), but {name} of shape {tuple(p.shape)}, "
+        f"({norm}; eps, where that is an option), but {name} of shape {tuple(p.shape)}, "
         f"view {view!r}, is at distance {d:.4g}. {_advice(p, view, radius)}"
     )
 

@@ -196,5 +196,6 @@ def check_hermitian(name: str, M: Tensor) -> None:
         kind = "Hermitian" if M.is_complex() else "symmetric"
         raise ValueError(
             f"{name} must be {kind}, but it and its transpose differ by {float(error):.3g} where "
-            f"the largest entry is {float(largest):.3g}. ortholand.sym takes the {kind} part."
+            f"the largest entry is {float(largest):.3g}. "
+            f"ortholand.geometry.sym takes the {kind} part."
         )

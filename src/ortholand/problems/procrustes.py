@@ -16,8 +16,9 @@ from ortholand.problems.base import Problem, as_generator, check_tensor, drawn_i
 class Procrustes(Problem):
     """``f(X) = ||X A - B||_F^2 / p`` over square X with orthonormal columns; real or complex.
 
-    The scale 1 / p makes the paper's step eta = 0.1 behave as its figure shows; without it the
-    landing algorithm rides the boundary of the safe ball and never lands (see the errata page).
+    A and B have p columns, in the paper as many as rows. The scale 1 / p makes its step eta = 0.1
+    behave as its figure shows; without it the landing algorithm rides the boundary of the safe ball
+    and never lands (see the errata page).
 
     >>> problem = Procrustes.planted(3, seed=0)
     >>> bool(problem.optimum() < 1e-20)
@@ -51,19 +52,28 @@ class Procrustes(Problem):
         cls,
         p: int,
         *,
+        columns: int | None = None,
         seed: int | torch.Generator,
         noise: float = 0.0,
         dtype: torch.dtype = torch.float64,
     ) -> Procrustes:
-        """``B = Q A + noise`` for a random orthogonal (unitary) Q."""
+        """``B = Q A + noise`` for a random orthogonal (unitary) Q.
+
+        Args:
+            p: size of Q.
+            columns: of A; p if not given. With many more than p the problem is well conditioned.
+            seed: of A, Q and the noise.
+            noise: its strength.
+            dtype: real or complex.
+        """
         generator = as_generator(seed)
-        A, E = torch.randn(2, p, p, generator=generator, dtype=drawn_in(dtype))
+        A, E = torch.randn(2, p, columns or p, generator=generator, dtype=drawn_in(dtype))
         Q = random_orthogonal(p, p, seed=generator, dtype=drawn_in(dtype))
         return cls(A.to(dtype), (Q @ A + noise * E).to(dtype))
 
     @property
     def p(self) -> int:
-        """Size of the matrices."""
+        """Number of columns of A and B."""
         return self.A.shape[-1]
 
     @property

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ortholand.geometry.manifold import distance, polar_projection
+from ortholand.geometry.manifold import distance, polar_projection, residual_norm
 from ortholand.geometry.matrices import shared_gram_minus_identity, to_working_dtype
 from ortholand.geometry.views import View, as_matrices, as_weight
 from ortholand.sharding.exchange import (
@@ -36,35 +36,38 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-def distances(weight: Tensor, view: View) -> Tensor:
+def distances(weight: Tensor, view: View, *, spectral: bool = False) -> Tensor:
     """``||X^H X - I||_F`` of each matrix of a weight, sharded or not; on every rank that of all.
+
+    ``spectral``: in the spectral norm instead.
 
     Nobody gets the matrix if it is sharded by rows or columns: one all-reduce of its Gram matrix,
     for wide ones after an all-to-all from rows to columns; in the view "kernel" of convolutions
     one number per matrix is gathered. A rank outside of the weight's mesh gets zero.
     """
     if not is_dtensor(weight):
-        return distance(as_matrices(weight, view))
+        return distance(as_matrices(weight, view), spectral=spectral)
     if is_elsewhere(weight):
         return torch.zeros((), device=weight.device)
     if is_here(weight, view):
-        d = distance(as_matrices(local_part(weight), view))
+        d = distance(as_matrices(local_part(weight), view), spectral=spectral)
         return gathered_numbers(d, weight) if d.ndim else d
     layout = layout_of(weight)
     if layout is None:
-        return distance(as_matrices(whole_of(weight), view))
-    return _distance_apart(to_working_dtype(rows_of(weight, layout)), layout)
+        return distance(as_matrices(whole_of(weight), view), spectral=spectral)
+    D = _residual_apart(to_working_dtype(rows_of(weight, layout)), layout)
+    return residual_norm(D, spectral=spectral)
 
 
-def _distance_apart(X: Tensor, layout: Layout) -> Tensor:
-    """The distance of the matrix of which this rank has the rows X."""
+def _residual_apart(X: Tensor, layout: Layout) -> Tensor:
+    """``X^H X - I`` of the matrix of which this rank has the rows X."""
     rows, columns = sum(layout.sizes), X.shape[1]
     if rows < columns:
         X = rows_to_columns([X], [layout])[0].mT
     (D,) = sums_over_ranks(
         [shared_gram_minus_identity(X, X.shape[0] / max(rows, columns))], layout.group
     )
-    return torch.linalg.vector_norm(D, dim=(-2, -1))
+    return D
 
 
 def project_(weights: Sequence[Tensor], view: View) -> None:

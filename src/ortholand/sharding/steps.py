@@ -40,6 +40,7 @@ from ortholand.geometry.views import View
 from ortholand.landing.batches import batches
 from ortholand.landing.description import GramStep
 from ortholand.landing.step import (
+    LIMITED,
     SKIPPED,
     GramSums,
     MatrixStep,
@@ -47,7 +48,9 @@ from ortholand.landing.step import (
     Rows,
     Slot,
     StateKind,
+    count_limited,
     descent,
+    prepare_counts,
     skipped_count,
 )
 from ortholand.sharding.costs import received_by_columns, received_by_owner, received_by_sum
@@ -237,14 +240,15 @@ def step_everywhere(slot: Slot, step: ShardedStep) -> None:
     weight = slot.weight
     assert is_dtensor(weight)
     state = {name: whole_of(slot.state[name]).clone() for name in step.state_kinds}
-    skipped = skipped_count(state, weight.device)
+    prepare_counts(state, weight.device)
     X = whole_of(weight).clone()
     step.step_whole([Slot(X, whole_of(slot.gradient), state)])
     local_part(weight).copy_(part_of(X, weight))
     for name, kind in step.state_kinds.items():
         new = part_of(state[name], weight) if kind == "matrix" else state[name]
         local_part(slot.state[name]).copy_(new)
-    skipped_count(slot.state, weight.device).add_(skipped)
+    for name in (SKIPPED, LIMITED):
+        skipped_count(slot.state, weight.device, name).add_(state[name])
 
 
 def step_rows(members: list[Member], step: ShardedStep) -> None:
@@ -255,8 +259,9 @@ def step_rows(members: list[Member], step: ShardedStep) -> None:
         rows = Rows(X.shape[0], member.shape[0], apart=True)
         parts.append(Part(X, G, _all_state(member, buffers, step), rows))
     results = step_parts(parts, step, members[0].layout)
-    for member, (moved, taken, state) in zip(members, results, strict=True):
+    for member, (moved, taken, state, limited) in zip(members, results, strict=True):
         _keep(member, moved, state, taken.logical_not())
+        count_limited(member.slot.state, limited)
 
 
 def step_columns(members: list[Member], step: ShardedStep) -> None:
@@ -271,14 +276,15 @@ def step_columns(members: list[Member], step: ShardedStep) -> None:
         rows = Rows(X.shape[0], member.shape[1], apart=True)
         parts.append(Part(X, G, _all_state(member, buffers, step), rows))
     results = step_parts(parts, step, members[0].layout)
-    columns = [M.mT for moved, _, state in results for M in (moved, *(state[k] for k in names))]
+    columns = [M.mT for r in results for M in (r.moved, *(r.state[k] for k in names))]
     back = [member for member in members for _ in range(1 + len(names))]
     rows_back = columns_to_rows(columns, [k.shape[1] for k in back], [k.layout for k in back])
     blocks = iter(rows_back)
-    for member, (_, taken, state) in zip(members, results, strict=True):
+    for member, (_, taken, state, limited) in zip(members, results, strict=True):
         moved = next(blocks)
         state.update({name: next(blocks) for name in names})
         _keep(member, moved, state, taken.logical_not())
+        count_limited(member.slot.state, limited)
 
 
 def step_owners(members: list[Member], step: ShardedStep) -> None:
@@ -292,7 +298,7 @@ def step_owners(members: list[Member], step: ShardedStep) -> None:
         X, G, *buffers = (_turned(M, members[k]) for M in gathered)
         numbers = {name: members[k].slot.state[name].clone() for name in step.numbers}
         state = {**dict(zip(step.buffers, buffers, strict=True)), **numbers}
-        skipped_count(state, X.device)
+        prepare_counts(state, X.device)
         owned.append(Slot(X, G, state))
     step.step_whole(owned)
     wholes = [
@@ -359,10 +365,11 @@ def step_parts(parts: Sequence[Part], step: ShardedStep, layout: Layout) -> list
     pending = [step.gram_step(part.X, part.G, part.state, part.rows) for part in joined]
     results: dict[int, MatrixStep] = {}
     for those, part, result in zip(members, joined, finished(pending, layout.group), strict=True):
-        moved, taken, state = _unless_skipped(part, result)
+        moved, taken, state, limited = _unless_skipped(part, result)
         for i, k in enumerate(those):
             new = {name: value[i] for name, value in state.items()}
-            results[k] = MatrixStep(moved[i], taken[i], new)
+            held_back = None if limited is None else limited[i]
+            results[k] = MatrixStep(moved[i], taken[i], new, held_back)
     return [results[k] for k in range(len(parts))]
 
 
@@ -413,20 +420,20 @@ def _stack(tensors: Sequence[Tensor]) -> Tensor:
 
 def _unless_skipped(part: Part, result: MatrixStep) -> MatrixStep:
     """The matrices as they are after the step, whether or not it was taken."""
-    moved, taken, state = result
+    moved, taken, state, limited = result
     whether = taken[:, None, None]
     kept = {
         name: torch.where(whether if new.ndim == 3 else taken, new, part.state[name])
         for name, new in state.items()
     }
-    return MatrixStep(torch.where(whether, moved, part.X), taken, kept)
+    return MatrixStep(torch.where(whether, moved, part.X), taken, kept, limited)
 
 
 def _local_slot(slot: Slot, names: Mapping[str, Any]) -> Slot:
     """What this rank has of a weight, its gradient and its state; memory is shared."""
     state = {name: local_part(slot.state[name]) for name in names}
     if SKIPPED not in state:
-        skipped_count(state, slot.weight.device)
+        prepare_counts(state, slot.weight.device)
     return Slot(local_part(slot.weight), local_part(_placed_gradient(slot)), state)
 
 

@@ -120,7 +120,7 @@ def check_start(door: Door) -> None:
         project = (
             "U, _, Vh = numpy.linalg.svd(x0, full_matrices=False); x0 = U @ Vh"
             if door.numpy
-            else "x0 = ortholand.polar_projection(x0)"
+            else "x0 = ortholand.geometry.polar_projection(x0)"
         )
         raise ValueError(
             f"x0 must have orthonormal {side} up to ||X^H X - I|| <= {FARTHEST_START}, but it is "

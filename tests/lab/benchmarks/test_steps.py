@@ -1,18 +1,32 @@
 """The benchmark times what it says, and judges its targets on the records alone."""
 
-import json
-
 import pytest
 import torch
-from ortholand.lab.benchmarks.steps.timing import interleaved_medians, peak_bytes
 from typer.testing import CliRunner
 
-from ortholand.lab.benchmarks.steps import BENCH, CASES, bench_json, markdown_table
-from ortholand.lab.benchmarks.steps.actions import Case, actions_for, bare_products, parameters
-from ortholand.lab.benchmarks.steps.study import LENET, PEERS, draw_counts, draw_sizes
+from ortholand.lab.benchmarks.steps import STEPS
+from ortholand.lab.benchmarks.steps.claims import LENET, RIVALS
+from ortholand.lab.benchmarks.steps.contenders import (
+    StepsCase,
+    bare_products,
+    lenet_iterations,
+    parameters,
+    steps_of,
+)
+from ortholand.lab.benchmarks.steps.runs import CASES, StepsSettings, StepsTask, plan, run
 from ortholand.lab.cli import app
-from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions
-from ortholand.lab.study.spec import Verdict
+from ortholand.lab.study.records import (
+    MissingRecordError,
+    Record,
+    Records,
+    Request,
+    Result,
+    RunOptions,
+    Store,
+)
+from ortholand.lab.study.report import markdown_table
+from ortholand.lab.study.runner import collect
+from ortholand.lab.study.spec import BENCHMARK_PRESETS, Context, Verdict
 
 # Of peers, about torch.jit.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -21,13 +35,13 @@ OURS = ("LandingSGD", "LandingSGD, after")
 
 
 def record(unit, values):
-    request = Request("bench", 1, unit, RunOptions("quick", 0, "cpu", 1), {}, {})
+    request = Request("steps", 1, unit, RunOptions("quick", 0, "cpu", 1), {}, {})
     return Record(request, Result({}, values), {}, 1.0, "2026-01-01T00:00:00+00:00")
 
 
 def made_up(*, ours=1.0, others=100.0, memory=1.0):
     """Records in which all our times, all others' and all peaks are the same."""
-    actions = ("bare products", "bare Cayley solve", "landing by hand, unsafe", *PEERS)
+    actions = ("bare products", "bare Cayley solve", "landing by hand, unsafe", *RIVALS)
     times = dict.fromkeys((*actions, "torch SGD, unconstrained"), others)
     times |= dict.fromkeys(OURS, ours)
     units = {f"{case}.1": times for case in (*CASES, "lenet-training")}
@@ -37,7 +51,7 @@ def made_up(*, ours=1.0, others=100.0, memory=1.0):
 
 
 def verdicts(records):
-    return [claim.judge(records).verdict for claim in BENCH.claims]
+    return [claim.judge(records).verdict for claim in STEPS.claims]
 
 
 def test_every_target_can_be_met_and_missed():
@@ -51,7 +65,7 @@ def test_a_target_against_a_peer_is_open_without_the_peer():
     records = made_up()
     for case in CASES:
         del records[f"{case}.1"].result.values["POGO + SGD"]
-    by_statement = {c.statement: c.judge(records).verdict for c in BENCH.claims}
+    by_statement = {c.statement: c.judge(records).verdict for c in STEPS.claims}
     against_pogo = [v for s, v in by_statement.items() if "POGO" in s]
     assert set(against_pogo) == {Verdict.OPEN}
     assert Verdict.OPEN not in [v for s, v in by_statement.items() if "POGO" not in s]
@@ -59,7 +73,7 @@ def test_a_target_against_a_peer_is_open_without_the_peer():
 
 def test_the_sum_over_lenet_is_a_sum():
     records = made_up(ours=1.0, others=2.0)
-    claim = next(c for c in BENCH.claims if c.statement.startswith("LeNet's"))
+    claim = next(c for c in STEPS.claims if c.statement.startswith("LeNet's"))
     assert claim.judge(records).verdict is Verdict.HOLDS  # exactly twice as fast
     records[f"{LENET[0]}.1"].result.values["LandingSGD"] = 1.1
     assert claim.judge(records).verdict is Verdict.FAILS
@@ -67,25 +81,79 @@ def test_the_sum_over_lenet_is_a_sum():
 
 def test_figures_and_tables_come_from_the_records():
     records = made_up()
-    assert draw_sizes(records).axes[0].get_xlabel().startswith("rows")
-    assert len(draw_counts(records).axes[0].lines) == 7
-    table = markdown_table(records)
-    assert table.count("\n") == 2 + 9
-    assert "1e+03 (1)" in table
-    assert json.loads(bench_json(records))["40x40.1"]["LandingSGD"] == 1.0
+    sizes, counts = (figure.draw(records).axes[0] for figure in STEPS.figures)
+    assert sizes.get_xlabel().startswith("rows")
+    assert counts.get_xlabel().startswith("number")
+    assert len(counts.lines) == 7
+    (table,) = STEPS.tables
+    rows = table.make(records)
+    assert rows[0][1:] == list(CASES)
+    assert [row[0] for row in rows[1:3]] == list(OURS)
+    assert markdown_table(rows).count("\n") == 2 + 9
+    assert "1e+03 (1)" in rows[1]
+
+
+def test_a_table_has_the_cases_that_are_recorded():
+    (table,) = STEPS.tables
+    some = Records({unit: record for unit, record in made_up().items() if "40x40" in unit})
+    del some["40x40.1"].result.values["POGO + SGD"]
+    assert table.make(some)[0][1:] == ["40x40"]
+    assert "POGO + SGD" not in {row[0] for row in table.make(some)}
+    with pytest.raises(MissingRecordError):
+        table.make(Records({}))
+
+
+@pytest.mark.parametrize("preset", BENCHMARK_PRESETS)
+def test_times_are_measured_alone_and_memory_is_not(preset):
+    units = STEPS.units(preset)
+    assert len({unit.name for unit in units}) == len(units)
+    assert all(unit.timed != unit.name.endswith(".memory") for unit in units)
+    assert all(bool(unit.task.seconds) == unit.timed for unit in units)
+
+
+def test_what_is_planned():
+    settings = StepsSettings(("40x40",), sizes=(4,), counts=(10,), threads=(1, 2), seconds=3.0)
+    tasks = {unit.name: unit.task for unit in plan(settings)}
+    case = StepsCase(1, (40, 40))
+    assert tasks == {
+        "40x40.1": StepsTask(case, 1, 3.0),
+        "40x40.2": StepsTask(case, 2, 3.0),
+        "lenet-training.1": StepsTask(None, 1, 3.0),
+        "lenet-training.2": StepsTask(None, 2, 3.0),
+        "size-4": StepsTask(StepsCase(1, (4, 4)), 1, 1.5),
+        "count-10": StepsTask(StepsCase(1, (10, 3, 3), "kernel"), 1, 1.5),
+        "40x40.memory": StepsTask(case),
+    }
+
+
+def test_memory_is_in_units_of_the_parameters():
+    context = Context(0, torch.device("cpu"), lambda _: None)
+    peaks = run(StepsTask(StepsCase(1, (64, 64))), context).values
+    assert peaks["bare products"] == 0
+    assert 0 <= peaks["LandingSGD"] <= 2
+    assert peaks["landing by hand, unsafe"] >= 2
 
 
 @pytest.mark.parametrize(
-    "case", [Case(2, (6, 6)), Case(1, (9, 4)), Case(1, (2, 2, 3, 3), "kernel")], ids=str
+    "case",
+    [StepsCase(2, (6, 6)), StepsCase(1, (9, 4)), StepsCase(1, (2, 2, 3, 3), "kernel")],
+    ids=str,
 )
-def test_all_actions_step(case):
-    for name, action in actions_for(case).items():
-        action()
-        assert callable(action), name
+def test_all_steps_can_be_made(case):
+    for name, step in steps_of(case).items():
+        step()
+        assert callable(step), name
+
+
+def test_lenet_is_trained_by_each():
+    steps = lenet_iterations()
+    assert set(OURS) < set(steps)
+    for step in steps.values():
+        step()
 
 
 def test_the_bare_products_are_three_or_four():
-    for case, count in ((Case(1, (6, 6)), 3), (Case(1, (9, 4)), 4)):
+    for case, count in ((StepsCase(1, (6, 6)), 3), (StepsCase(1, (9, 4)), 4)):
         action = bare_products(case)
         with torch.profiler.profile() as profile:
             action()
@@ -93,34 +161,21 @@ def test_the_bare_products_are_three_or_four():
 
 
 def test_parameters_are_the_case():
-    case = Case(2, (3, 2, 4, 4), "kernel")
+    case = StepsCase(2, (3, 2, 4, 4), "kernel")
     assert case.matrices == 12
     assert [tuple(p.shape) for p in parameters(case)] == [(3, 2, 4, 4)] * 2
     assert [tuple(p.shape) for p in parameters(case, flat=True)] == [(6, 4, 4)] * 2
-    assert [tuple(p.shape) for p in parameters(Case(1, (4, 4)), stacked=True)] == [(1, 4, 4)]
+    assert [tuple(p.shape) for p in parameters(StepsCase(1, (4, 4)), stacked=True)] == [(1, 4, 4)]
 
 
-def test_medians_and_peaks():
-    calls = []
-    times = interleaved_medians(
-        {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, seconds=0, least=5
-    )
-    assert times.keys() == {"a", "b"}
-    assert calls.count("a") == calls.count("b") == 2 + 5
-    x = torch.zeros(1000)
-
-    def two_at_once():
-        y = x + 1
-        return float((y + 1).sum())
-
-    assert 8000 <= peak_bytes(two_at_once) < 9000
-
-
-def test_the_command_writes_times_figures_and_report(tmp_path):
-    result = CliRunner().invoke(app, ["bench", "--preset", "smoke", "--out", str(tmp_path)])
+def test_the_command_writes_records_figures_table_and_report(tmp_path):
+    command = ["bench", "steps", "--preset", "smoke", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
-    times = json.loads((tmp_path / "bench.json").read_text())
-    assert times["40x40.1"]["LandingSGD"] > 0
-    assert "| LandingSGD |" in (tmp_path / "bench.md").read_text()
-    assert "| LandingSGD |" in result.output
+    run = collect(STEPS, RunOptions("smoke", 0, "cpu", 1), Store(tmp_path))
+    assert not run.missing
+    assert run.records["40x40.1"].value("LandingSGD") > 0
+    assert "| LandingSGD |" in (tmp_path / "tables" / "steps-smoke-seed0.md").read_text()
+    assert "LandingSGD, not compiled" in result.output
+    assert (tmp_path / "figures" / "bench-size-smoke-seed0.svg").exists()
     assert (tmp_path / "report.html").exists()

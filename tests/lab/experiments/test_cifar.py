@@ -9,23 +9,23 @@ import ortholand
 from ortholand.lab.datasets import Dataset
 from ortholand.lab.experiments.cifar import (
     CIFAR,
+    CIFAR_METHODS,
     EPOCH,
     FULL_SIZE,
     LANDING,
-    METHODS,
+    PAPER,
     RETRACTION,
     TRAINED,
     TRIVIALIZATION,
-    ResNetTask,
-    Settings,
+    ResNetRun,
     plan,
-    start,
+    start_resnet,
 )
-from ortholand.lab.experiments.classification import TIMING, Timing
 from ortholand.lab.study.figures import METHOD_STYLES
 from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions, Store
 from ortholand.lab.study.runner import run_study
 from ortholand.lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
+from ortholand.lab.study.timing import TIMING, Timing
 
 
 def pictures(n=40):
@@ -38,7 +38,7 @@ def pictures(n=40):
 
 
 CONTEXT = Context(seed=3, device=torch.device("cpu"), tick=lambda _: None, data=pictures())
-TASK = ResNetTask(
+RUN = ResNetRun(
     method=LANDING, lr=1.0, batch_size=20, iterations=4, points=2, test_images=40, width=2
 )
 
@@ -50,7 +50,7 @@ TASK = ResNetTask(
 def test_every_preset_plans_every_method_rate_and_seed_and_two_timings(preset):
     *runs, timing, full_size = CIFAR.units(preset)
     settings = CIFAR.settings[preset]
-    rated = [(method, lr) for method in METHODS for lr in settings.learning_rates]
+    rated = [(method, lr) for method in CIFAR_METHODS for lr in settings.learning_rates]
     assert [(u.task.method, u.task.lr, u.task.trial) for u in runs] == [
         (*pair, trial) for pair in rated for trial in range(settings.seeds)
     ]
@@ -58,7 +58,8 @@ def test_every_preset_plans_every_method_rate_and_seed_and_two_timings(preset):
     assert (timing.name, full_size.name) == (TIMING, FULL_SIZE)
     assert [(t.method, t.lr) for t in timing.task.runs] == rated
     assert timing.task.trials == settings.seeds
-    assert [t.method for t in full_size.task.runs] == list(METHODS)
+    assert [t.method for t in full_size.task.runs] == list(CIFAR_METHODS)
+    assert [u.timed for u in (*runs, timing, full_size)] == [False] * len(runs) + [True] * 2
 
 
 def test_the_paper_preset_has_the_papers_settings():
@@ -76,14 +77,14 @@ def test_quick_times_the_papers_network_and_batch():
 
 
 def test_only_trivializations_are_cut_short():
-    units = plan(Settings(iterations=100, trivialization_share=0.25, seeds=1))
-    steps = {u.task.method: u.steps for u in units if isinstance(u.task, ResNetTask)}
+    units = plan(replace(PAPER, iterations=100, trivialization_share=0.25, seeds=1))
+    steps = {u.task.method: u.steps for u in units if isinstance(u.task, ResNetRun)}
     assert steps == {LANDING: 100, RETRACTION: 100, TRIVIALIZATION: 25}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CIFAR_METHODS)
 def test_every_convolution_is_orthogonal_and_the_rest_has_the_papers_options(method):
-    trainee = start(replace(TASK, method=method), CONTEXT).trainee
+    trainee = start_resnet(replace(RUN, method=method), CONTEXT).trainee
     convolutions = [m for m in trainee.model.modules() if isinstance(m, torch.nn.Conv2d)]
     assert len(trainee.weights()) == len(convolutions) == 20
     for convolution in convolutions:
@@ -95,9 +96,9 @@ def test_every_convolution_is_orthogonal_and_the_rest_has_the_papers_options(met
     assert kernels["weight_decay"] == 0
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CIFAR_METHODS)
 def test_every_method_learns_and_leaves_kernels_of_1_x_1_alone(method):
-    training = start(replace(TASK, method=method, lr=0.1), CONTEXT)
+    training = start_resnet(replace(RUN, method=method, lr=0.1), CONTEXT)
     shortcut = training.trainee.model.layer2[0].downsample[0]
     signs, kernel = shortcut.weight.detach().clone(), training.trainee.weights()[1].detach().clone()
     assert signs.abs().allclose(torch.ones(()))
@@ -110,7 +111,7 @@ def test_every_method_learns_and_leaves_kernels_of_1_x_1_alone(method):
 
 
 def test_trials_are_other_networks_with_other_batches():
-    one, again, other = (start(replace(TASK, trial=i), CONTEXT) for i in (1, 1, 2))
+    one, again, other = (start_resnet(replace(RUN, trial=i), CONTEXT) for i in (1, 1, 2))
     for make, same in ((again, True), (other, False)):
         weights = zip(one.trainee.weights(), make.trainee.weights(), strict=True)
         assert all(torch.equal(W, V) for W, V in weights) == same
@@ -120,7 +121,7 @@ def test_trials_are_other_networks_with_other_batches():
 
 
 def test_images_are_augmented_and_rates_dropped():
-    training = start(replace(TASK, lr_drop=1, batch_size=40), CONTEXT)
+    training = start_resnet(replace(RUN, lr_drop=1, batch_size=40), CONTEXT)
     images, _ = next(training.batches)
     seen = {tuple(image.flatten().tolist()) for image in pictures().train_images}
     assert any(tuple(image.flatten().tolist()) not in seen for image in images)
@@ -131,7 +132,7 @@ def test_images_are_augmented_and_rates_dropped():
 def test_a_run_from_end_to_end(tmp_path):
     class Quiet:
         def start(self, *_): ...
-        def advance(self, _): ...
+        def advance(self, *_): ...
         def unit_done(self, *_): ...
 
     class Source:
@@ -139,8 +140,9 @@ def test_a_run_from_end_to_end(tmp_path):
 
     sizes = dict(width=2, batch_size=8, timed_width=2, timed_batch=8)
     lengths = dict(iterations=2, points=2, warm_up=1, repetitions=2, timed_repetitions=2)
-    settings = Settings(**sizes, **lengths, seeds=2, learning_rates=(1.0, 2.0), test_images=8)
-    experiment = CIFAR.__class__(**{**vars(CIFAR), "settings": {"smoke": settings}})
+    changes = dict(seeds=2, learning_rates=(1.0, 2.0), test_images=8)
+    settings = replace(PAPER, **sizes, **lengths, **changes)
+    experiment = replace(CIFAR, settings={"smoke": settings})
     options = RunOptions("smoke", 0, "cpu", 1, data="kinds")
     run = run_study(experiment, options, Store(tmp_path), Quiet(), Source())
     assert len(run.records) == 3 * 2 * 2 + 2
@@ -168,9 +170,8 @@ def record(task, series):
 
 def made_records(methods, largest_error=0.1, **settings):
     sizes = dict(iterations=TRAINED, seeds=3, learning_rates=(0.5, 2.0), timed_repetitions=5)
-    settings = Settings(**{**sizes, **settings})
     made = {}
-    for unit in plan(settings):
+    for unit in plan(replace(PAPER, **{**sizes, **settings})):
         if isinstance(unit.task, Timing):
             made[unit.name] = record(unit.task, timed(unit.task, methods))
             continue
@@ -265,4 +266,4 @@ def test_figures_draw_every_method():
     for spec in CIFAR.figures:
         figure = spec.draw(records)
         labels = [text.get_text() for text in figure.legends[0].texts]
-        assert labels == [METHOD_STYLES[method].label for method in METHODS]
+        assert labels == [METHOD_STYLES[method].label for method in CIFAR_METHODS]

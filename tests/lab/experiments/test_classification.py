@@ -1,6 +1,7 @@
 import io
 import math
 from dataclasses import asdict, replace
+from functools import partial
 
 import pytest
 import torch
@@ -11,35 +12,40 @@ from torch import nn
 
 import ortholand
 from ortholand.lab.datasets import Dataset
-from ortholand.lab.experiments.classification import (
+from ortholand.lab.experiments.classification.claims import (
+    EPS,
     FEWEST_REPETITIONS,
-    MARGIN,
-    TIMING,
-    Task,
-    Timing,
-    Training,
-    batches,
     best_rates,
-    crop_and_flip,
-    data_of,
-    draw_learning_rates,
-    draw_training,
-    even_marks,
+    compare_ends,
+    doubt_of_times,
     final_loss,
-    is_kernel,
-    median_times,
-    run_alone,
-    run_in_turn,
-    run_unit,
-    scale_of,
+    found,
     stays_in_ball,
     takes_longer,
-    timing_unit,
-    training_unit,
     tried_rates,
+)
+from ortholand.lab.experiments.classification.figures import (
+    draw_learning_rates,
+    draw_training,
+    training_figures,
+)
+from ortholand.lab.experiments.classification.runs import (
+    MARGIN,
+    Training,
+    TrainingRun,
+    TrainingSettings,
+    TrialTiming,
+    batches,
+    crop_and_flip,
+    even_marks,
+    plan_trainings,
+    prepare_kernels,
+    run_unit,
+    runs_of,
+    scale_of,
+    train,
     unit_name,
 )
-from ortholand.lab.methods import prepare
 from ortholand.lab.study.figures import METHOD_STYLES
 from ortholand.lab.study.records import (
     MissingRecordError,
@@ -49,10 +55,11 @@ from ortholand.lab.study.records import (
     Result,
     RunOptions,
 )
-from ortholand.lab.study.spec import Context, Verdict
+from ortholand.lab.study.spec import Context, Finding, Verdict
+from ortholand.lab.study.timing import TIMING, Timing, timing_unit
 
-CONTEXT = Context(seed=3, device=torch.device("cpu"), tick=lambda _: None)
-TASK = Task(method="landing", lr=0.05, batch_size=3, iterations=8, points=2, test_images=7)
+NO_DATA = Context(seed=3, device=torch.device("cpu"), tick=lambda _: None)
+RUN = TrainingRun(method="landing", lr=0.05, batch_size=3, iterations=8, points=2, test_images=7)
 
 
 def random_images(n, channels=1, side=8, seed=0):
@@ -64,6 +71,9 @@ def dataset(n=12, channels=1, side=8):
     labels = torch.arange(n) % 10
     train, test = (random_images(n, channels, side, seed) for seed in (1, 2))
     return Dataset("random", train, labels, test, labels)
+
+
+CONTEXT = replace(NO_DATA, data=dataset())
 
 
 class SmallNet(nn.Module):
@@ -84,8 +94,8 @@ class SmallNet(nn.Module):
 
 
 def training(method="landing", lr=0.05, **options):
-    trainee = prepare(SmallNet(), method, orthogonal=is_kernel, view="kernel", lr=lr)
-    return Training(trainee, dataset(), **dict(batch_size=3, seed=0) | options)
+    trainee = prepare_kernels(SmallNet(), method, lr)
+    return Training(trainee, CONTEXT, **dict(batch_size=3, seed=0) | options)
 
 
 # Images.
@@ -233,7 +243,7 @@ def test_a_nan_is_the_largest_error():
     trained = training()
     with torch.no_grad():
         trained.trainee.model.conv.weight[0] = math.nan
-    assert math.isnan(trained.largest_error())
+    assert math.isnan(trained.trainee.largest_error())
 
 
 def test_trivialized_networks_are_measured_as_they_are():
@@ -268,41 +278,107 @@ def test_marks_are_even_and_end_at_the_end(iterations, points):
 
 def test_a_run_is_recorded_at_its_marks():
     ticks = []
-    task = replace(TASK, iterations=120, points=4)
-    result = run_alone(training(), task, replace(CONTEXT, tick=ticks.append))
+    run = replace(RUN, iterations=120, points=4)
+    result = train(training(), run, replace(CONTEXT, tick=ticks.append))
     assert list(result.series["iteration"]) == [0, 30, 60, 90, 120]
     assert sum(ticks) == 120
     assert all(0 <= error <= 1 for error in result.series["test_error"])
 
 
 def test_runs_are_timed_in_turn_after_a_warm_up():
-    ticks = []
-    timing = Timing((TASK, TASK), warm_up=2, repetitions=3)
-    trainings = [training(), training("exponential")]
-    result = run_in_turn(trainings, timing, replace(CONTEXT, tick=ticks.append))
-    assert list(result.series["run"]) == [0, 1, 0, 1, 0, 1]
+    ticks, trainings = [], []
+
+    def start(run, context):
+        trainings.append(training(run.method, run.lr))
+        return trainings[-1]
+
+    timing = Timing((RUN, replace(RUN, method="exponential")), warm_up=2, repetitions=3)
+    result = run_unit(start, timing, replace(CONTEXT, tick=ticks.append))
+    assert sorted(result.series["run"]) == [0, 0, 0, 1, 1, 1]
     assert [t.iteration for t in trainings] == [5, 5]
-    assert sum(ticks) == timing_unit(timing).steps == 10
-    for i, t in enumerate(trainings):
-        assert 0 < sum(result.series["seconds"][i::2]) < t.stopwatch.seconds
+    assert sum(ticks) == timing_unit(timing).steps == 5
+    assert timing_unit(timing).timed
+    assert min(result.series["seconds"]) > 0
+
+
+def test_batches_are_made_before_the_clock_starts():
+    trained = training()
+    act, prepare = trained.action()
+    prepare()
+    before = next(trained.batches)
+    act()
+    assert trained.iteration == 1
+    reference = training()
+    next(reference.batches)
+    assert torch.equal(next(reference.batches)[1], before[1])
+
+
+def test_timed_iterations_are_those_of_a_training():
+    timed, trained = training(lr_drop=2), training(lr_drop=2)
+    for _ in range(4):
+        act, prepare = timed.action()
+        prepare()
+        act()
+    trained.advance_to(4)
+    for p, q in zip(timed.trainee.weights(), trained.trainee.weights(), strict=True):
+        assert torch.equal(p, q)
 
 
 def test_a_unit_is_a_training_or_a_timing():
     started = []
 
-    def start(task, context):
-        started.append(task)
-        return training(task.method, task.lr)
+    def start(run, context):
+        started.append(run)
+        return training(run.method, run.lr)
 
-    other = replace(TASK, method="cayley")
-    assert "test_error" in run_unit(start, TASK, CONTEXT).series
-    assert "seconds" in run_unit(start, Timing((TASK, other), 0, 1), CONTEXT).series
-    assert started == [TASK, TASK, other]
+    other = replace(RUN, method="cayley")
+    assert "test_error" in run_unit(start, RUN, CONTEXT).series
+    assert "seconds" in run_unit(start, Timing((RUN, other), 0, 1), CONTEXT).series
+    assert started == [RUN, RUN, other]
 
 
-def test_an_experiment_without_its_data_is_refused():
+def test_a_training_gives_the_same_numbers_again():
+    first, again = (train(training(), RUN, CONTEXT).series for _ in range(2))
+    assert {name: values[1:] for name, values in first.items()} == {
+        name: values[1:]
+        for name, values in again.items()  # no loss yet, NaN, at the start
+    }
+
+
+def test_a_training_without_data_is_refused():
     with pytest.raises(ValueError, match="needs a data set"):
-        data_of(CONTEXT)
+        Training(prepare_kernels(SmallNet(), "landing", 0.1), NO_DATA, batch_size=3, seed=0)
+
+
+SETTINGS = TrainingSettings(
+    batch_size=3,
+    learning_rates=(0.5, 0.05),
+    iterations=10,
+    trivialization_share=0.25,
+    points=2,
+    test_images=7,
+    warm_up=1,
+    repetitions=4,
+)
+
+
+def test_runs_are_methods_with_rates_and_only_trivializations_are_shorter():
+    runs = runs_of(SETTINGS, ("landing", "trivialization-adam"))
+    assert [(run.method, run.lr, run.iterations) for run in runs] == [
+        ("landing", 0.5, 10),
+        ("landing", 0.05, 10),
+        ("trivialization-adam", 0.5, 3),
+        ("trivialization-adam", 0.05, 3),
+    ]
+    assert {(run.batch_size, run.points, run.test_images) for run in runs} == {(3, 2, 7)}
+
+
+def test_all_trials_are_trained_side_by_side_and_the_first_is_timed_alone():
+    *trainings, timing = plan_trainings(SETTINGS, [RUN], trials=3)
+    assert [unit.task for unit in trainings] == [replace(RUN, trial=i) for i in range(3)]
+    assert not any(unit.timed for unit in trainings)
+    assert timing.timed
+    assert timing.task == TrialTiming((RUN,), 1, 4, trials=3)
 
 
 # What the records say.
@@ -328,10 +404,10 @@ def curves(losses, **changes):
 
 def made_records(runs, seconds=None, trials=1, repetitions=FEWEST_REPETITIONS):
     """Records of trainings: (method, lr, trial) -> series, and of their timing."""
-    tasks = {key: Task(*key[:2], 4, 100, 3, 10, trial=key[2]) for key in runs}
-    made = {training_unit(t).name: record(t, runs[key]) for key, t in tasks.items()}
+    tasks = {key: TrainingRun(*key[:2], 4, 100, 3, 10, trial=key[2]) for key in runs}
+    made = {unit_name(*key): record(t, runs[key]) for key, t in tasks.items()}
     timed = tuple(task for key, task in tasks.items() if key[2] == 0)
-    timing = Timing(timed, 0, repetitions, trials)
+    timing = TrialTiming(timed, 0, repetitions, trials)
     turns = [(i, (seconds or {}).get(t.method, 1.0)) for i, t in enumerate(timed)] * repetitions
     columns = dict(zip(("run", "seconds"), zip(*turns, strict=True), strict=True))
     return Records({**made, TIMING: record(timing, columns)})
@@ -339,22 +415,18 @@ def made_records(runs, seconds=None, trials=1, repetitions=FEWEST_REPETITIONS):
 
 def test_units_are_named_after_method_rate_and_trial():
     assert unit_name("landing", 4.0**-5) == "landing-lr0.000977"
-    assert training_unit(replace(TASK, trial=2)).name == "landing-lr0.05-trial2"
+    assert unit_name("landing", 0.05, 2) == "landing-lr0.05-trial2"
+    *_, second, _ = plan_trainings(SETTINGS, [RUN], trials=2)
+    assert second.name == "landing-lr0.05-trial1"
     rates = [4.0**i for i in range(-5, 1)]
     assert len({unit_name("landing", lr) for lr in rates}) == 6
 
 
-def test_median_times():
-    timing = Timing((TASK, replace(TASK, lr=1.0)), 0, 3)
-    series = {"run": [0, 1] * 3, "seconds": [1.0, 5.0, 9.0, 6.0, 2.0, 70.0]}
-    assert median_times(record(timing, series)) == [2.0, 6.0]
-
-
 def test_the_last_quarter_of_a_run_is_its_end():
     loss = [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
-    assert final_loss(record(TASK, curves(loss))) == 1.5
-    assert final_loss(record(TASK, curves([3.0, 2.0]))) == 2.0
-    assert final_loss(record(TASK, curves([3.0, math.nan]))) == math.inf
+    assert final_loss(record(RUN, curves(loss))) == 1.5
+    assert final_loss(record(RUN, curves([3.0, 2.0]))) == 2.0
+    assert final_loss(record(RUN, curves([3.0, math.nan]))) == math.inf
 
 
 def test_the_best_rate_has_the_smallest_training_loss_whatever_the_test_error():
@@ -393,21 +465,63 @@ def test_a_missing_run_leaves_all_open():
         best_rates(records)
 
 
+def test_times_are_those_of_the_run_with_its_rate():
+    records = made_records({("landing", lr, 0): curves([1.0]) for lr in (1.0, 0.5)})
+    series = {"run": [0, 1] * 3, "seconds": [1.0, 5.0, 9.0, 6.0, 2.0, 70.0]}
+    timing = replace(records[TIMING], result=Result(series, {}))
+    tried = tried_rates(Records({**records, TIMING: timing}))["landing"]
+    assert [(entry.lr, entry.seconds) for entry in tried] == [(0.5, 6.0), (1.0, 2.0)]
+
+
 def test_times_are_compared():
     times = {"landing": 0.002, "exponential": 0.003, "cayley": 0.008}
-    finding = takes_longer(times, ["exponential", "cayley"], 1.5, FEWEST_REPETITIONS)
+    finding = takes_longer(times, 1.5, "")
     assert finding.measured == (
         "landing 2.00 ms per iteration; exponential 1.50, Cayley 4.00 times as long"
     )
     assert finding.verdict is Verdict.HOLDS
-    assert takes_longer(times, ["exponential", "cayley"], 1.6, 5).verdict is Verdict.FAILS
-    assert takes_longer(times, ["cayley"], 1.6, 5).verdict is Verdict.HOLDS
-    assert takes_longer(times, ["cayley"], 1.6, FEWEST_REPETITIONS - 1).verdict is Verdict.OPEN
+    assert takes_longer(times, 1.6, "").verdict is Verdict.FAILS
+    del times["exponential"]
+    assert takes_longer(times, 1.6, "").verdict is Verdict.HOLDS
+    assert takes_longer(times, 1.6, "too few").verdict is Verdict.OPEN
+    assert takes_longer({"landing": 1.5, "cayley": 3.0}, 2.0, "").measured.startswith(
+        "landing 1,500 ms per iteration"
+    )
+
+
+def test_few_times_decide_nothing():
+    for repetitions, doubted in ((FEWEST_REPETITIONS - 1, True), (FEWEST_REPETITIONS, False)):
+        doubt = doubt_of_times(record(Timing((RUN,), 0, repetitions), {}))
+        assert bool(doubt) == doubted
+
+
+def test_a_doubt_leaves_a_finding_open():
+    assert found("so", holds=True) == Finding("so", Verdict.HOLDS)
+    assert found("so", holds=False) == Finding("so", Verdict.FAILS)
+    assert found("so", holds=True, doubt="why") == Finding("so; why", Verdict.OPEN)
+
+
+@pytest.mark.parametrize(
+    ("enough", "verdict"),
+    [({"iterations": 100}, Verdict.HOLDS), ({"iterations": 101}, Verdict.OPEN)],
+)
+def test_ends_are_compared_if_all_runs_are_long_enough(enough, verdict):
+    records = made_records(
+        {
+            ("landing", 1.0, 0): curves([2.0, 1.0], test_error=[0.9, 0.5, 0.25]),
+            ("cayley", 1.0, 0): curves([2.0, 1.0]),
+        }
+    )
+    compare = partial(compare_ends, "test_error", ("landing", "cayley"))
+    finding = compare(lambda ends: ends == {"landing": 0.25, "cayley": 0.1}, enough, records)
+    assert finding.measured.startswith("after 100 iterations: landing 25.00%, Cayley 10.00%")
+    assert finding.verdict is verdict
+    assert compare(lambda _: False, {}, records).verdict is Verdict.FAILS
 
 
 @pytest.mark.parametrize(
     ("error", "verdict"),
-    [(0.5, Verdict.HOLDS), (0.51, Verdict.FAILS), (math.nan, Verdict.FAILS)],
+    [(EPS, Verdict.HOLDS), (1.01 * EPS, Verdict.FAILS), (math.nan, Verdict.FAILS)],
 )
 def test_the_ball_is_watched_at_every_point_of_every_run(error, verdict):
     far = curves([1.0, 1.0], largest_error=[0.0, error, 0.0])
@@ -421,8 +535,8 @@ def test_the_ball_is_watched_at_every_point_of_every_run(error, verdict):
             ("exponential", 1.0, 0): outside,
         }
     )
-    assert stays_in_ball(("landing", "landing-momentum"), 0.5, records).verdict is verdict
-    assert stays_in_ball(("landing",), 0.5, records).verdict is Verdict.HOLDS
+    assert stays_in_ball(("landing", "landing-momentum"), records).verdict is verdict
+    assert stays_in_ball(("landing",), records).verdict is Verdict.HOLDS
 
 
 # Figures.
@@ -473,3 +587,11 @@ def test_losses_are_drawn_against_learning_rates():
     assert list(line.get_xdata()) == [0.25, 0.5, 1.0]
     assert list(line.get_ydata()) == [0.5, 0.75, math.inf]
     figure.savefig(io.BytesIO(), format="svg")
+
+
+def test_captions_say_what_is_special():
+    first, second = training_figures("x", "Net", curves=", thin", errors="; none", rate="rate")
+    assert (first.name, second.name) == ("x", "x-learning-rates")
+    assert "Net, each method with its best learning rate, thin. Top" in first.caption
+    assert "all kernels together; none. Left" in first.caption
+    assert "against the rate. The lowest" in second.caption

@@ -6,25 +6,23 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from ortholand.lab.experiments import distillation
-from ortholand.lab.experiments.distillation import (
-    DISTILLATION,
+from ortholand.lab.experiments.distillation import DISTILLATION, claims
+from ortholand.lab.experiments.distillation.claims import iterations_to, takes_longer, time_to
+from ortholand.lab.experiments.distillation.runs import (
     LEARNING_RATES,
     PAPER_ITERATIONS,
-    TIMING,
+    TIMED_RATE,
+    WARM_UP,
+    DistillationRun,
+    DistillationSettings,
     Lesson,
     Point,
-    Settings,
-    Task,
-    Timing,
-    best_run,
-    iterations_to,
+    begin,
+    best_runs,
+    iteration_seconds,
     loss,
     plan,
     run,
-    seconds_per_iteration,
-    time_to,
-    unit_name,
 )
 from ortholand.lab.methods import (
     RETRACTION_METHODS,
@@ -35,10 +33,14 @@ from ortholand.lab.study.figures import house_style
 from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions
 from ortholand.lab.study.runner import run_study
 from ortholand.lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
+from ortholand.lab.study.timing import TIMING, Timing
 
 CONTEXT = Context(seed=3, device=torch.device("cpu"), tick=lambda _: None)
-TASK = Task(
+TASK = DistillationRun(
     method="landing", lr=0.01, p=5, depth=2, batch=8, iterations=12, momentum=0.9, test_size=20
+)
+TINY = DistillationSettings(
+    p=4, depth=2, batch=8, iterations=3, test_size=10, timed_size=(5, 2), repetitions=1
 )
 
 
@@ -48,14 +50,16 @@ TASK = Task(
 @pytest.mark.parametrize("preset", EXPERIMENT_PRESETS)
 def test_every_preset_plans_every_method_with_every_rate_and_the_timing(preset):
     *runs, timing = DISTILLATION.units(preset)
-    names = [unit_name(m, lr) for m in TRAINING_METHODS for lr in LEARNING_RATES]
+    names = [f"{m}-lr{lr:g}" for m in TRAINING_METHODS for lr in LEARNING_RATES]
     assert [u.name for u in runs] == names
     assert all(u.steps == u.task.iterations for u in runs)
     assert timing.name == TIMING
+    assert [u.timed for u in (*runs, timing)] == [False] * len(runs) + [True]
     settings = DISTILLATION.settings[preset]
-    for size in ((settings.p, settings.depth), settings.timed_size):
+    own, large = (settings.p, settings.depth), settings.timed_size
+    for size, rates in {large: (TIMED_RATE,), own: LEARNING_RATES}.items():  # own, if the same
         timed = [(t.method, t.lr) for t in timing.task.runs if (t.p, t.depth) == size]
-        assert timed == [(m, lr) for m in TRAINING_METHODS for lr in LEARNING_RATES]
+        assert timed == [(m, lr) for m in TRAINING_METHODS for lr in rates]
 
 
 def test_the_paper_preset_has_the_papers_settings():
@@ -70,8 +74,10 @@ def test_quick_times_iterations_at_the_papers_size():
 
 
 def test_only_trivializations_are_cut_short():
-    settings = Settings(iterations=100, trivialization_share=0.25)
-    planned = {u.task.method: u.steps for u in plan(settings) if isinstance(u.task, Task)}
+    settings = DistillationSettings(iterations=100, trivialization_share=0.25)
+    planned = {
+        u.task.method: u.steps for u in plan(settings) if isinstance(u.task, DistillationRun)
+    }
     assert {m for m, steps in planned.items() if steps == 25} == set(TRIVIALIZATION_METHODS)
     assert {steps for m, steps in planned.items() if m not in TRIVIALIZATION_METHODS} == {100}
 
@@ -96,7 +102,7 @@ def test_a_landing_step_follows_the_gradient_of_the_loss():
     z = torch.tanh(h @ W2.T + b2)
     d2 = 2 * (z - y) / 8 * (1 - z**2)
     d1 = d2 @ W2 * (1 - h**2)
-    lesson.iterate()
+    iterate(lesson)
     for (W, b), (V, c), d, a in zip(
         [(W1, b1), (W2, b2)], layers(lesson.trainee.model), (d1, d2), (x, h), strict=True
     ):
@@ -106,13 +112,18 @@ def test_a_landing_step_follows_the_gradient_of_the_loss():
         torch.testing.assert_close(c, b - 0.01 * d.sum(0), rtol=0, atol=1e-6)
 
 
+def iterate(lesson):
+    lesson.next_batch()
+    lesson.learn()
+
+
 def layers(network):
     return [(m.weight.detach().double(), m.bias.detach().double()) for m in network.layers]
 
 
 def test_measurements_are_of_the_student_on_the_test_set():
     lesson = Lesson(TASK, CONTEXT)
-    lesson.iterate()
+    iterate(lesson)
     point = lesson.measure()
     inputs = torch.randn(20, 5, generator=torch.Generator().manual_seed(4 * 3 + 3)).double()
     x, y = inputs, inputs
@@ -137,7 +148,7 @@ def test_all_methods_start_alike_and_see_the_same_examples(method):
     reference, lesson = (Lesson(replace(TASK, method=m), CONTEXT) for m in ("landing", method))
     assert lesson.measure().test_loss == pytest.approx(reference.measure().test_loss, rel=1e-5)
     for each in (reference, lesson):
-        each.iterate()
+        iterate(each)
     assert torch.equal(lesson.draw.get_state(), reference.draw.get_state())
     for W in lesson.trainee.weights():
         assert float(torch.linalg.det(W.detach())) == pytest.approx(1, abs=1e-2)
@@ -148,7 +159,7 @@ def test_teacher_and_student_differ_and_the_teacher_stays():
     before = layers(lesson.teacher)
     assert lesson.measure().test_loss > 0.1
     for _ in range(5):
-        lesson.iterate()
+        iterate(lesson)
     for (W, b), (V, c) in zip(before, layers(lesson.teacher), strict=True):
         assert torch.equal(W, V)
         assert torch.equal(b, c)
@@ -175,20 +186,37 @@ def test_the_same_seed_gives_the_same_numbers_and_another_does_not():
 
 
 def test_ticks_add_up_to_the_steps():
-    for unit in (TASK, Timing((TASK, replace(TASK, method="cayley")), 2, 3)):
+    units = plan(TINY)
+    for unit in (units[0], units[-1]):
         ticks = []
-        run(unit, replace(CONTEXT, tick=ticks.append))
-        assert sum(ticks) == (12 if isinstance(unit, Task) else 2 * (2 + 3))
+        run(unit.task, replace(CONTEXT, tick=ticks.append))
+        assert sum(ticks) == unit.steps == (3 if unit is units[0] else WARM_UP + 1)
+
+
+def test_an_iteration_is_timed_without_the_time_for_its_examples(monkeypatch):
+    action, lesson = begin(TASK, CONTEXT), Lesson(TASK, CONTEXT)
+    timed = action.act.__self__
+    for _ in range(2):
+        iterate(lesson)
+        action.prepare()
+        with monkeypatch.context() as patch:
+            patch.setattr(timed, "teacher", None)  # nor is the teacher asked
+            drawn = timed.draw.get_state()
+            action.act()
+            assert torch.equal(timed.draw.get_state(), drawn)
+    for W, V in zip(timed.trainee.weights(), lesson.trainee.weights(), strict=True):
+        assert torch.equal(W, V)
 
 
 def test_timed_runs_take_turns(monkeypatch):
     calls = []
-    monkeypatch.setattr(Lesson, "iterate", lambda self: calls.append(self.task.lr) or len(calls))
+    monkeypatch.setattr(Lesson, "learn", lambda self: calls.append(self.task.lr))
     timing = Timing((TASK, replace(TASK, lr=1.0)), warm_up=1, repetitions=2)
     result = run(timing, CONTEXT)
-    assert calls == [0.01, 1.0] * 3
-    assert list(result.series["run"]) == [0, 1, 0, 1]
-    assert list(result.series["seconds"]) == [3, 4, 5, 6]  # without the warm-up
+    rounds = [calls[:2], calls[2:4], calls[4:]]
+    assert all(sorted(turn) == [0.01, 1.0] for turn in rounds)
+    assert sorted(result.series["run"]) == [0, 0, 1, 1]  # without the warm-up
+    assert len(result.series["seconds"]) == 4
 
 
 # Claims, on records made by hand.
@@ -210,12 +238,15 @@ def made(method, lr, *, test_loss=(100.0, 1.0, 0.1), error=(1e-5, 1e-5, 2e-5), i
 
 
 def timing(seconds, sizes=(30, 100)):
-    """A timing in which an iteration takes so long: by method, or by method and width."""
+    """A timing in which an iteration takes so long: by method, or by method and width.
+
+    With every learning rate at the first width, that of the runs.
+    """
     tasks = [
         replace(TASK, method=m, lr=lr, p=p)
         for p in sizes
         for m in TRAINING_METHODS
-        for lr in LEARNING_RATES
+        for lr in (LEARNING_RATES if p == sizes[0] else (TIMED_RATE,))
     ]
     once = [
         (i, seconds.get((t.method, t.p), seconds.get(t.method, 1.0))) for i, t in enumerate(tasks)
@@ -232,14 +263,14 @@ def records_of(changes=None, seconds=None, iterations=None):
     for method in TRAINING_METHODS:
         for lr in LEARNING_RATES:
             change = (changes or {}).get(method, {}) if lr == 0.01 else {"test_loss": (100, 90, 90)}
-            units[unit_name(method, lr)] = made(method, lr, iterations=iterations, **change)
+            units[f"{method}-lr{lr:g}"] = made(method, lr, iterations=iterations, **change)
     return Records(units)
 
 
 def test_the_best_run_ends_with_the_smallest_test_loss():
-    assert best_run(records_of(), "landing").configuration["lr"] == 0.01
+    assert best_runs(records_of(), ["landing"])["landing"].configuration["lr"] == 0.01
     broken = records_of({"landing": {"test_loss": (100.0, 1.0, math.nan)}})
-    assert best_run(broken, "landing").configuration["lr"] != 0.01
+    assert best_runs(broken, ["landing"])["landing"].configuration["lr"] != 0.01
 
 
 def test_iterations_to_a_level_lie_between_the_records():
@@ -251,51 +282,55 @@ def test_iterations_to_a_level_lie_between_the_records():
 
 def test_the_time_of_an_iteration_is_a_median_at_the_size_asked_for():
     timed = timing({("cayley", 30): 2.0, ("cayley", 100): 7.0})
-    cayley, landing = made("cayley", 0.01), made("landing", 0.01)
-    assert seconds_per_iteration(timed, cayley) == 2.0
-    assert seconds_per_iteration(timed, cayley, p=100) == 7.0
-    assert seconds_per_iteration(timed, landing, p=100) == 1.0
+    records = Records({TIMING: timed})
+    assert iteration_seconds(records, made("cayley", 1.0)) == 2.0
+    assert iteration_seconds(records, made("landing", 1.0)) == 1.0
+    finding = takes_longer(["cayley"], ["landing"], records)
+    assert finding.measured == "p = 100, in times of landing, 1e+03 ms: Cayley 7.00"
 
 
 def test_the_time_to_a_level_is_that_of_the_fastest_learning_rate():
     records = records_of(seconds={"cayley": 2.0})
     early = made("cayley", 1.0, test_loss=(100.0, 10.0, 1.0))  # ends higher, but is sooner at 10
     late = made("cayley", 0.01, test_loss=(100.0, 100.0, 0.1))
-    units = {unit_name("cayley", 1.0): early, unit_name("cayley", 0.01): late}
+    units = {"cayley-lr1": early, "cayley-lr0.01": late}
     assert time_to(Records({**records, **units}), "cayley", 10.0) == pytest.approx(2.0 * 100)
 
 
 FASTER_LOSS = {"test_loss": (100.0, 0.1, 0.1)}
 LANDED = {"error": (1e-5, 1e-2, 1e-6)}
 UNLEARNT = {"test_loss": (100.0, 50.0, 40.0)}
-near = partial(distillation.ends_nearer, "landing")
-near_with_momentum = partial(distillation.ends_nearer, "landing-momentum")
+near = partial(claims.ends_nearer, "landing")
+near_with_momentum = partial(claims.ends_nearer, "landing-momentum")
+iteration_is_faster, trivializations_are_slower = (
+    c.check for c in DISTILLATION.claims if c.statement.startswith("At p = 100")
+)
 
 CASES = {
-    "fastest": (distillation.momentum_is_fastest, {"landing-momentum": FASTER_LOSS}, "HOLDS"),
+    "fastest": (claims.momentum_is_fastest, {"landing-momentum": FASTER_LOSS}, "HOLDS"),
     "another is fastest": (
-        distillation.momentum_is_fastest,
+        claims.momentum_is_fastest,
         {"landing-momentum": FASTER_LOSS, "cayley": {"test_loss": (100.0, 0.01, 0.01)}},
         "FAILS",
     ),
-    "one learns nothing": (distillation.momentum_is_fastest, {"cayley": UNLEARNT}, "OPEN"),
-    "as many iterations": (distillation.landing_needs_as_many_iterations, {}, "HOLDS"),
+    "one learns nothing": (claims.momentum_is_fastest, {"cayley": UNLEARNT}, "OPEN"),
+    "as many iterations": (claims.landing_needs_as_many_iterations, {}, "HOLDS"),
     "fewer iterations": (
-        distillation.landing_needs_as_many_iterations,
+        claims.landing_needs_as_many_iterations,
         {"landing": FASTER_LOSS},
         "FAILS",
     ),
     "too early to compare": (
-        distillation.landing_needs_as_many_iterations,
+        claims.landing_needs_as_many_iterations,
         {"exponential": UNLEARNT},
         "OPEN",
     ),
     "momentum helps": (
-        distillation.momentum_helps,
+        claims.momentum_helps,
         {"landing-momentum": {"test_loss": (100.0, 1.0, 0.09)}},
         "HOLDS",
     ),
-    "momentum does not": (distillation.momentum_helps, {}, "FAILS"),
+    "momentum does not": (claims.momentum_helps, {}, "FAILS"),
     "landing is nearer": (near, {"landing": LANDED}, "HOLDS"),
     "landing is not": (near, {"landing": {"error": (1e-5, 1e-2, 1e-3)}}, "FAILS"),
     "nearer than one only": (
@@ -305,26 +340,26 @@ CASES = {
     ),
     "momentum is nearer": (near_with_momentum, {"landing-momentum": LANDED}, "HOLDS"),
     "without only": (near_with_momentum, {"landing": LANDED}, "FAILS"),
-    "errors accumulate": (distillation.retractions_accumulate, {}, "HOLDS"),
+    "errors accumulate": (claims.retractions_accumulate, {}, "HOLDS"),
     "one does not": (
-        distillation.retractions_accumulate,
+        claims.retractions_accumulate,
         {"cayley": {"error": (1e-5, 1e-5, 1.4e-5)}},
         "FAILS",
     ),
-    "exact": (distillation.trivializations_are_exact, {}, "HOLDS"),
+    "exact": (claims.trivializations_are_exact, {}, "HOLDS"),
     "not exact": (
-        distillation.trivializations_are_exact,
+        claims.trivializations_are_exact,
         {"trivialization-adam": {"error": (1e-5, 1e-4, 1e-5)}},
         "FAILS",
     ),
     "not a number": (
-        distillation.trivializations_are_exact,
+        claims.trivializations_are_exact,
         {"trivialization-adam": {"error": (1e-5, math.nan, 1e-5)}},
         "FAILS",
     ),
-    "in the ball": (distillation.stays_in_ball, {"landing": {"error": (0, 0.5, 0)}}, "HOLDS"),
-    "outside": (distillation.stays_in_ball, {"landing": {"error": (0, 0.51, 0)}}, "FAILS"),
-    "nowhere": (distillation.stays_in_ball, {"landing": {"error": (0, math.nan, 0)}}, "FAILS"),
+    "in the ball": (claims.stays_in_ball, {"landing": {"error": (0, 0.5, 0)}}, "HOLDS"),
+    "outside": (claims.stays_in_ball, {"landing": {"error": (0, 0.51, 0)}}, "FAILS"),
+    "nowhere": (claims.stays_in_ball, {"landing": {"error": (0, math.nan, 0)}}, "FAILS"),
 }
 
 
@@ -335,25 +370,25 @@ def test_verdicts(case):
 
 
 TIMED_CASES = {
-    "faster": (distillation.iteration_is_faster, {"landing": 0.9}, "HOLDS"),
-    "as fast": (distillation.iteration_is_faster, {"landing": 0.97}, "FAILS"),
+    "faster": (iteration_is_faster, {"landing": 0.9}, "HOLDS"),
+    "as fast": (iteration_is_faster, {"landing": 0.97}, "FAILS"),
     "faster than one only": (
-        distillation.iteration_is_faster,
+        iteration_is_faster,
         {"landing": 0.9, "cayley": 0.9},
         "FAILS",
     ),
     "slower": (
-        distillation.trivializations_are_slower,
+        trivializations_are_slower,
         dict.fromkeys(TRIVIALIZATION_METHODS, 2.0),
         "HOLDS",
     ),
     "one as fast as Cayley": (
-        distillation.trivializations_are_slower,
+        trivializations_are_slower,
         {**dict.fromkeys(TRIVIALIZATION_METHODS, 2.0), "cayley": 2.0},
         "FAILS",
     ),
-    "slow iterations": (distillation.momentum_is_fastest, {"landing-momentum": 1.1}, "FAILS"),
-    "fast iterations": (distillation.momentum_is_fastest, {"landing-momentum": 0.9}, "HOLDS"),
+    "slow iterations": (claims.momentum_is_fastest, {"landing-momentum": 1.1}, "FAILS"),
+    "fast iterations": (claims.momentum_is_fastest, {"landing-momentum": 0.9}, "HOLDS"),
 }
 
 
@@ -365,7 +400,7 @@ def test_verdicts_on_times(case):
 
 @pytest.mark.parametrize("claim", ["nearer", "accumulate"])
 def test_a_short_run_decides_nothing_against_the_paper(claim):
-    check = {"nearer": near, "accumulate": distillation.retractions_accumulate}[claim]
+    check = {"nearer": near, "accumulate": claims.retractions_accumulate}[claim]
     steady = {m: {"error": (1e-5, 1e-5, 1e-5)} for m in RETRACTION_METHODS}
     short = records_of({**steady, "landing": {"error": (1e-5, 1e-2, 1e-3)}}, iterations=1_000)
     assert check(short).verdict is Verdict.OPEN
@@ -382,23 +417,22 @@ def test_a_short_run_does_not_decide_for_landing_either():
     "name", ["momentum_is_fastest", "landing_needs_as_many_iterations", "momentum_helps"]
 )
 def test_a_few_iterations_decide_nothing_about_learning(name, iterations):
-    finding = getattr(distillation, name)(records_of(iterations=iterations))
+    finding = getattr(claims, name)(records_of(iterations=iterations))
     assert (finding.verdict is Verdict.OPEN) == (iterations < 100)
 
 
-@pytest.mark.parametrize("name", ["iteration_is_faster", "trivializations_are_slower"])
-def test_times_at_small_sizes_decide_nothing(name):
+@pytest.mark.parametrize("check", [iteration_is_faster, trivializations_are_slower])
+def test_times_at_small_sizes_decide_nothing(check):
     for sizes, is_open in (((30,), True), ((30, 100), False)):
         records = Records({**records_of(), TIMING: timing({}, sizes)})
-        finding = getattr(distillation, name)(records)
-        assert (finding.verdict is Verdict.OPEN) == is_open
+        assert (check(records).verdict is Verdict.OPEN) == is_open
 
 
 def test_what_is_missing_leaves_claims_open():
     records = records_of()
-    without = Records({n: r for n, r in records.items() if n != unit_name("landing", 0.01)})
-    claims = [c for c in DISTILLATION.claims if c.judge(records).verdict is not Verdict.OPEN]
-    assert len(claims) == len(DISTILLATION.claims)
+    without = Records({n: r for n, r in records.items() if n != "landing-lr0.01"})
+    decided = [c for c in DISTILLATION.claims if c.judge(records).verdict is not Verdict.OPEN]
+    assert len(decided) == len(DISTILLATION.claims)
     assert near_with_momentum(without).verdict is not Verdict.OPEN  # needs no run of landing
     assert near_claim().judge(without).verdict is Verdict.OPEN
 
@@ -411,17 +445,7 @@ def near_claim():
 
 
 def test_a_tiny_run_from_plan_to_figures(store, watcher):
-    tiny = Settings(
-        p=4,
-        depth=2,
-        batch=8,
-        iterations=3,
-        test_size=10,
-        timed_size=(5, 2),
-        warm_up=1,
-        repetitions=1,
-    )
-    experiment = replace(DISTILLATION, settings={"smoke": tiny})
+    experiment = replace(DISTILLATION, settings={"smoke": TINY})
     options = RunOptions(preset="smoke", seed=0, device="cpu", threads=1)
     done = run_study(experiment, options, store, watcher)
     assert not done.missing

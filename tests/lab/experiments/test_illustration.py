@@ -4,16 +4,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-import ortholand
-from ortholand.lab.experiments import illustration
-from ortholand.lab.experiments.illustration import (
+from ortholand.fields import landing_field
+from ortholand.geometry import distance
+from ortholand.lab.experiments.illustration import ILLUSTRATION, claims
+from ortholand.lab.experiments.illustration.runs import (
     AWAY,
     FIELD,
-    ILLUSTRATION,
     LANDING,
     RETRACTION,
     SINGULAR,
-    Settings,
+    IllustrationSettings,
     in_plane,
     make_problem,
     plan,
@@ -30,9 +30,9 @@ PATHS = (LANDING, RETRACTION, *AWAY, SINGULAR)
 
 
 class Silent:
-    def start(self, experiment, units, steps): ...
-    def advance(self, steps): ...
-    def unit_done(self, unit, outcome): ...
+    def start(self, study, units, steps): ...
+    def advance(self, study, steps): ...
+    def unit_done(self, study, unit, outcome): ...
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +52,11 @@ def doctored(records, unit, **series):
 def test_every_preset_plans_the_field_and_every_path(preset):
     units = ILLUSTRATION.units(preset)
     assert [u.name for u in units] == [FIELD, *PATHS]
+    assert not any(u.timed for u in units)
 
 
 def test_both_paths_of_the_paper_start_at_the_same_rotation():
-    tasks = {u.name: u.task for u in plan(Settings())}
+    tasks = {u.name: u.task for u in plan(IllustrationSettings())}
     assert replace(tasks[LANDING], method=RETRACTION) == tasks[RETRACTION]
     assert tasks[LANDING].radius == 1
     assert tasks[AWAY[0]].radius < 1 < tasks[AWAY[1]].radius
@@ -63,7 +64,7 @@ def test_both_paths_of_the_paper_start_at_the_same_rotation():
 
 def test_a_rotation_is_at_its_angle_in_the_figure():
     X = rotation(0.3, CONTEXT)
-    assert ortholand.distance(X) < 1e-15
+    assert distance(X) < 1e-15
     assert (X[0, 0].item(), X[0, 1].item()) == pytest.approx((math.cos(0.3), math.sin(0.3)))
     assert torch.linalg.det(X).item() == pytest.approx(1)
 
@@ -75,9 +76,9 @@ def test_the_cost_grows_with_the_angle_to_go():
 
 
 def test_landings_path_is_that_of_the_formula():
-    task = replace(plan(Settings())[1].task, iterations=5, lr=0.1)
-    series = run(task, CONTEXT).series
-    X, target = rotation(task.start, CONTEXT), rotation(task.target, CONTEXT)
+    settings = IllustrationSettings(iterations=5, lr=0.1)
+    series = run(plan(settings)[1].task, CONTEXT).series
+    X, target = rotation(settings.start, CONTEXT), rotation(settings.target, CONTEXT)
     for k in range(6):
         assert series["x"][k] == pytest.approx(X[0, 0].item(), abs=1e-14)
         assert series["y"][k] == pytest.approx(X[0, 1].item(), abs=1e-14)
@@ -88,16 +89,16 @@ def test_landings_path_is_that_of_the_formula():
 
 
 def test_the_retractions_path_turns_by_the_gradient():
-    task = replace(plan(Settings())[2].task, iterations=3)
-    series = run(task, CONTEXT).series
-    angle = task.start
+    settings = IllustrationSettings(iterations=3)
+    series = run(plan(settings)[2].task, CONTEXT).series
+    angle = settings.start
     for k in range(4):
         assert (series["x"][k], series["y"][k]) == pytest.approx((math.cos(angle), math.sin(angle)))
-        angle += task.lr * math.sin(task.target - angle)
+        angle += settings.lr * math.sin(settings.target - angle)
 
 
 def test_the_arrows_are_the_two_parts_of_the_landing_field():
-    task = plan(Settings(lam=0.7))[0].task
+    task = plan(IllustrationSettings(lam=0.7))[0].task
     columns = {
         k: torch.tensor(v, dtype=torch.float64) for k, v in run(task, CONTEXT).series.items()
     }
@@ -105,7 +106,7 @@ def test_the_arrows_are_the_two_parts_of_the_landing_field():
     X = in_plane(columns["x"], columns["y"])
     radii = (columns["x"].square() + columns["y"].square()).sqrt()
     torch.testing.assert_close(radii.unique().round(decimals=9).unique().tolist(), [*task.radii])
-    L = ortholand.landing_field(X, make_problem(task.target, CONTEXT).grad(X), 0.7)
+    L = landing_field(X, make_problem(task.target, CONTEXT).grad(X), 0.7)
     torch.testing.assert_close(columns["tangent_x"] + columns["normal_x"], L[:, 0, 0])
     torch.testing.assert_close(columns["tangent_y"] + columns["normal_y"], L[:, 0, 1])
     tangent = in_plane(columns["tangent_x"], columns["tangent_y"])
@@ -116,7 +117,7 @@ def test_the_arrows_are_the_two_parts_of_the_landing_field():
 
 
 def test_ticks_add_up_to_the_steps():
-    for unit in plan(Settings(iterations=4)):
+    for unit in plan(IllustrationSettings(iterations=4)):
         ticks = []
         run(unit.task, replace(CONTEXT, tick=ticks.append))
         assert sum(ticks) == unit.steps
@@ -124,38 +125,38 @@ def test_ticks_add_up_to_the_steps():
 
 def test_the_claims(records):
     found = {c.check: c.judge(records).verdict for c in ILLUSTRATION.claims}
-    assert found.pop(illustration.lands_from_anywhere) is Verdict.FAILS
+    assert found.pop(claims.lands_from_anywhere) is Verdict.FAILS
     assert set(found.values()) == {Verdict.HOLDS}
 
 
 def test_claims_can_fail(records):
     n = len(records[LANDING].series("x"))
     cases = {
-        illustration.both_converge: (RETRACTION, dict(to_optimum=[1e-3] * n)),
-        illustration.only_landing_leaves: (LANDING, dict(to_manifold=[1e-12] * n)),
-        illustration.lands_from_full_rank: (AWAY[1], dict(to_manifold=[0.3] * n)),
-        illustration.picture_is_complete: (LANDING, dict(out_of_plane=[1e-3] * n)),
+        claims.both_converge: (RETRACTION, dict(to_optimum=[1e-3] * n)),
+        claims.only_landing_leaves: (LANDING, dict(to_manifold=[1e-12] * n)),
+        claims.lands_from_full_rank: (AWAY[1], dict(to_manifold=[0.3] * n)),
+        claims.picture_is_complete: (LANDING, dict(out_of_plane=[1e-3] * n)),
     }
     for check, (unit, series) in cases.items():
         assert check(doctored(records, unit, **series)).verdict is Verdict.FAILS
     off = doctored(records, RETRACTION, to_manifold=[1e-3] * n)
-    assert illustration.only_landing_leaves(off).verdict is Verdict.FAILS
+    assert claims.only_landing_leaves(off).verdict is Verdict.FAILS
     never_back = doctored(records, LANDING, to_manifold=[0.0] + [0.3] * (n - 1))
-    assert illustration.only_landing_leaves(never_back).verdict is Verdict.FAILS
+    assert claims.only_landing_leaves(never_back).verdict is Verdict.FAILS
     on_all_along = doctored(records, AWAY[0], to_manifold=[0.0] * n)
-    assert illustration.lands_from_full_rank(on_all_along).verdict is Verdict.FAILS
+    assert claims.lands_from_full_rank(on_all_along).verdict is Verdict.FAILS
     lands_too = doctored(records, SINGULAR, to_manifold=[1.4] * (n - 1) + [0.0])
-    assert illustration.lands_from_full_rank(lands_too).verdict is Verdict.FAILS
-    assert illustration.lands_from_anywhere(lands_too).verdict is Verdict.HOLDS
+    assert claims.lands_from_full_rank(lands_too).verdict is Verdict.FAILS
+    assert claims.lands_from_anywhere(lands_too).verdict is Verdict.HOLDS
 
 
 def test_parts_that_are_not_orthogonal_are_noticed(records):
     products = list(records[FIELD].series("scalar_product"))
     products[7] = 1e-6
     changed = doctored(records, FIELD, scalar_product=products)
-    assert illustration.parts_are_orthogonal(changed).verdict is Verdict.FAILS
+    assert claims.parts_are_orthogonal(changed).verdict is Verdict.FAILS
     nothing = doctored(records, FIELD, product_of_norms=[0.0] * len(products))
-    assert illustration.parts_are_orthogonal(nothing).verdict is Verdict.FAILS
+    assert claims.parts_are_orthogonal(nothing).verdict is Verdict.FAILS
 
 
 @pytest.mark.parametrize("missing", [FIELD, *PATHS])

@@ -1,14 +1,14 @@
 import io
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 
 import ortholand
 from ortholand.lab.datasets import Dataset
-from ortholand.lab.experiments.classification import Task, Timing
-from ortholand.lab.experiments.mnist import EPOCH, LANDINGS, MNIST, Settings, plan, start
+from ortholand.lab.experiments.classification.runs import TrainingRun
+from ortholand.lab.experiments.mnist import EPOCH, LANDINGS, MNIST, PAPER, plan, start_lenet
 from ortholand.lab.methods import (
     ADAPTIVE_METHODS,
     RETRACTION_METHODS,
@@ -19,6 +19,7 @@ from ortholand.lab.study.figures import METHOD_STYLES
 from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions, Store
 from ortholand.lab.study.runner import run_study
 from ortholand.lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
+from ortholand.lab.study.timing import Timing
 
 
 def digits(n=40):
@@ -30,7 +31,7 @@ def digits(n=40):
 
 
 CONTEXT = Context(seed=3, device=torch.device("cpu"), tick=lambda _: None, data=digits())
-TASK = Task(method="landing", lr=0.02, batch_size=4, iterations=8, points=2, test_images=40)
+RUN = TrainingRun(method="landing", lr=0.02, batch_size=4, iterations=8, points=2, test_images=40)
 
 
 # The plan and the training.
@@ -45,6 +46,8 @@ def test_every_preset_plans_every_method_with_every_rate_and_times_them(preset):
     assert [(t.method, t.lr) for t in timing.task.runs] == expected
     assert len({u.name for u in runs}) == len(runs)
     assert all(u.steps == u.task.iterations for u in runs)
+    assert timing.timed
+    assert not any(u.timed for u in runs)
     assert set(rates) <= {4.0**i for i in range(-5, 1)}
 
 
@@ -57,16 +60,16 @@ def test_the_paper_preset_has_the_papers_settings():
 
 
 def test_only_trivializations_are_cut_short():
-    units = plan(Settings(iterations=100, trivialization_share=0.5, learning_rates=(1.0,)))
-    steps = {u.task.method: u.steps for u in units if isinstance(u.task, Task)}
+    units = plan(replace(PAPER, iterations=100, trivialization_share=0.5, learning_rates=(1.0,)))
+    steps = {u.task.method: u.steps for u in units if isinstance(u.task, TrainingRun)}
     assert {m for m, n in steps.items() if n == 50} == set(TRIVIALIZATION_METHODS)
     assert set(steps.values()) == {50, 100}
 
 
 @pytest.mark.parametrize("method", TRAINING_METHODS)
 def test_all_methods_start_at_the_same_network_with_orthogonal_kernels(method):
-    reference = start(TASK, CONTEXT).trainee
-    trainee = start(Task(**asdict(TASK) | {"method": method}), CONTEXT).trainee
+    reference = start_lenet(RUN, CONTEXT).trainee
+    trainee = start_lenet(replace(RUN, method=method), CONTEXT).trainee
     weights = trainee.weights()
     assert [tuple(W.shape) for W in weights] == [(6, 1, 5, 5), (16, 6, 5, 5), (120, 16, 4, 4)]
     assert sum(W.shape[:2].numel() for W in weights) == 2022  # as the summary says
@@ -80,7 +83,7 @@ def test_all_methods_start_at_the_same_network_with_orthogonal_kernels(method):
 @pytest.mark.parametrize("method", TRAINING_METHODS)
 def test_every_method_learns(method):
     lr = 0.001 if method in ADAPTIVE_METHODS or method.endswith("momentum") else 0.01
-    training = start(Task(**asdict(TASK) | {"method": method, "lr": lr}), CONTEXT)
+    training = start_lenet(replace(RUN, method=method, lr=lr), CONTEXT)
     before = training.measure(40).test_error
     training.advance_to(25)
     point = training.measure(40)
@@ -90,24 +93,23 @@ def test_every_method_learns(method):
 
 def test_momentum_is_for_all_parameters():
     for method, expected in (("landing", 0.0), ("landing-momentum", 0.9), ("exponential", 0.0)):
-        trainee = start(Task(**asdict(TASK) | {"method": method}), CONTEXT).trainee
+        trainee = start_lenet(replace(RUN, method=method), CONTEXT).trainee
         assert [g["momentum"] for g in trainee.optimizer.param_groups] == [expected] * 2
 
 
 def test_a_run_from_end_to_end(tmp_path):
     class Quiet:
         def start(self, *_): ...
-        def advance(self, _): ...
+        def advance(self, *_): ...
         def unit_done(self, *_): ...
 
     class Source:
         identity, notice, load = "kinds", "", staticmethod(digits)
 
-    settings = Settings(
-        learning_rates=(0.01,), iterations=3, points=2, test_images=20, warm_up=0, repetitions=2
-    )
+    lengths = dict(iterations=3, points=2, test_images=20, warm_up=0, repetitions=2)
+    settings = replace(PAPER, learning_rates=(0.01,), **lengths)
     options = RunOptions("smoke", 0, "cpu", 1, data="kinds")
-    experiment = MNIST.__class__(**{**vars(MNIST), "settings": {"smoke": settings}})
+    experiment = replace(MNIST, settings={"smoke": settings})
     run = run_study(experiment, options, Store(tmp_path), Quiet(), Source())
     assert len(run.records) == len(TRAINING_METHODS) + 1
     assert not run.missing
@@ -137,8 +139,8 @@ def record(task, series):
 
 
 def made_records(methods, iterations=EPOCH, repetitions=10, largest_error=0.1):
-    settings = Settings(learning_rates=(0.1,), iterations=iterations, repetitions=repetitions)
-    *runs, timing = plan(settings)
+    lengths = dict(iterations=iterations, repetitions=repetitions)
+    *runs, timing = plan(replace(PAPER, learning_rates=(0.1,), **lengths))
     made = {}
     for unit in runs:
         _, test_error, orthogonality_error = methods[unit.task.method]

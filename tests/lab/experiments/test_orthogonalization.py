@@ -3,31 +3,30 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-import ortholand
+from ortholand.geometry import polar_projection
 from ortholand.lab.experiments import orthogonalization
 from ortholand.lab.experiments.orthogonalization import (
     AFTER,
     CARRIED,
     DTYPES,
     LANDING,
-    METHODS,
     ORTHOGONALIZATION,
-    Settings,
-    Task,
+    STEP_METHODS,
+    OneStepRun,
+    OneStepSettings,
     draw,
     gamma_grid,
     plan,
     run,
     step,
-    unit_name,
 )
 from ortholand.lab.study.figures import house_style
-from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions, Store
+from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions
 from ortholand.lab.study.runner import run_study
 from ortholand.lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
 
 CONTEXT = Context(seed=3, device=torch.device("cpu"), tick=lambda _: None)
-TASK = Task(
+TASK = OneStepRun(
     method=LANDING,
     dtype="float64",
     p=20,
@@ -35,15 +34,17 @@ TASK = Task(
     lr=0.3,
     lam=1.0,
     repetitions=3,
-    gammas=(1e-5, 1e-2, 10.0),
+    smallest=1e-5,
+    largest=10.0,
+    per_decade=1,
 )
 
 
 @pytest.mark.parametrize("preset", EXPERIMENT_PRESETS)
 def test_every_preset_plans_every_method_in_every_precision(preset):
     units = ORTHOGONALIZATION.units(preset)
-    assert [u.name for u in units] == [unit_name(m, d) for d in DTYPES for m in METHODS]
-    assert all(u.steps == len(u.task.gammas) for u in units)
+    assert [u.name for u in units] == [f"{m}-{d}" for d in DTYPES for m in STEP_METHODS]
+    assert all(u.steps == len(gamma_grid(u.task)) for u in units)
 
 
 @pytest.mark.parametrize("preset", ["quick", "paper"])
@@ -53,7 +54,7 @@ def test_the_papers_settings(preset):
 
 
 def test_gammas_are_even_on_a_logarithmic_axis():
-    gammas = gamma_grid(Settings(smallest=1e-2, largest=1e1, per_decade=2))
+    gammas = gamma_grid(OneStepSettings(smallest=1e-2, largest=1e1, per_decade=2))
     assert gammas == pytest.approx([10 ** (-2 + i / 2) for i in range(7)])
 
 
@@ -83,8 +84,8 @@ def test_moving_and_then_landing_is_a_step_of_newton_and_schulz():
 
 def test_all_methods_step_in_the_same_direction():
     X, A = draw(TASK, 1e-3, torch.Generator().manual_seed(0))
-    X = ortholand.polar_projection(X)
-    for method in METHODS:
+    X = polar_projection(X)
+    for method in STEP_METHODS:
         moved = step(replace(TASK, method=method), X, A)
         torch.testing.assert_close(moved, X - 0.3 * A @ X, rtol=0, atol=1e-5)
 
@@ -92,7 +93,7 @@ def test_all_methods_step_in_the_same_direction():
 def test_errors_are_means_over_the_draws():
     result = run(TASK, CONTEXT)
     generator = torch.Generator().manual_seed(CONTEXT.seed)
-    for i, gamma in enumerate(TASK.gammas):
+    for i, gamma in enumerate(gamma_grid(TASK)):
         X, A = draw(TASK, gamma, generator)
         before = [float(torch.linalg.matrix_norm(M.mT @ M - torch.eye(20))) for M in X]
         after = [
@@ -104,7 +105,7 @@ def test_errors_are_means_over_the_draws():
 
 
 def test_all_methods_start_from_the_same_draws():
-    before = [run(replace(TASK, method=m), CONTEXT).series["before"] for m in METHODS]
+    before = [run(replace(TASK, method=m), CONTEXT).series["before"] for m in STEP_METHODS]
     assert all(b == before[0] for b in before)
     other = run(TASK, replace(CONTEXT, seed=4)).series["before"]
     assert other != before[0]
@@ -113,7 +114,7 @@ def test_all_methods_start_from_the_same_draws():
 def test_ticks_add_up_to_the_gammas():
     ticks = []
     run(TASK, replace(CONTEXT, tick=ticks.append))
-    assert sum(ticks) == len(TASK.gammas)
+    assert sum(ticks) == len(gamma_grid(TASK)) == 7
 
 
 # Claims, on records made by hand.
@@ -132,12 +133,11 @@ AS_THEY_ARE = {
 def hand_made(**changes):
     """Records with an error of 0.01 before the step; changes by the name of a unit."""
     records = {}
-    for unit in plan(Settings()):
-        task = replace(unit.task, gammas=GAMMAS)
-        after = changes.get(unit.name.replace("-", "_"), AS_THEY_ARE[task.method])
+    for unit in plan(OneStepSettings()):
+        after = changes.get(unit.name.replace("-", "_"), AS_THEY_ARE[unit.task.method])
         series = {"gamma": list(GAMMAS), "before": [0.01] * 3, "after": after}
         options = RunOptions(preset="quick", seed=0, device="cpu", threads=1)
-        request = Request("orthogonalization", 1, unit.name, options, asdict(task), {})
+        request = Request("orthogonalization", 1, unit.name, options, asdict(unit.task), {})
         records[unit.name] = Record(request, Result(series, {}), {}, 1.0, "")
     return Records(records)
 
@@ -217,18 +217,12 @@ def test_the_figure_has_a_panel_for_each_precision():
         assert list(curves["QR"].get_xdata()) == list(GAMMAS)
 
 
-def test_a_small_run_from_end_to_end(tmp_path):
-    class Silent:
-        def start(self, experiment, units, steps): ...
-        def advance(self, steps): ...
-        def unit_done(self, unit, outcome): ...
-
+def test_a_small_run_from_end_to_end(store, watcher):
     tiny = replace(
-        ORTHOGONALIZATION, settings={"smoke": Settings(p=30, repetitions=2, per_decade=1)}
+        ORTHOGONALIZATION, settings={"smoke": OneStepSettings(p=30, repetitions=2, per_decade=1)}
     )
     options = RunOptions(preset="smoke", seed=0, device="cpu", threads=1)
-    store = Store(tmp_path)
-    done = run_study(tiny, options, store, Silent())
+    done = run_study(tiny, options, store, watcher)
     assert not done.missing
     assert all(store.find(r.request).record == r for r in done.records.values())
     found = [finding.verdict for _, finding in done.findings()]

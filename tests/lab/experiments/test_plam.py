@@ -4,36 +4,31 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-import ortholand
-from ortholand.lab.experiments import plam
-from ortholand.lab.experiments.plam import (
+from ortholand.fields import FIELDS, plam_field
+from ortholand.geometry import distance
+from ortholand.lab.experiments.plam import PLAM, claims
+from ortholand.lab.experiments.plam.claims import corrected_fate, fate, fates, printed_fate
+from ortholand.lab.experiments.plam.runs import (
     EXPLODED,
-    METHODS,
-    PLAM,
+    INFEASIBLE_METHODS,
     Example,
-    Problems,
-    Settings,
-    corrected_fate,
+    PlamSettings,
+    RandomProblems,
     example_gradient,
-    example_name,
-    fate,
-    fates,
     has_exploded,
-    printed_fate,
-    problem_name,
-    problems_name,
     random_gradient,
     run,
-    start_name,
 )
 from ortholand.lab.study.figures import house_style
-from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions, Store
+from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions
 from ortholand.lab.study.runner import run_study
 from ortholand.lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
 from ortholand.lab.study.timing import marks
 
 CONTEXT = Context(seed=3, device=torch.device("cpu"), tick=lambda _: None)
-PROBLEMS = Problems(method="plam", problems=20, drawn=3, iterations=30, lr=1e-3, lam=1.0, eps=0.5)
+PROBLEMS = RandomProblems(
+    method="plam", problems=20, drawn=3, iterations=30, lr=1e-3, lam=1.0, eps=0.5
+)
 EXAMPLE = Example(
     method="plam",
     starts=((0.5, 0.1), (0.9, 0.1), (0.9, -0.1), (math.sqrt(0.5), 0.1)),
@@ -47,7 +42,9 @@ EXAMPLE = Example(
 @pytest.mark.parametrize("preset", EXPERIMENT_PRESETS)
 def test_every_preset_plans_both_parts_by_both_methods(preset):
     units = PLAM.units(preset)
-    assert {u.name for u in units} == {f(m) for f in (problems_name, example_name) for m in METHODS}
+    assert {u.name for u in units} == {
+        f"{part}-{m}" for part in ("problems", "example") for m in INFEASIBLE_METHODS
+    }
     assert all(u.steps == u.task.iterations for u in units)
 
 
@@ -57,7 +54,7 @@ def test_the_papers_settings():
 
 
 def test_the_example_has_alphas_on_both_sides_of_both_boundaries():
-    alphas = Settings().alphas
+    alphas = PlamSettings().alphas
     assert min(alphas) < math.sqrt(0.5) < 1 < max(alphas)
     assert {math.sqrt(0.5), 1.0} <= set(alphas)
 
@@ -76,24 +73,24 @@ def test_gradients_are_those_of_the_costs():
         torch.testing.assert_close(gradient(X), torch.func.grad(cost)(X))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", INFEASIBLE_METHODS)
 def test_the_problems_are_run_by_the_methods_field(method):
     task = replace(PROBLEMS, method=method)
     result = run(task, CONTEXT)
-    gradient, field = random_gradient(20, CONTEXT), ortholand.FIELDS[method]
+    gradient, field = random_gradient(20, CONTEXT), FIELDS[method]
     X = torch.eye(2, dtype=torch.float64).repeat(20, 1, 1)
-    distances = [ortholand.distance(X)]
+    distances = [distance(X)]
     for _ in range(30):
         X = X - 1e-3 * field(X, gradient(X), 1.0)
-        distances.append(ortholand.distance(X))
+        distances.append(distance(X))
     recorded = marks(30)
     assert list(result.series["iteration"]) == recorded
     for i in range(3):
         expected = [distances[k][i].item() for k in recorded]
-        assert result.series[problem_name(i)] == pytest.approx(expected, abs=1e-14)
+        assert result.series[f"distance_{i}"] == pytest.approx(expected, abs=1e-14)
     assert result.values["largest_distance"] == pytest.approx(torch.stack(distances).max().item())
     near = [(distances[k] < 1e-3).double().mean().item() for k in recorded]
-    assert result.series["near"] == near
+    assert list(result.series["near"]) == near
 
 
 def test_what_is_not_a_number_has_exploded():
@@ -113,17 +110,17 @@ def test_the_examples_field_is_the_corrected_one():
     G = example_gradient(torch.tensor([alpha], dtype=torch.float64))(X[None])[0]
     expected = torch.zeros_like(X)
     expected[1, 1] = (2 * alpha**2 - 0.7) * (x - x**3)
-    torch.testing.assert_close(ortholand.plam_field(X, G, 0.7), expected)
+    torch.testing.assert_close(plam_field(X, G, 0.7), expected)
 
 
 def test_fates_of_the_example():
     series = run(EXAMPLE, CONTEXT).series
-    ends = [series[start_name(i)][-1] for i in range(4)]
+    ends = [series[f"x_{i}"][-1] for i in range(4)]
     starts = [1 + delta for _, delta in EXAMPLE.starts]
     found = [fate(x0, x) for x0, x in zip(starts, ends, strict=True)]
     assert found == ["lands", "explodes", "becomes singular", "stays"]
     assert found == [corrected_fate(*start, 1.0) for start in EXAMPLE.starts]
-    assert [series[start_name(i)][0] for i in range(4)] == starts
+    assert [series[f"x_{i}"][0] for i in range(4)] == starts
     assert series["iteration"][-1] == EXAMPLE.iterations
 
 
@@ -185,10 +182,10 @@ def hand_made(
         ends = [math.inf, 1e-5, 0.5] if method == "plam" else [1e-5] * 3
         series = {"iteration": [0, 1, iterations]}
         series |= {"exploded": [0, 0, shares[0]], "near": [1, 1, shares[1]]}
-        series |= {problem_name(i): [0, 1e-4, end] for i, end in enumerate(ends)}
+        series |= {f"distance_{i}": [0, 1e-4, end] for i, end in enumerate(ends)}
         values = {"largest_distance": largest if method == "landing" else math.inf}
-        records[problems_name(method)] = record(problems_name(method), task, series, values)
-        records[example_name(method)] = example_record(method)
+        records[f"problems-{method}"] = record(f"problems-{method}", task, series, values)
+        records[f"example-{method}"] = example_record(method)
     return Records(records)
 
 
@@ -199,8 +196,8 @@ def example_record(method, **ends):
         finals[int(i.removeprefix("x"))] = end
     series = {"iteration": [0, 1500]}
     for i, (_, delta) in enumerate(EXAMPLE.starts):
-        series[start_name(i)] = [1 + delta, finals[i]]
-    return record(example_name(method), task, series, {})
+        series[f"x_{i}"] = [1 + delta, finals[i]]
+    return record(f"example-{method}", task, series, {})
 
 
 def test_the_claims_on_shares_as_they_are():
@@ -210,44 +207,44 @@ def test_the_claims_on_shares_as_they_are():
 
 
 def test_plam_always_explodes_only_if_it_does_on_all():
-    finding = plam.always_explodes(hand_made(plam=(1.0, 0.0)))
+    finding = claims.always_explodes(hand_made(plam=(1.0, 0.0)))
     assert finding.verdict is Verdict.HOLDS
-    assert plam.always_explodes(hand_made(plam=(0.999, 0.0))).verdict is Verdict.FAILS
-    assert plam.always_explodes(hand_made(iterations=1000)).verdict is Verdict.OPEN
+    assert claims.always_explodes(hand_made(plam=(0.999, 0.0))).verdict is Verdict.FAILS
+    assert claims.always_explodes(hand_made(iterations=1000)).verdict is Verdict.OPEN
     assert "1 and 1 of the first 3" in finding.measured
 
 
 def test_the_share_of_explosions():
     for shares in ((0.6, 0.23), (0.9, 0.1), (0.74, 0.1)):
-        assert plam.mostly_explodes(hand_made(plam=shares)).verdict is Verdict.FAILS
-    assert plam.mostly_explodes(hand_made(problems=100)).verdict is Verdict.OPEN
-    assert plam.mostly_explodes(hand_made(iterations=1000)).verdict is Verdict.OPEN
+        assert claims.mostly_explodes(hand_made(plam=shares)).verdict is Verdict.FAILS
+    assert claims.mostly_explodes(hand_made(problems=100)).verdict is Verdict.OPEN
+    assert claims.mostly_explodes(hand_made(iterations=1000)).verdict is Verdict.OPEN
 
 
 def test_landing_must_land_on_every_problem():
-    assert plam.landing_always_lands(hand_made(landing=(0.0, 0.999))).verdict is Verdict.FAILS
+    assert claims.landing_always_lands(hand_made(landing=(0.0, 0.999))).verdict is Verdict.FAILS
     short = hand_made(landing=(0.0, 0.999), iterations=1000)
-    assert plam.landing_always_lands(short).verdict is Verdict.OPEN
+    assert claims.landing_always_lands(short).verdict is Verdict.OPEN
 
 
 @pytest.mark.parametrize("largest", [0.51, math.nan])
 def test_landing_must_stay_in_its_ball(largest):
-    assert plam.landing_stays_near(hand_made(largest=largest)).verdict is Verdict.FAILS
+    assert claims.landing_stays_near(hand_made(largest=largest)).verdict is Verdict.FAILS
 
 
 def test_a_fate_that_is_not_as_said_contradicts_the_proposition():
     (check,) = (c for c in PLAM.claims if c.statement.startswith("The example, corrected"))
     for end, verdict in ((1e9, Verdict.FAILS), (1.3, Verdict.OPEN)):
-        records = Records({**hand_made(), example_name("plam"): example_record("plam", x0=end)})
+        records = Records({**hand_made(), "example-plam": example_record("plam", x0=end)})
         assert check.judge(records).verdict is verdict
-    off = Records({**hand_made(), example_name("landing"): example_record("landing", x2=0.9)})
-    assert plam.example_lands(off).verdict is Verdict.FAILS
+    off = Records({**hand_made(), "example-landing": example_record("landing", x2=0.9)})
+    assert claims.example_lands(off).verdict is Verdict.FAILS
 
 
 def test_fates_are_listed_by_start():
-    run_of = hand_made()[example_name("plam")]
+    run_of = hand_made()["example-plam"]
     assert fates(run_of)[(0.9, -0.1)] == "becomes singular"
-    measured = plam.example_goes(corrected_fate, hand_made()).measured
+    measured = claims.example_goes(corrected_fate, hand_made()).measured
     assert "delta 0.1: alpha 0.5 lands, alpha 0.9 explodes, alpha 0.707 stays" in measured
 
 
@@ -267,20 +264,14 @@ def test_the_figures_show_every_problem_and_every_start():
     assert curves["landing: near"] == [100, 100]
     for axes, method in ((left, "plam"), (right, "landing")):
         drawn = [list(line.get_ydata()) for line in axes.get_lines()]
-        record = hand_made()[example_name(method)]
-        assert drawn == [list(record.series(start_name(i))) for i in range(4)]
+        record = hand_made()[f"example-{method}"]
+        assert drawn == [list(record.series(f"x_{i}")) for i in range(4)]
 
 
-def test_a_small_run_from_end_to_end(tmp_path):
-    class Silent:
-        def start(self, experiment, units, steps): ...
-        def advance(self, steps): ...
-        def unit_done(self, unit, outcome): ...
-
-    tiny = replace(PLAM, settings={"smoke": Settings(problems=40, iterations=400)})
+def test_a_small_run_from_end_to_end(store, watcher):
+    tiny = replace(PLAM, settings={"smoke": PlamSettings(problems=40, iterations=400)})
     options = RunOptions(preset="smoke", seed=0, device="cpu", threads=1)
-    store = Store(tmp_path)
-    done = run_study(tiny, options, store, Silent())
+    done = run_study(tiny, options, store, watcher)
     assert not done.missing
     assert all(store.find(r.request).record == r for r in done.records.values())
     found = [finding.verdict for _, finding in done.findings()]

@@ -1,37 +1,35 @@
 from dataclasses import asdict, replace
-from functools import partial
-from time import sleep
 
 import pytest
 import torch
 
-import ortholand
-from ortholand.lab.experiments import speed
-from ortholand.lab.experiments.speed import (
+from ortholand.geometry import random_orthogonal, skew
+from ortholand.lab.experiments.speed import SPEED, claims
+from ortholand.lab.experiments.speed.claims import ratios
+from ortholand.lab.experiments.speed.runs import (
     CAREFUL,
     OPTIMIZER,
-    RETRACTIONS,
-    SPEED,
     TEXTBOOK,
     TEXTBOOK_RETRACTIONS,
-    Settings,
-    Task,
+    WARM_UP,
+    SpeedSettings,
+    SpeedTask,
     form_name,
     make_actions,
     plan,
-    ratios,
     run,
     unit_name,
 )
 from ortholand.lab.study.figures import METHOD_STYLES, house_style
-from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions, Store
+from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions
 from ortholand.lab.study.runner import run_study
 from ortholand.lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
-from ortholand.lab.study.timing import Action, time_in_turn
+from ortholand.retractions import retract
 
 CONTEXT = Context(seed=3, device=torch.device("cpu"), tick=lambda _: None)
-TASK = Task(p=6, repetitions=3, lr=0.1, lam=1.0, sizes=(6,))
+TASK = SpeedTask(6, SpeedSettings(sizes=(6,), repetitions=3))
 FORMS = (TEXTBOOK, CAREFUL, OPTIMIZER)
+RETRACTIONS = tuple(TEXTBOOK_RETRACTIONS)
 
 
 @pytest.mark.parametrize("preset", EXPERIMENT_PRESETS)
@@ -39,7 +37,8 @@ def test_every_preset_plans_every_size(preset):
     settings = SPEED.settings[preset]
     units = SPEED.units(preset)
     assert [u.name for u in units] == [unit_name(p) for p in settings.sizes]
-    assert all(u.steps == u.task.repetitions for u in units)
+    assert all(u.steps == WARM_UP + u.task.repetitions for u in units)
+    assert all(u.timed for u in units)
 
 
 def test_the_papers_sizes_and_repetitions():
@@ -49,18 +48,22 @@ def test_the_papers_sizes_and_repetitions():
 
 
 def test_large_matrices_have_fewer_repetitions():
-    units = plan(Settings(sizes=(10, 100, 1000), repetitions=50, least_repetitions=3, work=2e7))
-    assert [u.task.repetitions for u in units] == [50, 20, 3]
+    settings = SpeedSettings(sizes=(10, 100, 1000), repetitions=50, least_repetitions=3, work=2e7)
+    assert [u.task.repetitions for u in plan(settings)] == [50, 20, 3]
+
+
+def test_the_retractions_are_those_of_the_paper():
+    assert RETRACTIONS == ("exponential", "polar", "cayley", "qr")
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 10.0])
 @pytest.mark.parametrize("name", RETRACTIONS)
 def test_textbook_retractions_are_the_librarys(name, scale):
-    X = ortholand.random_orthogonal(7, 7, seed=0, dtype=torch.float64)
+    X = random_orthogonal(7, 7, seed=0, dtype=torch.float64)
     M = torch.randn(7, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    A = scale * ortholand.skew(M)
+    A = scale * skew(M)
     reached = TEXTBOOK_RETRACTIONS[name](X, A)
-    torch.testing.assert_close(reached, ortholand.retract(X, A, name), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(reached, retract(X, A, name), rtol=1e-9, atol=1e-11)
 
 
 def test_every_form_of_a_step_goes_to_the_same_place():
@@ -88,29 +91,10 @@ def test_an_optimizer_always_steps_from_the_same_start():
     assert not torch.equal(action.act.__self__.param_groups[0]["params"][0], second)
 
 
-def test_actions_take_turns_and_are_prepared_each_time():
-    calls, ticks = [], []
-    actions = {
-        name: Action(partial(calls.append, name), partial(calls.append, f"before {name}"))
-        for name in ("a", "b")
-    }
-    seconds = time_in_turn(actions, 3, replace(CONTEXT, tick=ticks.append))
-    assert calls == ["before a", "a", "before b", "b"] * 4  # the first time is the warm-up
-    assert sum(ticks) == 3
-    assert {name: len(s) for name, s in seconds.items()} == {"a": 3, "b": 3}
-
-
-def test_what_prepares_an_action_is_not_timed():
-    actions = {
-        "a": Action(lambda: None, lambda: sleep(0.003)),
-        "b": Action(lambda: sleep(0.003)),
-    }
-    seconds = time_in_turn(actions, 4, CONTEXT)
-    assert min(seconds["a"]) < 0.003 <= min(seconds["b"])
-
-
 def test_a_unit_times_every_form_of_every_method():
-    series = run(TASK, CONTEXT).series
+    ticks = []
+    series = run(TASK, replace(CONTEXT, tick=ticks.append)).series
+    assert sum(ticks) == plan(TASK.settings)[0].steps
     expected = {form_name(form, m) for form in FORMS for m in ("landing", *RETRACTIONS)}
     assert set(series) == expected | {"landing-field", "penalty-field"}
     assert all(len(s) == 3 and min(s) > 0 for s in series.values())
@@ -127,7 +111,7 @@ def hand_made(sizes, device="cpu", **times):
     base |= {name.replace("_", "-"): t for name, t in times.items()}
     records = {}
     for p in sizes:
-        task = Task(p=p, repetitions=3, lr=0.1, lam=1.0, sizes=tuple(sizes))
+        task = SpeedTask(p, SpeedSettings(sizes=tuple(sizes), repetitions=3))
         options = RunOptions(preset="quick", seed=0, device=device, threads=1)
         request = Request("speed", 1, unit_name(p), options, asdict(task), {})
         # One of three repetitions is disturbed.
@@ -146,18 +130,18 @@ def test_ratios_are_those_of_medians():
 
 @pytest.mark.parametrize("form", FORMS)
 def test_landing_is_faster_only_if_it_is_faster_than_every_retraction(form):
-    assert speed.landing_is_faster(form, hand_made(SIZES)).verdict is Verdict.HOLDS
+    assert claims.landing_is_faster(form, hand_made(SIZES)).verdict is Verdict.HOLDS
     slow = hand_made(SIZES, **{f"{form}_cayley": 1.04})
-    assert speed.landing_is_faster(form, slow).verdict is Verdict.FAILS
+    assert claims.landing_is_faster(form, slow).verdict is Verdict.FAILS
     others = [f for f in FORMS if f != form]
-    assert all(speed.landing_is_faster(f, slow).verdict is Verdict.HOLDS for f in others)
+    assert all(claims.landing_is_faster(f, slow).verdict is Verdict.HOLDS for f in others)
 
 
 def test_only_large_sizes_count():
     records = hand_made(SIZES, textbook_qr=3.0)
     small = hand_made(SIZES, textbook_qr=0.5)["p-10"]
     mixed = Records({**records, "p-10": small})
-    finding = speed.landing_is_faster(TEXTBOOK, mixed)
+    finding = claims.landing_is_faster(TEXTBOOK, mixed)
     assert finding.verdict is Verdict.HOLDS
     assert "p = 100 to 1000" in finding.measured
     assert "QR 3.0 to 3.0" in finding.measured
@@ -166,20 +150,20 @@ def test_only_large_sizes_count():
 def test_eight_times_is_said_of_a_gpu():
     eight = {f"textbook_{m}": 8.0 for m in RETRACTIONS}
     on_cpu, on_gpu = hand_made(SIZES, **eight), hand_made(SIZES, device="cuda", **eight)
-    assert speed.about_eight_times(False, on_cpu).verdict is Verdict.OPEN
-    assert speed.about_eight_times(True, on_cpu).verdict is Verdict.HOLDS
-    assert speed.about_eight_times(False, on_gpu).verdict is Verdict.HOLDS
+    assert claims.about_eight_times(False, on_cpu).verdict is Verdict.OPEN
+    assert claims.about_eight_times(True, on_cpu).verdict is Verdict.HOLDS
+    assert claims.about_eight_times(False, on_gpu).verdict is Verdict.HOLDS
     slower = hand_made(SIZES, device="cuda", **{**eight, "textbook_qr": 5.0})
-    assert speed.about_eight_times(False, slower).verdict is Verdict.FAILS
-    assert speed.about_eight_times(True, hand_made(SIZES)).verdict is Verdict.FAILS
+    assert claims.about_eight_times(False, slower).verdict is Verdict.FAILS
+    assert claims.about_eight_times(True, hand_made(SIZES)).verdict is Verdict.FAILS
 
 
 def test_the_fastest_retraction():
     assert (
-        speed.exponential_is_fastest(hand_made(SIZES, textbook_exponential=1.5)).verdict
+        claims.exponential_is_fastest(hand_made(SIZES, textbook_exponential=1.5)).verdict
         is Verdict.HOLDS
     )
-    finding = speed.exponential_is_fastest(hand_made(SIZES, textbook_qr=1.5))
+    finding = claims.exponential_is_fastest(hand_made(SIZES, textbook_qr=1.5))
     assert finding.verdict is Verdict.FAILS
     assert "p = 1000: QR" in finding.measured
 
@@ -191,16 +175,16 @@ def test_the_slowest_retraction():
         ("cpu", 30.0, Verdict.OPEN),
     ):
         records = hand_made(SIZES, device=device, textbook_polar=time)
-        assert speed.polar_is_slowest_by_far(records).verdict is verdict
+        assert claims.polar_is_slowest_by_far(records).verdict is verdict
 
 
 def test_the_price_of_the_landing_field():
-    assert speed.field_costs_half_more(hand_made(SIZES)).verdict is Verdict.HOLDS
+    assert claims.field_costs_half_more(hand_made(SIZES)).verdict is Verdict.HOLDS
     for time in (1.2, 1.8):
         records = hand_made(SIZES, landing_field=time)
-        assert speed.field_costs_half_more(records).verdict is Verdict.FAILS
+        assert claims.field_costs_half_more(records).verdict is Verdict.FAILS
         one_size = Records({**hand_made(SIZES), "p-100": records["p-100"]})
-        assert speed.field_costs_half_more(one_size).verdict is Verdict.FAILS
+        assert claims.field_costs_half_more(one_size).verdict is Verdict.FAILS
 
 
 def test_the_price_of_the_landing_field_is_not_decided_by_times_that_scatter():
@@ -208,7 +192,7 @@ def test_the_price_of_the_landing_field_is_not_decided_by_times_that_scatter():
     result = records["p-1000"].result
     noisy = replace(result, series={**result.series, "landing-field": [1.0, 150.0, 2.5]})
     records = Records({**records, "p-1000": replace(records["p-1000"], result=noisy)})
-    finding = speed.field_costs_half_more(records)
+    finding = claims.field_costs_half_more(records)
     assert finding.verdict is Verdict.OPEN
     assert "1.50 (1.25 to 2.00) at p = 1000" in finding.measured
 
@@ -239,19 +223,13 @@ def test_the_figures_show_medians_and_ratios():
         assert list(curves["QR"].get_ydata()) == [expected] * 3
 
 
-def test_a_small_run_from_end_to_end(tmp_path):
-    class Silent:
-        def start(self, experiment, units, steps): ...
-        def advance(self, steps): ...
-        def unit_done(self, unit, outcome): ...
-
-    tiny = replace(
-        SPEED, settings={"smoke": Settings(sizes=(4, 100), repetitions=2, least_repetitions=2)}
-    )
+def test_a_small_run_from_end_to_end(store, watcher):
+    settings = SpeedSettings(sizes=(4, 100), repetitions=2, least_repetitions=2)
+    tiny = replace(SPEED, settings={"smoke": settings})
     options = RunOptions(preset="smoke", seed=0, device="cpu", threads=1)
-    store = Store(tmp_path)
-    done = run_study(tiny, options, store, Silent())
+    done = run_study(tiny, options, store, watcher)
     assert not done.missing
+    assert watcher.done == watcher.total
     assert all(store.find(r.request).record == r for r in done.records.values())
     found = [finding.verdict for _, finding in done.findings()]
     said_of_a_gpu = [v for c, v in zip(SPEED.claims, found, strict=True) if "a GPU" in c.statement]

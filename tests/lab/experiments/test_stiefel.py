@@ -1,41 +1,39 @@
-import math
 from dataclasses import asdict, replace
 
 import pytest
 import torch
 
-import ortholand
-from ortholand.lab.experiments import stiefel
-from ortholand.lab.experiments.stiefel import (
+from ortholand.lab.experiments.stiefel import STIEFEL, claims
+from ortholand.lab.experiments.stiefel.claims import STIEFEL_STYLES
+from ortholand.lab.experiments.stiefel.runs import (
     AFTER,
     GRADIENT,
     HOUSEHOLDER,
     LANDING,
-    LANDINGS,
-    LOOKS,
-    METHODS,
-    RETRACTIONS,
-    STIEFEL,
+    STIEFEL_LANDINGS,
+    STIEFEL_METHODS,
+    STIEFEL_RETRACTIONS,
     TIGHT,
-    Settings,
+    TIMED_METHODS,
+    StiefelSettings,
+    begin,
     householder_step,
-    iteration_action,
-    iterations_to,
-    make_optimizer,
     make_problem,
     plan,
-    run,
+    run_unit,
     start,
-    timing_name,
+    timed_iteration,
     unit_name,
 )
 from ortholand.lab.study.figures import house_style
 from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions, Store
 from ortholand.lab.study.runner import run_study
 from ortholand.lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
+from ortholand.lab.study.timing import TIMING
+from ortholand.retractions import retract
 
 CONTEXT = Context(seed=3, device=torch.device("cpu"), tick=lambda _: None)
-SMALL = Settings(n=30, sizes=(3, 5), iterations=9, every=4, repetitions=2)
+SMALL = StiefelSettings(n=30, sizes=(3, 5), iterations=9, every=4, repetitions=2)
 TASK = plan(SMALL)[0].task
 
 
@@ -43,9 +41,13 @@ TASK = plan(SMALL)[0].task
 def test_every_preset_plans_every_method_and_the_timing_at_every_size(preset):
     settings = STIEFEL.settings[preset]
     names = [
-        n for p in settings.sizes for n in (*(unit_name(m, p) for m in METHODS), timing_name(p))
+        n
+        for p in settings.sizes
+        for n in (*(unit_name(m, p) for m in STIEFEL_METHODS), unit_name(TIMING, p))
     ]
-    assert [u.name for u in STIEFEL.units(preset)] == names
+    units = STIEFEL.units(preset)
+    assert [u.name for u in units] == names
+    assert all(u.timed == u.name.startswith(TIMING) for u in units)
 
 
 def test_the_papers_preset_is_the_issues():
@@ -54,14 +56,15 @@ def test_the_papers_preset_is_the_issues():
 
 
 def test_small_matrices_are_timed_more_often():
-    units = {u.name: u for u in plan(Settings(sizes=(50, 100, 200), repetitions=4))}
-    assert [units[timing_name(p)].steps for p in (50, 100, 200)] == [16, 8, 4]
+    units = {u.name: u for u in plan(StiefelSettings(sizes=(50, 100, 200), repetitions=4))}
+    timings = [units[unit_name(TIMING, p)] for p in (50, 100, 200)]
+    assert [timing.task.repetitions for timing in timings] == [16, 8, 4]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", STIEFEL_METHODS)
 def test_a_run_is_recorded_now_and_then_and_in_the_end(method):
     ticks = []
-    result = run(replace(TASK, method=method), replace(CONTEXT, tick=ticks.append))
+    result = run_unit(replace(TASK, method=method), replace(CONTEXT, tick=ticks.append))
     assert sum(ticks) == 9
     assert list(result.series["iteration"]) == [0, 4, 8, 9]
     problem = make_problem(TASK, CONTEXT, torch.float64)
@@ -72,37 +75,41 @@ def test_a_run_is_recorded_now_and_then_and_in_the_end(method):
 
 def test_the_methods_differ_as_they_should():
     options = {}
-    for method in METHODS:
-        X = torch.nn.Parameter(start(TASK, CONTEXT))
-        options[method] = make_optimizer(X, replace(TASK, method=method)).param_groups[0]
-    chosen = {m: (options[m]["safe_step"], options[m]["attraction"]) for m in LANDINGS}
+    for method in STIEFEL_METHODS:
+        X, advance = begin(replace(TASK, method=method), CONTEXT)
+        iterated, _, optimizer = advance.args
+        assert iterated is X
+        (options[method],) = optimizer.param_groups
+    chosen = {m: (options[m]["safe_step"], options[m]["attraction"]) for m in STIEFEL_LANDINGS}
     assert chosen == {
         LANDING: ("frobenius", "coupled"),
         TIGHT: ("tight", "coupled"),
         AFTER: ("tight", "after"),
     }
-    assert [options[m]["retraction"] for m in RETRACTIONS] == ["qr", "cayley"]
+    assert [options[m]["retraction"] for m in STIEFEL_RETRACTIONS] == ["qr", "cayley"]
     assert {o["lr"] for o in options.values()} == {1.0}
 
 
 def test_householders_step_is_that_of_the_retraction():
     X = start(TASK, CONTEXT).double()
     G = make_problem(TASK, CONTEXT, torch.float64).grad(X)
-    expected = ortholand.retract(X, -0.5 * G, "qr")
+    expected = retract(X, -0.5 * G, "qr")
     torch.testing.assert_close(householder_step(X, G, 0.5), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_the_timing_has_every_method_and_two_more():
-    timing = plan(SMALL)[len(METHODS)].task
+    timing = plan(SMALL)[len(STIEFEL_METHODS)].task
     ticks = []
-    series = run(timing, replace(CONTEXT, tick=ticks.append)).series
-    assert set(series) == {*METHODS, HOUSEHOLDER, GRADIENT}
-    assert {len(s) for s in series.values()} == {timing.repetitions} == {sum(ticks)}
-    assert all(min(s) > 0 for s in series.values())
+    series = run_unit(timing, replace(CONTEXT, tick=ticks.append)).series
+    assert [run.method for run in timing.runs] == [*STIEFEL_METHODS, HOUSEHOLDER, GRADIENT]
+    turns = [i for i in range(len(timing.runs)) for _ in range(timing.repetitions)]
+    assert sorted(series["run"]) == turns
+    assert sum(ticks) == timing.warm_up + timing.repetitions
+    assert min(series["seconds"]) > 0
 
 
 def test_a_timed_iteration_always_steps_from_the_start():
-    action = iteration_action(TASK, CONTEXT)
+    action = timed_iteration(TASK, CONTEXT)
     X = action.act.args[0]
     reached = []
     for _ in range(2):
@@ -115,8 +122,8 @@ def test_a_timed_iteration_always_steps_from_the_start():
 
 
 def test_the_same_seed_gives_the_same_numbers_and_another_does_not():
-    assert run(TASK, CONTEXT) == run(TASK, CONTEXT)
-    assert run(TASK, CONTEXT) != run(TASK, replace(CONTEXT, seed=4))
+    assert run_unit(TASK, CONTEXT) == run_unit(TASK, CONTEXT)
+    assert run_unit(TASK, CONTEXT) != run_unit(TASK, replace(CONTEXT, seed=4))
 
 
 # Claims, on records made by hand.
@@ -130,18 +137,27 @@ def record(unit, task, series):
     return Record(request, Result(series, {}), {}, 1.0, "")
 
 
+def timing_series(times):
+    """The series of a timing: one of three repetitions is disturbed."""
+    turns = [(i, t) for i, m in enumerate(TIMED_METHODS) for t in (times[m], 1000 * times[m])]
+    turns += [(i, times[m]) for i, m in enumerate(TIMED_METHODS)]
+    return dict(zip(("run", "seconds"), zip(*turns, strict=True), strict=True))
+
+
 def hand_made(sizes=SIZES, *, times=None, iterations=None, ends=None, largest=0.1):
     """Records: an iteration takes so long, the accuracy so many, the end is so far away."""
-    times = {**dict.fromkeys(METHODS, 2.0), LANDING: 1.0, HOUSEHOLDER: 2.0, GRADIENT: 3.0} | (
-        times or {}
-    )
-    iterations = {**dict.fromkeys(METHODS, 40), LANDING: 60} | (iterations or {})
-    ends = {**dict.fromkeys(METHODS, 1e-6), "cayley": 1e-4} | (ends or {})
+    times = {
+        **dict.fromkeys(STIEFEL_METHODS, 2.0),
+        LANDING: 1.0,
+        HOUSEHOLDER: 2.0,
+        GRADIENT: 3.0,
+    } | (times or {})
+    iterations = {**dict.fromkeys(STIEFEL_METHODS, 40), LANDING: 60} | (iterations or {})
+    ends = {**dict.fromkeys(STIEFEL_METHODS, 1e-6), "cayley": 1e-4} | (ends or {})
     records = {}
-    for unit in plan(Settings(sizes=sizes, repetitions=3)):
+    for unit in plan(StiefelSettings(sizes=sizes, repetitions=3)):
         if unit.name.startswith("timing"):
-            # One of three repetitions is disturbed.
-            series = {name: [t, 1000 * t, t] for name, t in times.items()}
+            series = timing_series(times)
         else:
             method = unit.task.method
             series = {
@@ -160,19 +176,9 @@ def statement(part):
 
 def test_times_are_medians_and_products():
     records = hand_made()
-    assert stiefel.seconds_per_iteration(records, LANDING, 50) == 1.0
-    assert stiefel.iterations_needed(records, LANDING, 50) == pytest.approx(60)
-    assert stiefel.time_needed(records, "qr", 100) == pytest.approx(80)
-
-
-def test_iterations_to_an_error_are_interpolated():
-    series = {"iteration": [0, 10, 20], "error": [1.0, 1e-2, 1e-4], "to_manifold": [0, 0, 0]}
-    run_of = record("landing-p-3", TASK, series)
-    assert iterations_to(run_of, 1e-1) == pytest.approx(5)
-    assert iterations_to(run_of, 1e-3) == pytest.approx(15)
-    assert iterations_to(run_of, 1e-5) == math.inf
-    exact = replace(run_of, result=Result({**series, "error": [1.0, 1e-2, 0.0]}, {}))
-    assert iterations_to(exact, 1e-5) == 20
+    assert claims.iteration_time(records, LANDING, 50) == 1.0
+    assert claims.iterations_needed(records, LANDING, 50) == pytest.approx(60)
+    assert claims.time_needed(records, "qr", 100) == pytest.approx(80)
 
 
 @pytest.mark.parametrize(
@@ -223,11 +229,11 @@ def test_small_matrices_decide_nothing_about_time():
         assert is_open == any(part in claim.statement for part in about_time), claim.statement
 
 
-@pytest.mark.parametrize("missing", [timing_name(100), unit_name("cayley", 50), "all"])
+@pytest.mark.parametrize("missing", [unit_name(TIMING, 100), unit_name("cayley", 50), "all"])
 def test_without_its_records_a_claim_is_not_decided(missing):
     kept = {n: r for n, r in hand_made().items() if missing not in ("all", n)}
     findings = [c.judge(Records(kept)) for c in STIEFEL.claims]
-    named = "no timing" if missing == "all" else missing
+    named = "no run" if missing == "all" else missing
     undecided = [f for f in findings if named in f.measured]
     assert undecided
     assert all(f.verdict is Verdict.OPEN for f in undecided)
@@ -238,26 +244,25 @@ def test_the_figures_show_every_method():
     with house_style():
         errors, distances = STIEFEL.figures[0].draw(records).axes
         single, whole = STIEFEL.figures[1].draw(records).axes
-    labels = {LOOKS[m].label for m in METHODS}
+    labels = {STIEFEL_STYLES[m].label for m in STIEFEL_METHODS}
     for axes in (errors, distances, single, whole):
         assert axes.get_yscale() == "log"
         curves = {c.get_label(): c for c in axes.get_lines() if not c.get_label().startswith("_")}
-        extra = {LOOKS[HOUSEHOLDER].label, LOOKS[GRADIENT].label} if axes is single else set()
+        extra = (
+            {STIEFEL_STYLES[HOUSEHOLDER].label, STIEFEL_STYLES[GRADIENT].label}
+            if axes is single
+            else set()
+        )
         assert set(curves) == labels | extra
     times = next(c for c in whole.get_lines() if c.get_label() == "QR")
     assert list(times.get_ydata()) == pytest.approx([80, 80])
     assert list(times.get_xdata()) == list(SIZES)
 
 
-def test_a_small_run_from_end_to_end(tmp_path):
-    class Silent:
-        def start(self, experiment, units, steps): ...
-        def advance(self, steps): ...
-        def unit_done(self, unit, outcome): ...
-
+def test_a_small_run_from_end_to_end(tmp_path, watcher):
     tiny = replace(STIEFEL, settings={"smoke": replace(SMALL, iterations=60)})
     options = RunOptions(preset="smoke", seed=0, device="cpu", threads=1)
-    done = run_study(tiny, options, Store(tmp_path), Silent())
+    done = run_study(tiny, options, Store(tmp_path), watcher)
     assert not done.missing
     found = {claim.statement: finding.verdict for claim, finding in done.findings()}
     assert found[statement("All methods").statement] is Verdict.HOLDS

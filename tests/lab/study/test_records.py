@@ -111,18 +111,26 @@ def test_a_record_with_other_settings_does_not_answer(store, asked):
     assert store.find(asked) == (None, "made with other settings")
 
 
-def test_a_record_from_before_there_were_data_sets_answers(store):
-    record = make_record(1.0)
-    content = json.loads(encode(record))["content"]
-    del content["request"]["options"]["data"]
+def test_a_record_in_an_old_format_is_redone_with_a_clear_word(store):
+    content = json.loads(encode(make_record(1.0)))["content"]
+    content["format"] = 1
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     checksum = hashlib.sha256(text.encode()).hexdigest()
     store.path(REQUEST).parent.mkdir(parents=True)
     store.path(REQUEST).write_text(f'{{"checksum":"{checksum}","content":{text}}}')
-    found = store.find(REQUEST).record
-    assert found is not None
-    assert found.request.options == OPTIONS
-    assert found.series("y") == [1.0]
+    assert store.find(REQUEST) == (None, "made by another version, format 1")
+    assert store.last_options("toy") == []
+
+
+def test_each_file_is_read_once(store, monkeypatch):
+    store.save(make_record(1.0))
+    reads = []
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: reads.append(path) or read_bytes(path))
+    for _ in range(3):
+        assert store.find(REQUEST).record is not None
+        assert store.last_options("toy") == [OPTIONS]
+    assert len(reads) == 1
 
 
 def test_presets_and_seeds_do_not_overwrite_each_other(store):
@@ -145,6 +153,7 @@ def test_last_options_are_those_of_the_newest_whole_record(store):
         store.save(replace(make_record(1.0, request=request), finished=finished))
     assert store.last_options("toy") == [replace(OPTIONS, threads=2)]
     store.path(replace(REQUEST, unit="b")).write_text("damaged")
+    store = Store(store.root)
     assert store.last_options("toy") == [replace(OPTIONS, threads=1)]
     assert store.last_options("unknown") == []
 

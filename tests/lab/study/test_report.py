@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ortholand.lab.datasets import Dataset, Source
-from ortholand.lab.study.records import Records
+from ortholand.lab.study.records import Records, Store
 from ortholand.lab.study.report import rerun_command, stored_runs, tally, write_report
 from ortholand.lab.study.runner import run_study
 from ortholand.lab.study.spec import Finding, Verdict
@@ -110,6 +110,7 @@ def test_missing_runs_are_told(html, toy, store):
     assert "Not all runs are recorded" not in html
     [run] = stored_runs(store, {"toy": toy.experiment()})
     store.path(run.records["power-1"].request).write_text("{")
+    store = Store(store.root)
     [run] = stored_runs(store, {"toy": toy.experiment()})
     page = Page(write_report(store, [run]).read_text())
     assert "Not all runs are recorded" in page.text
@@ -182,7 +183,7 @@ def test_the_tally_counts_every_verdict(toy, options, store, watcher):
             replace(claim, check=lambda _, verdict=verdict: Finding("so", verdict))
             for verdict in verdicts
         ]
-        run = replace(records, experiment=toy.experiment(claims=claims))
+        run = replace(records, study=toy.experiment(claims=claims))
         html = write_report(store, [run]).read_text()
         top = re.search(r'<p class="tally">(.*)</p>', html)
         assert top is not None
@@ -235,7 +236,7 @@ def test_settings_are_written_as_people_do(toy, options, store, watcher):
 
 
 def test_an_experiment_beyond_the_paper_says_so(toy, options, store, watcher):
-    for figure, text in (("Figure 4", "The paper’s Figure 4."), ("beyond the paper", "Beyond the")):
+    for figure, text in (("Figure 4", "The paper’s Figure 4."), ("", "Beyond the paper.")):
         run = run_study(toy.experiment(paper_figure=figure), options, store, watcher)
         assert text in Page(write_report(store, [run]).read_text()).text
 

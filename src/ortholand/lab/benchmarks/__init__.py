@@ -1,8 +1,15 @@
 """Benchmarks: ``ortholand bench`` runs them. Each is a study, and one line here."""
 
-from ortholand.lab.benchmarks.steps.study import STEPS
+from ortholand.lab.benchmarks.epochs import CIFAR_STEPS, MNIST_EPOCH
+from ortholand.lab.benchmarks.orthogonality import ORTHOGONALITY
+from ortholand.lab.benchmarks.sharded import SHARDED
+from ortholand.lab.benchmarks.solvers import SOLVERS
+from ortholand.lab.benchmarks.steps import STEPS
 from ortholand.lab.study.spec import AnyStudy
 
-BENCHMARKS: dict[str, AnyStudy] = {study.name: study for study in (STEPS,)}
+BENCHMARKS: dict[str, AnyStudy] = {
+    study.name: study
+    for study in (STEPS, ORTHOGONALITY, SOLVERS, SHARDED, MNIST_EPOCH, CIFAR_STEPS)
+}
 
 __all__ = ["BENCHMARKS"]

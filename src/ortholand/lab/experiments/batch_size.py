@@ -2,44 +2,25 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
 
-from ortholand.lab.experiments.classification import (
-    FEWEST_REPETITIONS,
-    VIEW,
-    Task,
-    Timing,
-    Training,
-    data_of,
-    is_kernel,
-    label_plainly,
-    median_times,
-    run_unit,
-    timing_unit,
-)
-from ortholand.lab.experiments.mnist import prepare_lenet
-from ortholand.lab.methods import RETRACTION_METHODS, TRAINING_METHODS, Trainee
+from ortholand.lab.experiments.classification.claims import doubt_of_times, found
+from ortholand.lab.experiments.classification.figures import label_plainly
+from ortholand.lab.experiments.classification.runs import Training, TrainingRun, run_unit
+from ortholand.lab.experiments.mnist import start_lenet
+from ortholand.lab.methods import RETRACTION_METHODS, Trainee
 from ortholand.lab.models import LeNet5
 from ortholand.lab.study.figures import listed, plot_method
 from ortholand.lab.study.records import Records
-from ortholand.lab.study.spec import (
-    Claim,
-    Context,
-    FigureSpec,
-    Finding,
-    Study,
-    Unit,
-    Verdict,
-)
-from ortholand.optim import RiemannianSGD
-from ortholand.parameters import orthogonalize_, param_groups
+from ortholand.lab.study.spec import Claim, Context, FigureSpec, Finding, Study, Unit
+from ortholand.lab.study.timing import Timing, seconds_per_iteration, timing_unit
 
 UNCONSTRAINED = "unconstrained"  # torch's own SGD: what the gradient costs
-RETRACTIONS = ("exponential", "cayley", "polar", "qr")
-CONSTRAINED = ("landing", *RETRACTIONS, "trivialization-sgd")
-METHODS = (*CONSTRAINED, UNCONSTRAINED)
+CONSTRAINED = ("landing", "exponential", "cayley", "polar", "qr", "trivialization-sgd")
+TIMED_METHODS = (*CONSTRAINED, UNCONSTRAINED)
 BATCH_SIZES = tuple(2**i for i in range(1, 9))
 SMALLEST, LARGEST = BATCH_SIZES[0], BATCH_SIZES[-1]
 LR = 4.0**-3  # from the middle of the grid on MNIST
@@ -48,7 +29,7 @@ NOISE = 0.05  # shares, and times relative to each other, that differ by less ar
 
 
 @dataclass(frozen=True)
-class Settings:
+class BatchSizeSettings:
     """The paper does not say of how many batches it took the median."""
 
     warm_up: int = 20
@@ -60,49 +41,34 @@ def unit_name(batch_size: int) -> str:
     return f"batch-{batch_size}"
 
 
-def plan(settings: Settings) -> list[Unit[Task | Timing]]:
+def plan(settings: BatchSizeSettings) -> list[Unit[Any]]:
     """All methods in turn, for each batch size."""
-    return [
-        timing_unit(
-            Timing(_tasks(batch_size, settings), settings.warm_up, settings.repetitions),
-            unit_name(batch_size),
-        )
-        for batch_size in BATCH_SIZES
-    ]
+    return [timing_unit(_timing(size, settings), unit_name(size)) for size in BATCH_SIZES]
 
 
-def _tasks(batch_size: int, settings: Settings) -> tuple[Task, ...]:
-    iterations = settings.warm_up + settings.repetitions
-    return tuple(
-        Task(method, LR, batch_size, iterations, points=0, test_images=0) for method in METHODS
-    )
+def _timing(batch_size: int, settings: BatchSizeSettings) -> Timing[TrainingRun]:
+    warm_up, repetitions = settings.warm_up, settings.repetitions
+    lengths = dict(iterations=warm_up + repetitions, points=0, test_images=0)
+    runs = tuple(TrainingRun(method, LR, batch_size, **lengths) for method in TIMED_METHODS)
+    return Timing(runs, warm_up, repetitions)
 
 
-def start(task: Task, context: Context) -> Training:
-    """The training of a task, before its first step."""
-    trainee = prepare_any(LeNet5(seed=context.seed).to(context.device), task.method, task.lr)
-    return Training(trainee, data_of(context), batch_size=task.batch_size, seed=context.seed)
+def start_any(run: TrainingRun, context: Context) -> Training:
+    """The training of a run, before its first step: with a constraint or without."""
+    if run.method != UNCONSTRAINED:
+        return start_lenet(run, context)
+    model = LeNet5(seed=context.seed).to(context.device)
+    trainee = Trainee(model, torch.optim.SGD(model.parameters(), lr=run.lr), (), "kernel")
+    return Training(trainee, context, batch_size=run.batch_size, seed=context.seed)
 
 
-def prepare_any(model: LeNet5, method: str, lr: float) -> Trainee:
-    """A network ready for a method of the paper, for another retraction, or without constraint."""
-    if method in TRAINING_METHODS:
-        return prepare_lenet(model, method, lr)
-    if method == UNCONSTRAINED:
-        return Trainee(model, torch.optim.SGD(model.parameters(), lr=lr), (), VIEW)
-    orthogonalize_(model, orthogonal=is_kernel, view=VIEW)
-    groups = param_groups(model, is_kernel, view=VIEW)
-    return Trainee(model, RiemannianSGD(groups, lr=lr, retraction=method), (), VIEW)
-
-
-# Claims.
+# What is claimed.
 
 
 def times_per_batch(records: Records, batch_size: int) -> dict[str, float]:
     """Median seconds per batch of each method."""
     timing = records[unit_name(batch_size)]
-    methods = [run["method"] for run in timing.configuration["runs"]]
-    return dict(zip(methods, median_times(timing), strict=True))
+    return {method: seconds_per_iteration(timing, method=method) for method in TIMED_METHODS}
 
 
 def largest_gain_at_small_batches(records: Records) -> Finding:
@@ -116,7 +82,7 @@ def largest_gain_at_small_batches(records: Records) -> Finding:
         for batch_size, gain in gains.items()
     )
     holds = all(gains[SMALLEST][m] > gains[LARGEST][m] for m in RETRACTION_METHODS)
-    return _finding(records, measured, holds)
+    return found(measured, holds, _doubt(records))
 
 
 def gradient_share(batch_size: int, larger: bool, records: Records) -> Finding:
@@ -124,10 +90,9 @@ def gradient_share(batch_size: int, larger: bool, records: Records) -> Finding:
     times = times_per_batch(records, batch_size)
     shares = {m: times[UNCONSTRAINED] / times[m] for m in RETRACTION_METHODS}
     measured = f"of the time, without a constraint it takes: {listed(shares, '.0%')}"
-    excess = [share - HALF if larger else HALF - share for share in shares.values()]
-    if min(excess) >= -NOISE and min(excess) < NOISE:
-        return Finding(f"{measured}; too close to a half to tell", Verdict.OPEN)
-    return _finding(records, measured, min(excess) >= NOISE)
+    excess = min(share - HALF if larger else HALF - share for share in shares.values())
+    close = "too close to a half to tell" if -NOISE <= excess < NOISE else ""
+    return found(measured, excess >= NOISE, close or _doubt(records))
 
 
 def landing_is_fastest(records: Records) -> Finding:
@@ -139,17 +104,14 @@ def landing_is_fastest(records: Records) -> Finding:
         ratio = times[rival] / times["landing"]
         rivals.append(f"{batch_size}: {listed({rival: ratio}, '.2f')}")
         holds = holds and ratio > 1 - NOISE
-    return _finding(records, f"next fastest, as a multiple: {'; '.join(rivals)}", holds)
+    return found(f"next fastest, as a multiple: {'; '.join(rivals)}", holds, _doubt(records))
 
 
-def _finding(records: Records, measured: str, holds: bool) -> Finding:
-    repetitions = min(timing.configuration["repetitions"] for timing in records.values())
-    if repetitions < FEWEST_REPETITIONS:
-        return Finding(f"{measured}; too few were timed to tell", Verdict.OPEN)
-    return Finding(measured, Verdict.of(holds))
+def _doubt(records: Records) -> str:
+    return max(doubt_of_times(timing) for timing in records.values())  # "" is the least
 
 
-# Figures.
+# How it is drawn.
 
 
 def draw(records: Records) -> Figure:
@@ -157,7 +119,7 @@ def draw(records: Records) -> Figure:
     figure = Figure(figsize=(8, 5))
     axes = figure.subplots()
     times = [times_per_batch(records, batch_size) for batch_size in BATCH_SIZES]
-    for method in METHODS:
+    for method in TIMED_METHODS:
         curve = [1e3 * by_method[method] for by_method in times]
         if method == UNCONSTRAINED:
             look = dict(color="#000000", linestyle=(0, (1, 1)), linewidth=1.4)
@@ -166,10 +128,8 @@ def draw(records: Records) -> Figure:
             plot_method(axes, method, BATCH_SIZES, curve)
     axes.set_xscale("log", base=2)
     axes.set_xticks(BATCH_SIZES, [str(n) for n in BATCH_SIZES])
-    axes.set_yscale("log")
+    axes.set(xlabel="batch size", yscale="log", ylabel="median time per batch, milliseconds")
     label_plainly(axes.yaxis)
-    axes.set_xlabel("batch size")
-    axes.set_ylabel("median time per batch, milliseconds")
     figure.legend(loc="outside upper center", ncols=4)
     return figure
 
@@ -189,12 +149,12 @@ BATCH_SIZE = Study(
         "paper preset fewer batches are timed; nothing else differs."
     ),
     settings={
-        "smoke": Settings(warm_up=1, repetitions=2),
-        "quick": Settings(warm_up=3, repetitions=25),
-        "paper": Settings(),
+        "smoke": BatchSizeSettings(warm_up=1, repetitions=2),
+        "quick": BatchSizeSettings(warm_up=2, repetitions=15),
+        "paper": BatchSizeSettings(),
     },
     plan=plan,
-    run=partial(run_unit, start),
+    run=partial(run_unit, start_any),
     claims=(
         Claim(
             f"Landing's gain over {_RETRACTION_NAMES} is greater with batches of {SMALLEST} than "
@@ -229,6 +189,6 @@ BATCH_SIZE = Study(
             draw,
         ),
     ),
-    threads=1,  # as for the experiment mnist
     dataset="mnist",
+    seconds={"smoke": 5, "quick": 25},
 )

@@ -1,44 +1,32 @@
 """ResNet-18 on CIFAR-10 with orthogonal kernels (the paper's figure 7)."""
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
-from ortholand.lab.experiments.classification import (
-    VIEW,
-    Task,
-    Timing,
-    Training,
-    Tried,
-    best_rates,
-    data_of,
-    draw_learning_rates,
-    draw_training,
-    is_kernel,
-    median_times,
-    run_unit,
-    stays_in_ball,
+from ortholand.lab.experiments.classification.claims import (
+    ball_claim,
+    compare_ends,
+    doubt_of_times,
     takes_longer,
-    timing_unit,
-    training_unit,
     tried_rates,
 )
-from ortholand.lab.methods import Trainee, prepare
-from ortholand.lab.models import ResNet, resnet18
-from ortholand.lab.study.figures import listed
-from ortholand.lab.study.records import Record, Records
-from ortholand.lab.study.spec import (
-    Claim,
-    Context,
-    FigureSpec,
-    Finding,
-    Study,
-    Unit,
-    Verdict,
+from ortholand.lab.experiments.classification.figures import training_figures
+from ortholand.lab.experiments.classification.runs import (
+    Training,
+    TrainingRun,
+    TrainingSettings,
+    plan_trainings,
+    prepare_kernels,
+    run_unit,
+    runs_of,
 )
+from ortholand.lab.models import resnet18
+from ortholand.lab.study.records import Record, Records
+from ortholand.lab.study.spec import Claim, Context, Finding, Study, Unit, Verdict
+from ortholand.lab.study.timing import Timing, seconds_per_iteration, timing_unit
 
-LANDING, RETRACTION, TRIVIALIZATION = METHODS = (
+LANDING, RETRACTION, TRIVIALIZATION = CIFAR_METHODS = (
     "landing-momentum",
     "exponential",
     "trivialization-momentum",
@@ -47,8 +35,8 @@ FULL_SIZE = "timing-full-size"  # the unit in which the paper's network and batc
 PAPER_WIDTH, PAPER_BATCH = 64, 128
 EPOCH = 390  # iterations in which 50,000 images pass in batches of 128
 TRAINED = 10 * EPOCH  # iterations before which a comparison of test errors means nothing
+ENOUGH = {"iterations": TRAINED, "width": PAPER_WIDTH}  # less decides nothing
 MOMENTUM = 0.9
-EPS = 0.5  # radius of landing's safe ball, the optimizer's default
 LARGEST_STEP = 0.5  # that is ever safe: 1 / (2 lam), with lam = 1
 FASTER = 1.5  # "50 % faster"
 MUCH = 2.0  # "much more expensive"
@@ -56,148 +44,105 @@ FAILED = 0.05  # a test error so far above another's is that of a method that fa
 SAME_ERROR = 0.01  # test errors that differ by less count as the same
 
 
+@dataclass(frozen=True, kw_only=True)
+class CifarSettings(TrainingSettings):
+    """A ResNet of some width, trained with several seeds, and one that is timed besides."""
+
+    width: int  # channels in the first stage of the network
+    seeds: int
+    lr_drop: int  # the iteration from which all learning rates are a tenth
+    timed_width: int
+    timed_batch: int
+    timed_repetitions: int
+
+
+# The paper does not say how many epochs follow the 100.
+PAPER = CifarSettings(
+    width=PAPER_WIDTH,
+    batch_size=PAPER_BATCH,
+    learning_rates=(0.5, 1.0, 2.0),
+    seeds=5,
+    iterations=150 * EPOCH,
+    lr_drop=100 * EPOCH,
+    points=150,
+    test_images=10_000,
+    warm_up=5,
+    repetitions=50,
+    timed_width=PAPER_WIDTH,
+    timed_batch=PAPER_BATCH,
+    timed_repetitions=50,
+)
+
+
 @dataclass(frozen=True)
-class Settings:
-    """The paper's settings are the defaults; it does not say how many epochs follow the 100."""
-
-    width: int = PAPER_WIDTH  # channels in the first stage of the network
-    batch_size: int = PAPER_BATCH
-    learning_rates: tuple[float, ...] = (0.5, 1.0, 2.0)
-    seeds: int = 5
-    iterations: int = 150 * EPOCH
-    lr_drop: int = 100 * EPOCH  # the iteration from which all learning rates are a tenth
-    trivialization_share: float = 1.0  # part of the iterations that trivializations are run for
-    points: int = 150  # how often a network is tested on its way
-    test_images: int = 10_000
-    warm_up: int = 5  # iterations before those that are timed in turn
-    repetitions: int = 50  # of the iterations that are timed in turn
-    timed_width: int = PAPER_WIDTH  # of the network that is timed besides
-    timed_batch: int = PAPER_BATCH
-    timed_repetitions: int = 50
-
-
-@dataclass(frozen=True)
-class ResNetTask(Task):
+class ResNetRun(TrainingRun):
     """One training of a ResNet."""
 
     width: int = PAPER_WIDTH
     lr_drop: int = 100 * EPOCH
 
 
-def plan(settings: Settings) -> list[Unit[Task | Timing]]:
+# What is run.
+
+
+def plan(settings: CifarSettings) -> list[Unit[Any]]:
     """Every method with every learning rate and seed, and the times at this and at full size."""
-    tasks = [_task(settings, method, lr) for method in METHODS for lr in settings.learning_rates]
-    trials = [replace(task, trial=i) for task in tasks for i in range(settings.seeds)]
-    timing = Timing(tuple(tasks), settings.warm_up, settings.repetitions, settings.seeds)
-    return [
-        *(training_unit(task) for task in trials),
-        timing_unit(timing),
-        timing_unit(_full_size(settings), FULL_SIZE),
-    ]
+    trainings = plan_trainings(settings, _runs(settings), settings.seeds)
+    return [*trainings, timing_unit(_full_size(settings), FULL_SIZE)]
 
 
-def _task(settings: Settings, method: str, lr: float) -> ResNetTask:
-    share = settings.trivialization_share if method == TRIVIALIZATION else 1.0
-    return ResNetTask(
-        method=method,
-        lr=lr,
-        batch_size=settings.batch_size,
-        iterations=math.ceil(share * settings.iterations),
-        points=min(settings.points, math.ceil(share * settings.iterations)),
-        test_images=settings.test_images,
-        width=settings.width,
-        lr_drop=settings.lr_drop,
-    )
+def _runs(settings: CifarSettings) -> list[ResNetRun]:
+    network = dict(width=settings.width, lr_drop=settings.lr_drop)
+    return [ResNetRun(**vars(run), **network) for run in runs_of(settings, CIFAR_METHODS)]
 
 
-def _full_size(settings: Settings) -> Timing:
+def _full_size(settings: CifarSettings) -> Timing[ResNetRun]:
     """The network that the claims on time are about, whatever is trained here."""
     sizes = dict(width=settings.timed_width, batch_size=settings.timed_batch)
-    runs = tuple(replace(_task(settings, method, 1.0), **sizes) for method in METHODS)
-    return Timing(runs, min(settings.warm_up, 1), settings.timed_repetitions)
+    runs = _runs(replace(settings, learning_rates=(1.0,), **sizes))
+    # No warm-up: it would take as long as a repetition, and a median passes over a slow first one.
+    return Timing(tuple(runs), 0, settings.timed_repetitions)
 
 
-def start(task: Task, context: Context) -> Training:
-    """The training of a task, before its first step."""
-    assert isinstance(task, ResNetTask)
-    seed = context.seed + 1000 * task.trial
-    model = resnet18(width=task.width, seed=seed).to(context.device)
-    return Training(
-        prepare_resnet(model, task.method, task.lr),
-        data_of(context),
-        batch_size=task.batch_size,
-        seed=seed,
-        augment=True,
-        lr_drop=task.lr_drop,
-    )
-
-
-def prepare_resnet(model: ResNet, method: str, lr: float) -> Trainee:
-    """A network that is ready for a method, with the paper's options for all other parameters."""
-    return prepare(
-        model,
-        method,
-        orthogonal=is_kernel,
-        view=VIEW,
-        lr=lr,
+def start_resnet(run: ResNetRun, context: Context) -> Training:
+    """The training of a run, before its first step; all but the kernels with fixed options."""
+    seed = context.seed + 1000 * run.trial
+    trainee = prepare_kernels(
+        resnet18(width=run.width, seed=seed).to(context.device),
+        run.method,
+        run.lr,
         momentum=MOMENTUM,
         retraction_momentum=MOMENTUM,
         plain_lr=0.1,
         plain_momentum=MOMENTUM,
         plain_weight_decay=5e-4,
     )
+    options = dict(batch_size=run.batch_size, seed=seed, augment=True, lr_drop=run.lr_drop)
+    return Training(trainee, context, **options)
 
 
-# Claims.
+# What is claimed.
 
 
-def _is_slower(method: str, factor: float, records: Records) -> Finding:
+def is_slower(method: str, factor: float, records: Records) -> Finding:
     """Time of an iteration of a method as a multiple of landing's, at the paper's size."""
     timing = records[FULL_SIZE]
-    times = dict(zip(METHODS, median_times(timing), strict=True))
-    finding = takes_longer(times, [method], factor, timing.configuration["repetitions"])
-    if _is_full_size(timing):
-        return finding
-    return Finding(f"{finding.measured}; not at the paper's size", Verdict.OPEN)
-
-
-def _is_full_size(timing: Record) -> bool:
-    runs = timing.configuration["runs"]
-    return all((run["width"], run["batch_size"]) == (PAPER_WIDTH, PAPER_BATCH) for run in runs)
-
-
-def trivializations_fail(records: Records) -> Finding:
-    """Test error of trivializations, beside the others."""
-    best = best_rates(records)
-    ends = {method: entry.end("test_error") for method, entry in best.items()}
-    others = max(ends[LANDING], ends[RETRACTION])
-    return _decided(best, listed(ends, ".1%"), ends[TRIVIALIZATION] >= others + FAILED)
-
-
-def as_accurate(records: Records) -> Finding:
-    """Test error of landing, beside that of the retraction."""
-    best = best_rates(records)
-    ends = {method: best[method].end("test_error") for method in (LANDING, RETRACTION)}
-    return _decided(best, listed(ends, ".1%"), ends[LANDING] <= ends[RETRACTION] + SAME_ERROR)
-
-
-def ends_nearer(records: Records) -> Finding:
-    """Orthogonality error of landing in the end, beside that of the retraction."""
-    best = best_rates(records)
-    ends = {method: best[method].end("orthogonality_error") for method in (LANDING, RETRACTION)}
-    return _decided(best, listed(ends, ".1e"), ends[LANDING] < ends[RETRACTION])
+    times = {m: seconds_per_iteration(timing, method=m) for m in (LANDING, method)}
+    sizes = {(run["width"], run["batch_size"]) for run in timing.configuration["runs"]}
+    whole = sizes == {(PAPER_WIDTH, PAPER_BATCH)}
+    return takes_longer(times, factor, doubt_of_times(timing) if whole else "not the paper's size")
 
 
 def rates_are_the_same(records: Records) -> Finding:
     """Training losses of landing with all rates of 1 / (2 lam) and more, before rates drop."""
     tried = [entry for entry in tried_rates(records)[LANDING] if entry.lr >= LARGEST_STEP]
-    listed_rates = ", ".join(f"{entry.lr:g}" for entry in tried)
+    rates = "rates " + ", ".join(f"{entry.lr:g}" for entry in tried)
     losses = [[loss for run in entry.runs for loss in _losses_before_drop(run)] for entry in tried]
     if len(tried) < 2 or not losses[0]:
-        return Finding(f"nothing to compare with: rates {listed_rates}", Verdict.OPEN)
+        return Finding(f"nothing to compare with: {rates}", Verdict.OPEN)
     same = all(other == losses[0] for other in losses[1:])
     return Finding(
-        f"rates {listed_rates}: the {len(losses[0])} losses recorded with each before they drop "
+        f"{rates}: the {len(losses[0])} losses recorded with each before they drop "
         f"{'are' if same else 'are not'} the same to the last bit",
         Verdict.of(same),
     )
@@ -208,15 +153,62 @@ def _losses_before_drop(run: Record) -> list[float]:
     return [loss for k, loss in pairs if 0 < k <= run.configuration["lr_drop"]]
 
 
-def _decided(best: Mapping[str, Tried], measured: str, holds: bool) -> Finding:
-    """What follows from where the runs end; nothing, if that is too early or the network narrow."""
-    runs = [run.configuration for entry in best.values() for run in entry.runs]
-    lengths = {method: entry.runs[0].configuration["iterations"] for method, entry in best.items()}
-    measured = f"{measured}; iterations: {listed(lengths, ',')}"
-    if any(run["iterations"] < TRAINED or run["width"] < PAPER_WIDTH for run in runs):
-        return Finding(f"{measured}; too few, or of too small a network, to tell", Verdict.OPEN)
-    return Finding(measured, Verdict.of(holds))
-
+CIFAR_CLAIMS = (
+    Claim(
+        "Landing is 50 % faster than the retraction: an iteration with the exponential "
+        f"retraction takes {FASTER} times as long or longer (batches of {PAPER_BATCH}).",
+        "paper",
+        partial(is_slower, RETRACTION, FASTER),
+    ),
+    Claim(
+        "Trivializations are much more expensive than landing: an iteration takes "
+        f"{MUCH:.0f} times as long or longer.",
+        "paper",
+        partial(is_slower, TRIVIALIZATION, MUCH),
+    ),
+    Claim(
+        "Trivializations fail to reach a high accuracy: their test error ends "
+        f"{FAILED:.0%} or more above that of landing and of the retraction.",
+        "paper",
+        partial(
+            compare_ends,
+            "test_error",
+            CIFAR_METHODS,
+            lambda ends: ends[TRIVIALIZATION] >= max(ends[LANDING], ends[RETRACTION]) + FAILED,
+            ENOUGH,
+        ),
+    ),
+    ball_claim((LANDING,)),
+    Claim(
+        "With lam = 1 the paper's learning rates 1/2, 1 and 2 are one and the same for "
+        "landing, because no step above 1 / (2 lam) is safe.",
+        "correction",
+        rates_are_the_same,
+    ),
+    Claim(
+        "Landing is as accurate as the retraction: its test error is at most "
+        f"{SAME_ERROR:.0%} higher.",
+        "beyond the paper",
+        partial(
+            compare_ends,
+            "test_error",
+            (LANDING, RETRACTION),
+            lambda ends: ends[LANDING] <= ends[RETRACTION] + SAME_ERROR,
+            ENOUGH,
+        ),
+    ),
+    Claim(
+        "Landing ends nearer to the manifold than the exponential retraction.",
+        "beyond the paper",
+        partial(
+            compare_ends,
+            "orthogonality_error",
+            (LANDING, RETRACTION),
+            lambda ends: ends[LANDING] < ends[RETRACTION],
+            ENOUGH,
+        ),
+    ),
+)
 
 CIFAR = Study(
     name="cifar",
@@ -239,7 +231,8 @@ CIFAR = Study(
         "methods in turn."
     ),
     settings={
-        "smoke": Settings(
+        "smoke": replace(
+            PAPER,
             width=4,
             batch_size=16,
             learning_rates=(1.0,),
@@ -254,7 +247,8 @@ CIFAR = Study(
             timed_batch=16,
             timed_repetitions=2,
         ),
-        "quick": Settings(
+        "quick": replace(
+            PAPER,
             width=8,
             seeds=1,
             iterations=100,
@@ -265,69 +259,17 @@ CIFAR = Study(
             repetitions=5,
             timed_repetitions=5,
         ),
-        "paper": Settings(),
+        "paper": PAPER,
     },
     plan=plan,
-    run=partial(run_unit, start),
-    claims=(
-        Claim(
-            "Landing is 50 % faster than the retraction: an iteration with the exponential "
-            f"retraction takes {FASTER} times as long or longer (batches of {PAPER_BATCH}).",
-            "paper",
-            partial(_is_slower, RETRACTION, FASTER),
-        ),
-        Claim(
-            "Trivializations are much more expensive than landing: an iteration takes "
-            f"{MUCH:.0f} times as long or longer.",
-            "paper",
-            partial(_is_slower, TRIVIALIZATION, MUCH),
-        ),
-        Claim(
-            "Trivializations fail to reach a high accuracy: their test error ends "
-            f"{FAILED:.0%} or more above that of landing and of the retraction.",
-            "paper",
-            trivializations_fail,
-        ),
-        Claim(
-            "The corrected safe step keeps every kernel within eps of the manifold.",
-            "correction",
-            partial(stays_in_ball, (LANDING,), EPS),
-        ),
-        Claim(
-            "With lam = 1 the paper's learning rates 1/2, 1 and 2 are one and the same for "
-            "landing, because no step above 1 / (2 lam) is safe.",
-            "correction",
-            rates_are_the_same,
-        ),
-        Claim(
-            "Landing is as accurate as the retraction: its test error is at most "
-            f"{SAME_ERROR:.0%} higher.",
-            "beyond the paper",
-            as_accurate,
-        ),
-        Claim(
-            "Landing ends nearer to the manifold than the exponential retraction.",
-            "beyond the paper",
-            ends_nearer,
-        ),
-    ),
-    figures=(
-        FigureSpec(
-            "cifar",
-            "ResNet-18 on CIFAR-10, each method with its best learning rate, all with momentum; "
-            "with several seeds their median, and behind it each of them. Top: test error. "
-            "Bottom: orthogonality error of all kernels together. Left: by time, which is the "
-            "iterations times the median time of one, timed in turn with the other methods. "
-            "Right: by iteration.",
-            draw_training,
-        ),
-        FigureSpec(
-            "cifar-learning-rates",
-            "ResNet-18 on CIFAR-10: mean training loss over the last quarter of the run, against "
-            "the learning rate of the kernels. The lowest point of each method is its run in the "
-            "figure above.",
-            draw_learning_rates,
-        ),
+    run=partial(run_unit, start_resnet),
+    claims=CIFAR_CLAIMS,
+    figures=training_figures(
+        "cifar",
+        "ResNet-18 on CIFAR-10",
+        curves=", all with momentum; with several seeds their median, and behind it each of them",
+        rate="learning rate of the kernels",
     ),
     dataset="cifar10",
+    seconds={"smoke": 10, "quick": 120},
 )

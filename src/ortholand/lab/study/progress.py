@@ -15,6 +15,7 @@ from ortholand.lab.study.runner import RECORDED
 SILENCE = 10.0  # seconds without a line after which one says how far it is
 PATIENCE = 50  # and for long runs, the part of the time so far: a log should not grow for ever
 SOON = 3.0  # seconds of work before which no time left is told
+FIRST_SHARE = 0.005  # of the work, before which it is anyone's guess
 
 
 def make_console() -> Console:
@@ -69,10 +70,10 @@ class Pace:
     @property
     def left(self) -> float | None:
         """Seconds that the rest will take, or None while that is anyone's guess."""
-        done = self._work_done()
-        if self.elapsed < SOON or not done:
+        done, total = self._work_done(), sum(self._work.values())
+        if self.elapsed < SOON or done <= FIRST_SHARE * total:
             return None
-        return self.elapsed * max(0.0, sum(self._work.values()) / done - 1)
+        return self.elapsed * max(0.0, total / done - 1)
 
     def _work_done(self) -> float:
         return sum(work * self.share(study) for study, work in self._work.items())

@@ -136,7 +136,7 @@ class Store:
         path = self.path(record.request)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, encode(record).encode())
-        self._read[path] = Found(record)
+        self._read.pop(path, None)  # what is used is what is on the disk
 
     def read(self, path: Path) -> Found:
         """What a file holds, whatever was asked for."""

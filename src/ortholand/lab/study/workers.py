@@ -1,16 +1,18 @@
 """Units of work side by side: a few processes of one machine, each with its own torch.
 
-A worker dies with the process that started it: its pipe is closed then.
+A worker dies with the process that started it, and leaves Ctrl-C to it.
 """
 
+import os
 import pickle
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
+from threading import Thread
 from time import monotonic, perf_counter
 from typing import Any, NamedTuple
 
@@ -52,6 +54,23 @@ class Work:
             return Done(result, machine(device), perf_counter() - start)
 
 
+class Failure(NamedTuple):
+    """An error in a worker, unless it cannot be sent, and its traceback."""
+
+    error: Exception | None
+    seen: str
+
+    @classmethod
+    def of(cls, error: Exception) -> "Failure":
+        """The failure that an error is, while it is handled."""
+        seen = traceback.format_exc()
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            return cls(None, seen)
+        return cls(error, seen)
+
+
 class WorkerError(RuntimeError):
     """A unit failed in its process; the message is what was seen there."""
 
@@ -62,15 +81,27 @@ def workers(count: int) -> Iterator[list[Connection]]:
     context = get_context("spawn")  # a fork would inherit torch's threads without the threads
     with ExitStack() as stack:
         pipes = []
-        for _ in range(count):
-            here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there,), daemon=True)
-            process.start()
-            stack.callback(process.join)
-            stack.callback(process.kill)
-            there.close()
-            pipes.append(here)
+        with _sigint_blocked():
+            for _ in range(count):
+                here, there = context.Pipe()
+                process = context.Process(target=_serve, args=(there,), daemon=True)
+                process.start()
+                stack.callback(process.join)
+                stack.callback(process.kill)
+                there.close()
+                pipes.append(here)
         yield pipes
+
+
+@contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """Processes that are started meanwhile never hear Ctrl-C; this one hears it afterwards."""
+    resource_tracker.ensure_running()  # starting it unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def do_side_by_side(
@@ -100,49 +131,62 @@ def do_side_by_side(
 def _send_next(pipe: Connection, waiting: Iterator[tuple[int, Work]]) -> int | None:
     index, work = next(waiting, (None, None))
     if work is not None:
-        pipe.send(work)
+        with _alive():
+            pipe.send(work)
     return index
 
 
 def _receive(pipe: Connection) -> int | Done:
-    try:
+    with _alive():
         message = pipe.recv()
-    except EOFError:
-        raise WorkerError("A worker process has died, perhaps for want of memory.") from None
-    if isinstance(message, BaseException):
-        raise message
+    if isinstance(message, Failure):
+        if message.error is None:
+            raise WorkerError(message.seen)
+        raise message.error from WorkerError(message.seen)
     return message
 
 
-def _serve(pipe: Connection) -> None:
-    """What a worker does until its pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
-    shelf: dict[str, Dataset] = {}  # a data set is read once
-    while True:
-        try:
-            work = pipe.recv()
-            pipe.send(_answer(work, shelf, _Ticker(pipe)))
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            return
-
-
-def _answer(work: Work, shelf: dict[str, Dataset], ticker: "_Ticker") -> Done | BaseException:
+@contextmanager
+def _alive() -> Iterator[None]:
     try:
-        source = work.source
-        if source is not None and source.identity not in shelf:
-            shelf[source.identity] = source.load()
-        done = work.do(ticker, shelf[source.identity] if source is not None else None)
+        yield
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        raise WorkerError("A worker process has died, perhaps for want of memory.") from None
+
+
+def _serve(pipe: Connection) -> None:
+    """What a worker does until the process that started it is gone."""
+    Thread(target=_end_with_parent, daemon=True).start()
+    shelf: dict[bytes, Dataset] = {}  # a data set is read once, by whatever way it was found
+    with suppress(BrokenPipeError, ConnectionResetError):  # nobody listens any more
+        while True:
+            pipe.send(_answer(pipe, shelf))
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)  # in the middle of a unit, too
+
+
+def _answer(pipe: Connection, shelf: dict[bytes, Dataset]) -> Done | Failure:
+    try:
+        work, ticker = pipe.recv(), _Ticker(pipe)
+        done = work.do(ticker, _data(work.source, shelf))
         ticker.flush()
         return done
-    except (BrokenPipeError, ConnectionResetError):
-        raise
     except Exception as error:
-        seen = traceback.format_exc()
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:
-            return WorkerError(seen)
-        return error
+        return Failure.of(error)
+
+
+def _data(source: Source | None, shelf: dict[bytes, Dataset]) -> Dataset | None:
+    if source is None:
+        return None
+    key = pickle.dumps(source)  # of one identity are also images in different shapes
+    if key not in shelf:
+        shelf[key] = source.load()
+    return shelf[key]
 
 
 class _Ticker:

@@ -18,13 +18,14 @@ from torch.autograd.graph import increment_version
 from ortholand.fields import tangency_bound
 from ortholand.geometry.matrices import gram_minus_identity
 from ortholand.geometry.views import as_matrices
+from ortholand.landing.attraction import better_bounds
 from ortholand.landing.description import LandingStep
 from ortholand.landing.moments import AdamMoments, Momentum
-from ortholand.landing.step import SKIPPED, Slot, StateKind, skipped_count
+from ortholand.landing.step import LIMITED, SKIPPED, Slot, StateKind
 from ortholand.native import LARGEST_SIZE, Options, address, kernel, large_steps, why_no_code
 from ortholand.native.border import PLAIN_TYPES, address_if_plain
 from ortholand.optim.plan import Plan
-from ortholand.safe_step import farthest_before_landing
+from ortholand.safe_step import SafeStepRule, farthest_before_landing
 
 
 class CompiledEngine:
@@ -158,7 +159,7 @@ def _matrix_shape(p: Tensor, view: str) -> tuple[int, int]:
     return p.shape[0], p.numel() // p.shape[0]
 
 
-_ROW_LENGTH = 7  # integers in ``struct Parameter`` of ``landing.cpp``
+_ROW_LENGTH = 8  # integers in ``struct Parameter`` of ``landing.cpp``
 
 
 class _Row(NamedTuple):
@@ -190,8 +191,8 @@ def _row(slot: Slot, plan: Plan) -> _Row | None:
         written.append(value)
     if None in places:
         return None
-    nothing = [0] * (_ROW_LENGTH - 2 - len(places))
-    row = [*cast("list[int]", places), *nothing, count, 0]
+    nothing = [0] * (_ROW_LENGTH - 3 - len(places))
+    row = [*cast("list[int]", places), *nothing, count, 0, 0]
     return _Row(row, state, written, G, n if _is_small(n, columns) else 0)
 
 
@@ -204,10 +205,11 @@ def _step_small(rows: list[_Row], dtype: torch.dtype, size: int, options: bytes)
         packed.fromlist(row.places)
         increment_version(row.written)
     step(options, packed.buffer_info()[0], len(rows), size)
-    skipped = packed[_ROW_LENGTH - 1 :: _ROW_LENGTH]
-    if any(skipped):
-        for row, count in zip(rows, skipped, strict=True):
-            row.state[SKIPPED].add_(count)
+    for i, name in ((2, SKIPPED), (1, LIMITED)):
+        counts = packed[_ROW_LENGTH - i :: _ROW_LENGTH]
+        if any(counts):
+            for row, count in zip(rows, counts, strict=True):
+                row.state[name].add_(count)
 
 
 @torch.no_grad()
@@ -217,43 +219,48 @@ def _step_large(slot: Slot, plan: Plan, options: bytes) -> None:
     assert landing is not None
     passes = large_steps(p.dtype)
     assert passes is not None  # refusal
-    G, buffer = slot.gradient, slot.state.get("momentum_buffer")
-    if not landing.moments.state_kinds:
-        buffer = None
+    buffer = slot.state["momentum_buffer"] if landing.moments.state_kinds else None
     n, columns = _matrix_shape(p, plan.view)
     if n == columns:
-        taken = _step_square(p, G, buffer, n, options, passes)
+        field = _square_field(p, slot.gradient, buffer, n, options, passes)
     else:
-        taken = _step_tall(p, G, plan, landing, options, passes)
+        field = _tall_field(p, slot.gradient, plan, landing, passes)
+    taken, limited = _follow(field, p, buffer, plan, landing, options, passes)
     increment_version([p] if buffer is None else [p, buffer])
     if not taken:
-        skipped_count(slot.state, p.device).add_(1)
+        slot.state[SKIPPED].add_(1)
+    if limited:
+        slot.state[LIMITED].add_(1)
 
 
-def _step_square(
+class _Field(NamedTuple):
+    """The field of a large matrix, as it lies in memory, and what was found out on the way."""
+
+    L: Tensor
+    distance: float
+    tangency_error: float
+    new_buffer: Tensor | None = None
+
+
+def _square_field(
     p: Tensor, G: Tensor, buffer: Tensor | None, n: int, options: bytes, passes: ctypes.CDLL
-) -> bool:
-    """Step a square matrix with or without momentum; whether the step was taken."""
+) -> _Field:
+    """The field of a square matrix, with or without momentum."""
     X, G, dtype, numel = p.view(n, n), G.view(n, n), p.dtype, n * n
     P, S = torch.mm(G, X.mT), torch.mm(X, X.mT)
     held = 0 if buffer is None else address(buffer, dtype, numel)
     places = address(P, dtype, numel), address(S, dtype, numel)
     d = passes.ortholand_residual(*places, held, n, options)
     # With momentum P holds the new buffer; else it is free.
-    L = torch.mm(S, X, out=P) if buffer is None else torch.mm(S, X)
-    weight, field = address(p, dtype, numel), address(L, dtype, numel)
-    return bool(passes.ortholand_move(weight, field, held, places[0], numel, d, 0.0, options))
+    if buffer is None:
+        return _Field(torch.mm(S, X, out=P), d, 0.0)
+    return _Field(torch.mm(S, X), d, 0.0, P)
 
 
-def _step_tall(
-    p: Tensor,
-    gradient: Tensor,
-    plan: Plan,
-    landing: LandingStep,
-    options: bytes,
-    passes: ctypes.CDLL,
-) -> bool:
-    """Step a tall matrix, or a wide one by its transpose; whether the step was taken.
+def _tall_field(
+    p: Tensor, gradient: Tensor, plan: Plan, landing: LandingStep, passes: ctypes.CDLL
+) -> _Field:
+    """The field of a tall matrix, or of a wide one by its transpose.
 
     ``L = X a + G b`` with the attraction's own coefficients, which need no product but L's.
     """
@@ -270,9 +277,40 @@ def _step_tall(
     torch.mm(G, b.neg_() if plan.maximize else b, out=L)
     L.addmm_(X, a)
     norm = passes.ortholand_norm(address(gradient, dtype, numel), numel)
-    error = tangency_bound(X.shape[0], dtype, d, norm)
-    places = address(p, dtype, numel), address(field, dtype, numel)
-    return bool(passes.ortholand_move(*places, 0, 0, numel, d, error, options))
+    return _Field(field, d, tangency_bound(X.shape[0], dtype, d, norm))
+
+
+def _follow(
+    field: _Field,
+    p: Tensor,
+    buffer: Tensor | None,
+    plan: Plan,
+    landing: LandingStep,
+    options: bytes,
+    passes: ctypes.CDLL,
+) -> tuple[bool, bool]:
+    """Follow a field as far as is safe; whether that was done, and less far than lr.
+
+    As :func:`ortholand.landing.attraction.step_length`: better bounds where the free ones bind.
+    """
+    L, d, error, new_buffer = field
+    dtype, numel, rule, lr = p.dtype, p.numel(), landing.options.rule, landing.options.lr
+    place = address(L, dtype, numel)
+    norm = passes.ortholand_norm(place, numel)
+    eta = passes.ortholand_step(norm, d, error, options)
+    if rule is not None and rule.improves and not (eta >= lr and d <= landing.options.aim):
+        X, F = _one_matrix(p, plan), _one_matrix(L.view_as(p), plan)
+        bound, distance = better_bounds(
+            landing.options, F, torch.full((), d, dtype=dtype), lambda: gram_minus_identity(X)
+        )
+        d = float(distance)
+        eta = passes.ortholand_step(float(bound), d, error, options)
+    held = [0, 0]
+    if buffer is not None and new_buffer is not None:
+        held = [address(t, dtype, numel) for t in (buffer, new_buffer)]
+    places = address(p, dtype, numel), place
+    taken = passes.ortholand_move(*places, *held, numel, eta, norm, d, options)
+    return bool(taken), rule is not None and eta < lr
 
 
 def _one_matrix(weight: Tensor, plan: Plan) -> Tensor:
@@ -300,7 +338,8 @@ def _options(step: LandingStep, maximize: bool, threads: int) -> Options:
         lr=options.lr,
         lam=options.lam,
         eps=options.eps,
-        farthest=farthest_before_landing(options.eps),
+        aim=options.aim,
+        farthest=farthest_before_landing(options.aim),
         omega=options.omega,
         momentum=momentum.momentum,
         dampening=momentum.dampening,
@@ -308,12 +347,19 @@ def _options(step: LandingStep, maximize: bool, threads: int) -> Options:
         beta2=adam.betas[1],
         adam_eps=adam.eps,
         attraction=options.attraction.compiled,
-        safe=options.rule is not None,
+        rule=_rule_number(options.rule),
         maximize=maximize,
         moments=moments.compiled,
         nesterov=momentum.nesterov,
         threads=threads,
     )
+
+
+def _rule_number(rule: SafeStepRule | None) -> int:
+    if rule is None:
+        return 0
+    assert rule.compiled is not None
+    return rule.compiled
 
 
 def _warn_once(reason: str, warned: set[str]) -> None:

@@ -14,7 +14,15 @@ from ortholand.geometry.matrices import to_working_dtype
 from ortholand.geometry.views import View, as_matrices, as_weight, matrices_shape
 from ortholand.landing.batches import batches
 from ortholand.landing.description import GramStep
-from ortholand.landing.step import MatrixStep, Rows, Slot, StateKind, count_skipped, descent
+from ortholand.landing.step import (
+    MatrixStep,
+    Rows,
+    Slot,
+    StateKind,
+    count_limited,
+    count_skipped,
+    descent,
+)
 from ortholand.optim.plan import Plan
 from ortholand.optim.weights import check_memory
 
@@ -80,7 +88,8 @@ def _step_batch(slots: list[Slot], plan: Plan) -> None:
         name: _together([_as_batch(slot.state[name], kind, view) for slot in slots], kind)
         for name, kind in plan.state_kinds.items()
     }
-    moved, taken, new_state = matrix_step(X, G, state, plan)
+    result = matrix_step(X, G, state, plan)
+    (moved, taken, new_state), limited = result[:3], getattr(result, "limited", None)
     shapes = [as_matrices(slot.weight, view).shape[:-2] for slot in slots]
     mask = taken[..., None, None] if X.ndim > 2 else taken
     parts = zip(
@@ -89,6 +98,9 @@ def _step_batch(slots: list[Slot], plan: Plan) -> None:
     for slot, part, ok in parts:
         slot.weight.copy_(as_weight(part, slot.weight, view))
         count_skipped(slot.state, ok)
+    if limited is not None:
+        for slot, part in zip(slots, _apart(limited, shapes), strict=True):
+            count_limited(slot.state, part)
     for name, new in new_state.items():
         is_matrix = plan.state_kinds[name] == "matrix"
         kept = torch.where(mask if is_matrix else taken, new, state[name])

@@ -1,0 +1,139 @@
+"""Networks that are trained in turn, iteration by iteration: their times, and where they get.
+
+LeNet-5 on MNIST for an epoch and ResNet-18 on CIFAR-10 for some hundred steps. Learning rates are
+fixed; those on MNIST are each method's best on the paper's grid after some hundred iterations.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ortholand.lab.experiments.cifar import CIFAR_METHODS, ResNetRun, start_resnet
+from ortholand.lab.experiments.classification.runs import TrainingRun
+from ortholand.lab.experiments.mnist import EPOCH, start_lenet
+from ortholand.lab.study.figures import METHOD_STYLES
+from ortholand.lab.study.records import Records, Result
+from ortholand.lab.study.spec import Context, Study, TableSpec, Unit
+from ortholand.lab.study.timing import Timing, medians, time_in_turn, timing_unit
+
+TRAINING = "training"  # the unit in which all networks are trained in turn
+MNIST_RATES = {
+    "landing": 4.0**-2,
+    "landing-momentum": 4.0**-4,
+    "exponential": 4.0**-2,
+    "cayley": 4.0**-2,
+    "trivialization-sgd": 4.0**-2,
+    "trivialization-momentum": 4.0**-4,
+    "trivialization-adam": 4.0**-4,
+    "trivialization-rmsprop": 4.0**-4,
+}
+CIFAR_RATES = dict.fromkeys(CIFAR_METHODS, 0.5)  # of the orthogonal kernels
+COLUMNS = {  # of the table: series -> heading and form
+    "seconds": ("time, s", ",.1f"),
+    "milliseconds": ("median, ms", ",.2f"),
+    "to_first": ("to first", ".2f"),
+    "train_loss": ("loss", ".3f"),
+    "test_error": ("test error", ".2%"),
+    "orthogonality_error": ("‖XᵀX - I‖", ".1e"),
+}
+
+
+@dataclass(frozen=True)
+class EpochSettings:
+    """Which network is trained, and for how long."""
+
+    iterations: int
+    batch_size: int
+    test_images: int
+    width: int = 0  # of a ResNet; 0 for LeNet
+
+
+def plan(settings: EpochSettings) -> list[Unit[Any]]:
+    """One unit: all trainings, in turn."""
+    sizes = (settings.batch_size, settings.iterations, 1, settings.test_images)
+    if settings.width:
+        runs = [ResNetRun(m, lr, *sizes, width=settings.width) for m, lr in CIFAR_RATES.items()]
+    else:
+        runs = [TrainingRun(m, lr, *sizes) for m, lr in MNIST_RATES.items()]
+    return [timing_unit(Timing(tuple(runs), 0, settings.iterations), TRAINING)]
+
+
+def train_in_turn(timing: Timing[TrainingRun], context: Context) -> Result:
+    """Train all networks; the series have an entry for each of them."""
+    trainings = {
+        run.method: start_resnet(run, context)
+        if isinstance(run, ResNetRun)
+        else start_lenet(run, context)
+        for run in timing.runs
+    }
+    times = time_in_turn(
+        {method: training.action() for method, training in trainings.items()},
+        repetitions=timing.repetitions,
+        warm_up=timing.warm_up,
+        device=context.device,
+        tick=context.tick,
+    )
+    middle = medians(times)
+    first, test_images = middle[timing.runs[0].method], timing.runs[0].test_images
+    rows = []
+    for method, training in trainings.items():
+        del training.losses[: -max(1, timing.repetitions // 10)]  # of the last tenth
+        row = {"milliseconds": 1e3 * middle[method], "to_first": middle[method] / first}
+        rows.append(training.measure(test_images)._asdict() | row | {"seconds": sum(times[method])})
+    return Result({name: [row[name] for row in rows] for name in rows[0]}, {})
+
+
+def table(records: Records) -> list[list[str]]:
+    """Times, and where the networks have got to."""
+    record = records[TRAINING]
+    rows = [["method", "lr", *(heading for heading, _ in COLUMNS.values())]]
+    for i, run in enumerate(record.configuration["runs"]):
+        numbers = [f"{record.series(name)[i]:{form}}" for name, (_, form) in COLUMNS.items()]
+        rows.append([METHOD_STYLES[run["method"]].label, f"{run['lr']:.3g}", *numbers])
+    return rows
+
+
+_WHOLE_EPOCH = EpochSettings(iterations=EPOCH, batch_size=4, test_images=10_000)
+_SOME_STEPS = EpochSettings(iterations=200, batch_size=32, test_images=2_000, width=64)
+
+MNIST_EPOCH = Study(
+    name="mnist-epoch",
+    title="An epoch of LeNet-5 on MNIST by each method, in turn",
+    summary=(
+        "The network and the methods of the experiment mnist, batches of 4 images, one thread. All "
+        "methods take turns, batch by batch. The loss is the mean over the last tenth of the "
+        "batches. Below the full preset less than an epoch, and fewer test images."
+    ),
+    settings={
+        "smoke": replace(_WHOLE_EPOCH, iterations=20, test_images=100),
+        "quick": replace(_WHOLE_EPOCH, iterations=500, test_images=1_000),
+        "full": _WHOLE_EPOCH,
+    },
+    plan=plan,
+    run=train_in_turn,
+    claims=(),
+    tables=(TableSpec("mnist-epoch", "LeNet-5 on MNIST, all methods in turn", table),),
+    dataset="mnist",
+    seconds={"smoke": 3, "quick": 45, "full": 1_300},
+)
+
+CIFAR_STEPS = Study(
+    name="cifar-steps",
+    title="Some hundred steps of ResNet-18 on CIFAR-10 by each method, in turn",
+    summary=(
+        "The network and the methods of the experiment cifar, learning rate 0.5, one thread. All "
+        "methods take turns, batch by batch. Batches have 32 images, not the paper's 128, so that "
+        "a CPU is done in reasonable time; the share of the orthogonal kernels in it is larger. "
+        "Below the full preset fewer steps of a network with fewer channels (the width below)."
+    ),
+    settings={
+        "smoke": replace(_SOME_STEPS, iterations=3, batch_size=8, test_images=50, width=4),
+        "quick": replace(_SOME_STEPS, iterations=30, test_images=500, width=16),
+        "full": _SOME_STEPS,
+    },
+    plan=plan,
+    run=train_in_turn,
+    claims=(),
+    tables=(TableSpec("cifar-steps", "ResNet-18 on CIFAR-10, all methods in turn", table),),
+    dataset="cifar10",
+    seconds={"smoke": 3, "quick": 25, "full": 2_000},
+)

@@ -1,0 +1,60 @@
+"""What is claimed of the solvers."""
+
+import math
+from functools import partial
+
+from ortholand.lab.benchmarks.solvers.peers import PARTICIPANTS
+from ortholand.lab.benchmarks.solvers.problems import PROBLEMS
+from ortholand.lab.benchmarks.solvers.tables import best, median_times, runs_of
+from ortholand.lab.study.records import Records
+from ortholand.lab.study.spec import Claim, Finding, Verdict
+
+NEWTON = "ortholand-newton-numpy"
+
+
+def best_is_fastest(problem: str, records: Records) -> Finding:
+    """The time of our best method over that of the best peer, at each tolerance."""
+    words, verdicts = [], []
+    for gtol in records[problem].configuration["gtols"]:
+        times = median_times(runs_of(records[problem], gtol))
+        if all(PARTICIPANTS[name].ours for name in times):
+            return Finding("no peer is installed", Verdict.OPEN)
+        ours, peer = best(times, ours=True), best(times, ours=False)
+        words.append(
+            f"{gtol:.0e}: {f'{ours / peer:.2f}' if peer < math.inf else 'none gets there'}"
+        )
+        verdicts.append(Verdict.of(ours < peer))
+    return Finding("; ".join(words), Verdict.worst(verdicts))
+
+
+def newton_gets_there(records: Records) -> Finding:
+    """With how many seeds it reaches 1e-10."""
+    runs = {name: runs_of(records[name], 1e-10).get(NEWTON, []) for name in PROBLEMS}
+    shares = {
+        name: (sum(bool(run.reached) for run in one), records[name].configuration["seeds"])
+        for name, one in runs.items()
+    }
+    words = "; ".join(f"{name}: {reached} of {seeds}" for name, (reached, seeds) in shares.items())
+    return Finding(words, Verdict.of(all(reached == seeds for reached, seeds in shares.values())))
+
+
+def alone_on_the_large_problem(records: Records) -> Finding:
+    """Our best and the best peer at 1e-6."""
+    times = median_times(runs_of(records["brockett-large"], 1e-6))
+    ours, peer = best(times, ours=True), best(times, ours=False)
+    words = f"ours {ours:.3g} s, the best peer {peer:.3g} s (inf: it does not get there)"
+    return Finding(words, Verdict.of(ours <= 90 < peer))
+
+
+_claim = partial(Claim, source="beyond the paper")
+CLAIMS = (
+    *(
+        _claim(f"{title}: our best method is the fastest.", check=partial(best_is_fastest, name))
+        for name, (title, _) in PROBLEMS.items()
+    ),
+    _claim('"newton" reaches 1e-10 on every problem.', check=newton_gets_there),
+    _claim(
+        "Brockett 1000 x 200 gets to 1e-6 within 90 s, where no peer does.",
+        check=alone_on_the_large_problem,
+    ),
+)

@@ -1,0 +1,110 @@
+"""Who answers the solvers' questions about a problem, counts them, and ends a run."""
+
+from collections.abc import Callable
+from time import perf_counter, process_time
+
+import numpy as np
+from torch import Tensor
+
+from ortholand.lab.benchmarks.solvers.problems import Case, Matrix, Point
+
+
+class Stop(Exception):  # noqa: N818
+    """A run is ended from outside; its solver has no say in it."""
+
+
+class Oracle:
+    """Answers a solver's questions, counts them, and ends the run when it is time.
+
+    A question asked again at one of the last two points is neither computed nor counted again.
+
+    Args:
+        case: the problem.
+        deadline: ``perf_counter()`` after which the next question raises Stop.
+        last_gradient: number of the gradient after which to raise Stop.
+        watch: called with every point whose gradient was asked, while the clocks stand; Stop is
+            raised when it says True.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        *,
+        deadline: float = np.inf,
+        last_gradient: float = np.inf,
+        watch: Callable[[Matrix], bool] | None = None,
+    ) -> None:
+        self.case, self.deadline = case, deadline
+        self.last_gradient, self.watch = last_gradient, watch
+        self.costs = self.gradients = self.hessian_products = 0
+        self.iterations = 0  # for the solver to count, if its run may be stopped from outside
+        self.pause = self.processor_pause = 0.0  # seconds for which the clocks stood
+        self.last = case.X0  # where a gradient was last asked
+        self._points: list[Point] = []
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Costs, gradients and Hessian products so far."""
+        return self.costs, self.gradients, self.hessian_products
+
+    def fun(self, X: Matrix) -> float:
+        """Cost."""
+        point = self._find(X)
+        self.costs += self._is_new("cost", point)
+        return float(point.cost())
+
+    def grad(self, X: Matrix) -> Matrix:
+        """Euclidean gradient."""
+        point = self._find(X)
+        G = point.gradient()
+        if self._is_new("gradient", point):
+            self.took_gradient(point.X)
+        return G
+
+    def fun_and_grad(self, X: Matrix) -> tuple[float, Matrix]:
+        """Both."""
+        return self.fun(X), self.grad(X)
+
+    def hessp(self, X: Matrix, V: Matrix) -> Matrix:
+        """Euclidean Hessian at X applied to V."""
+        self.hessian_products += 1
+        self._check_time()
+        return self._find(X).hessian(V)
+
+    def torch_fun(self, X: Tensor) -> Tensor:
+        """Cost in torch, differentiable. Whoever takes its gradient calls :meth:`took_gradient`."""
+        self.costs += 1
+        self.last = X.detach().numpy()
+        self._check_time()
+        return self.case.problem.fun(X)
+
+    def took_gradient(self, X: Matrix) -> None:
+        """Count a gradient at X, and stop if it was the last one."""
+        self.gradients += 1
+        self.last = X
+        done = self.gradients >= self.last_gradient
+        if self.watch is not None:
+            start, processor_start = perf_counter(), process_time()
+            done = self.watch(X)
+            self.pause += perf_counter() - start
+            self.processor_pause += process_time() - processor_start
+        if done:
+            raise Stop
+
+    def _find(self, X: Matrix) -> Point:
+        for point in self._points:
+            if X.flat[0] == point.X.flat[0] and np.array_equal(X, point.X):
+                return point
+        self._check_time()
+        self._points = [self.case.at(X), *self._points[:1]]
+        return self._points[0]
+
+    @staticmethod
+    def _is_new(question: str, point: Point) -> bool:
+        new = question not in point.asked
+        point.asked.add(question)
+        return new
+
+    def _check_time(self) -> None:
+        if perf_counter() - self.pause > self.deadline:
+            raise Stop

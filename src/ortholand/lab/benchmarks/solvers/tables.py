@@ -1,0 +1,116 @@
+"""Tables of the records: medians over the seeds, the fastest solver first."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import partial
+
+from ortholand.lab.benchmarks.solvers.peers import PARTICIPANTS
+from ortholand.lab.benchmarks.solvers.problems import PROBLEMS
+from ortholand.lab.benchmarks.solvers.runs import SolverRun, SolverSettings
+from ortholand.lab.study.records import MissingRecordError, Record, Records
+from ortholand.lab.study.spec import TableSpec
+
+Runs = dict[str, list[SolverRun]]  # by solver
+HEAD = [
+    *("solver", "reached", "time, s", "processor, s", "to best peer"),
+    *("iterations", "costs", "gradients", "Hessians"),
+    *("gradient by", "‖XᵀX − I‖", "excess cost"),
+]
+
+
+def runs_of(record: Record, gtol: float) -> Runs:
+    """The runs to a tolerance, by solver."""
+    names = record.configuration["solvers"]
+    found: Runs = {}
+    for row in zip(*(record.series(field.name) for field in fields(SolverRun)), strict=True):
+        run = SolverRun(*row)
+        if run.gtol == gtol:
+            found.setdefault(names[int(run.solver)], []).append(run)
+    if not found:
+        raise MissingRecordError(f"nobody was run to {gtol:.0e} on {record.request.unit}")
+    return found
+
+
+def median_times(runs: Runs) -> dict[str, float]:
+    """Median seconds over the seeds, by solver. A run that missed has taken infinitely long.
+
+    Whoever has missed too often is not run with the remaining seeds: these count as missed.
+    """
+    times = {
+        name: [r.seconds if r.reached else math.inf for r in one] for name, one in runs.items()
+    }
+    for one in times.values():
+        if math.inf in one:
+            one += [math.inf] * (_count_seeds(runs) - len(one))
+    return {name: statistics.median_low(one) for name, one in times.items()}
+
+
+def best(times: dict[str, float], *, ours: bool) -> float:
+    """The shortest time of ours, or of a peer."""
+    return min(
+        (t for name, t in times.items() if PARTICIPANTS[name].ours == ours), default=math.inf
+    )
+
+
+def table(problem: str, gtol: float, records: Records) -> list[list[str]]:
+    """The fastest solver first; then who did not get there, the nearest first."""
+    runs = runs_of(records[problem], gtol)
+    times, seeds, least = median_times(runs), _count_seeds(runs), _least_costs(runs)
+    best_peer = best(times, ours=False)
+    rows = [HEAD]
+    for name in sorted(runs, key=lambda name: (times[name], _middle(runs[name], "reduction"))):
+        one = runs[name]
+        reached = f"{sum(bool(run.reached) for run in one)} of {len(one)}"
+        label = [PARTICIPANTS[name].label, reached + "*" * (len(one) < seeds)]
+        time_cells = _times(times[name], best_peer, one)
+        rows.append([*label, *time_cells, *_counts_and_errors(one, least)])
+    return rows
+
+
+def _times(time: float, best_peer: float, runs: Sequence[SolverRun]) -> list[str]:
+    processor = f"{_middle(runs, 'processor_seconds'):.3g}"
+    if math.isinf(time):
+        return [f"not in {_middle(runs, 'seconds'):.3g}", processor, ""]
+    return [f"{time:.3g}", processor, f"{time / best_peer:.2f}" if best_peer < math.inf else ""]
+
+
+def _counts_and_errors(runs: Sequence[SolverRun], least: dict[float, float]) -> list[str]:
+    """Medians of what was counted; the worst of the errors."""
+    excess = max((run.value - least[run.seed]) / (run.start - least[run.seed]) for run in runs)
+    return [
+        f"{_middle(runs, 'iterations'):.0f}" if _middle(runs, "iterations") else "?",
+        *(f"{_middle(runs, name):.0f}" for name in ("costs", "gradients", "hessian_products")),
+        f"{_middle(runs, 'reduction'):.1e}",
+        f"{max(run.orthogonality for run in runs):.0e}",
+        "0" if excess <= 1e-12 else f"{excess:.0e}",
+    ]
+
+
+def _middle(runs: Sequence[SolverRun], name: str) -> float:
+    return statistics.median_low(getattr(run, name) for run in runs)
+
+
+def _count_seeds(runs: Runs) -> int:
+    return max(len(one) for one in runs.values())
+
+
+def _least_costs(runs: Runs) -> dict[float, float]:
+    """By seed: the known one, or else the least that anyone has found."""
+    least: dict[float, float] = {}
+    for run in (run for one in runs.values() for run in one):
+        found = run.value if math.isnan(run.optimum) else run.optimum
+        least[run.seed] = min(least.get(run.seed, math.inf), found)
+    return least
+
+
+TABLES = tuple(
+    TableSpec(
+        f"solvers-{name}-{gtol:.0e}",
+        f"{title}, gradient by {gtol:.0e}",
+        partial(table, name, gtol),
+    )
+    for name, (title, _) in PROBLEMS.items()
+    for gtol in SolverSettings().gtols
+)

@@ -1,0 +1,142 @@
+"""What is claimed of trainings: which learning rate is a method's best, and findings from there."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from statistics import fmean, median
+from typing import NamedTuple
+
+from ortholand.lab.experiments.classification.runs import unit_name
+from ortholand.lab.study.figures import METHOD_STYLES, listed
+from ortholand.lab.study.records import Record, Records
+from ortholand.lab.study.spec import Claim, Finding, Verdict
+from ortholand.lab.study.timing import TIMING, seconds_per_iteration
+
+EPS = 0.5  # radius of landing's safe ball, the optimizer's default
+FEWEST_REPETITIONS = 5  # fewer timed iterations decide nothing: other work disturbs some of them
+
+
+class Tried(NamedTuple):
+    """A method with a learning rate."""
+
+    lr: float
+    runs: Sequence[Record]  # one of each trial
+    seconds: float  # of an iteration, in turn with all others
+
+    @property
+    def loss(self) -> float:
+        """Training loss in the end, the median of the trials."""
+        return median(final_loss(run) for run in self.runs)
+
+    def end(self, series: str) -> float:
+        """Where a series ends, the median of the trials."""
+        return median(run.series(series)[-1] for run in self.runs)
+
+
+def tried_rates(records: Records) -> dict[str, list[Tried]]:
+    """All runs by method, one entry for each learning rate, in rising order."""
+    timing = records[TIMING]
+    trials = range(timing.configuration["trials"])
+    tried: dict[str, list[Tried]] = {}
+    for method, lr in ((run["method"], run["lr"]) for run in timing.configuration["runs"]):
+        runs = [records[unit_name(method, lr, trial)] for trial in trials]
+        seconds = seconds_per_iteration(timing, method=method, lr=lr)
+        tried.setdefault(method, []).append(Tried(lr, runs, seconds))
+    return {m: sorted(entries, key=lambda entry: entry.lr) for m, entries in tried.items()}
+
+
+def best_rates(records: Records) -> dict[str, Tried]:
+    """Each method with the learning rate of the fastest convergence.
+
+    That is the one with the smallest training loss in the end. Test images have no say in it.
+    """
+    tried = tried_rates(records)
+    return {m: min(entries, key=lambda entry: entry.loss) for m, entries in tried.items()}
+
+
+def final_loss(run: Record) -> float:
+    """Mean training loss over the last quarter of a run; infinite if it is not a number."""
+    losses = run.series("train_loss")[1:]  # nothing was trained at the start
+    loss = fmean(losses[-math.ceil(len(losses) / 4) :])
+    return math.inf if math.isnan(loss) else loss
+
+
+def found(measured: str, holds: bool, doubt: str = "") -> Finding:
+    """A finding that is not decided where there is a doubt."""
+    if doubt:
+        return Finding(f"{measured}; {doubt}", Verdict.OPEN)
+    return Finding(measured, Verdict.of(holds))
+
+
+def doubt_of_times(timing: Record) -> str:
+    """Why the times of a timing decide nothing, if they do not."""
+    few = timing.configuration["repetitions"] < FEWEST_REPETITIONS
+    return "too few were timed to tell" if few else ""
+
+
+def takes_longer(times: Mapping[str, float], factor: float, doubt: str) -> Finding:
+    """Whether all but the first take at least so many times as long as the first.
+
+    Args:
+        times: seconds of an iteration, by method.
+        factor: how many times.
+        doubt: why the times decide nothing, if they do not.
+    """
+    (method, seconds), *others = times.items()
+    ratios = {other: time / seconds for other, time in others}
+    milliseconds = f"{1e3 * seconds:,.{0 if seconds >= 0.1 else 2}f} ms per iteration"
+    return found(
+        f"{METHOD_STYLES[method].label} {milliseconds}; {listed(ratios, '.2f')} times as long",
+        min(ratios.values()) >= factor,
+        doubt,
+    )
+
+
+def compare_ends(
+    series: str,
+    methods: Sequence[str],
+    holds: Callable[[Mapping[str, float]], bool],
+    enough: Mapping[str, int],
+    records: Records,
+) -> Finding:
+    """Where a series ends with each method, and what follows.
+
+    Args:
+        series: of errors.
+        methods: that are compared.
+        holds: what is claimed of their ends.
+        enough: what every run's configuration must have at least; with less nothing is decided.
+        records: of all runs.
+    """
+    best = best_rates(records)
+    ends = {method: best[method].end(series) for method in methods}
+    runs = [run.configuration for entry in best.values() for run in entry.runs]
+    lengths = sorted(run["iterations"] for run in runs)
+    span = " to ".join(f"{length:,}" for length in dict.fromkeys((lengths[0], lengths[-1])))
+    small = any(run[name] < least for run in runs for name, least in enough.items())
+    needed = ", ".join(f"{name} >= {least:,}" for name, least in enough.items())
+    return found(
+        f"after {span} iterations: {listed(ends, '.2%' if series == 'test_error' else '.1e')}",
+        holds(ends),
+        f"to tell, it takes {needed}" if small else "",
+    )
+
+
+def ball_claim(methods: Sequence[str]) -> Claim:
+    """The promise of the safe step, for these methods."""
+    return Claim(
+        "The corrected safe step keeps every kernel within eps of the manifold.",
+        "correction",
+        partial(stays_in_ball, methods),
+    )
+
+
+def stays_in_ball(methods: Sequence[str], records: Records) -> Finding:
+    """Whether every kernel was within eps of the manifold whenever a network was measured."""
+    tried = tried_rates(records)
+    runs = [run for method in methods for entry in tried[method] for run in entry.runs]
+    errors = [error for run in runs for error in run.series("largest_error")]
+    return found(
+        f"at most {max(errors):.3g} in {len(runs)} runs, measured {len(errors)} times; eps = {EPS}",
+        all(error <= EPS for error in errors),  # false also where one is not a number
+    )

@@ -1,0 +1,62 @@
+"""What experiments share whose runs are descents on a problem: iterations, and their records."""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import nn
+from torch.optim import Optimizer
+
+from ortholand.lab.study.records import Record
+from ortholand.optim import LandingSGD, RiemannianSGD
+from ortholand.problems import Problem
+from ortholand.retractions import RETRACTIONS
+
+FASTER = 1.05  # times that differ by less than this factor count as the same
+
+
+def make_optimizer(X: nn.Parameter, method: str, lr: float, **landing: Any) -> Optimizer:
+    """RiemannianSGD, if the method is a retraction, or LandingSGD with these options."""
+    if method in RETRACTIONS:
+        return RiemannianSGD([X], lr=lr, retraction=method)
+    return LandingSGD([X], lr=lr, **landing)
+
+
+def iterate(X: nn.Parameter, problem: Problem, optimizer: Optimizer) -> None:
+    """One iteration: gradient and step."""
+    X.grad = problem.grad(X.detach())
+    optimizer.step()
+
+
+def follow(
+    marks: Sequence[int],
+    advance: Callable[[], object],
+    measure: Callable[[], dict[str, float]],
+    tick: Callable[[int], None],
+) -> dict[str, Sequence[float]]:
+    """Series of what is measured of a descent at these iterations; the first is its start."""
+    points = [measure()]
+    for before, mark in pairwise(marks):
+        for _ in range(mark - before):
+            advance()
+        points.append(measure())
+        tick(mark - before)
+    return {"iteration": marks, **{name: [p[name] for p in points] for name in points[0]}}
+
+
+def iterations_to(run: Record, series: str, goal: float) -> float:
+    """When a series first is at the goal; between records by interpolation; infinite if never."""
+    points = zip(run.series("iteration"), run.series(series), strict=True)
+    for (k0, y0), (k1, y1) in pairwise(points):
+        if y1 <= goal:
+            return k0 + (k1 - k0) * math.log(y0 / goal) / math.log(y0 / y1) if y1 > 0 else k1
+    return math.inf
+
+
+def add_legend(figure: Figure, axes: Axes, columns: int) -> None:
+    """The names of the curves of one panel, above all panels."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns)

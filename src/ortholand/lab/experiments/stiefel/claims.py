@@ -1,0 +1,228 @@
+"""What is claimed of the records: time and iterations of landing beside QR and Cayley."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ortholand.lab.experiments.descents import FASTER, iterations_to
+from ortholand.lab.experiments.stiefel.runs import (
+    AFTER,
+    GRADIENT,
+    HOUSEHOLDER,
+    LANDING,
+    STIEFEL_LANDINGS,
+    STIEFEL_METHODS,
+    STIEFEL_RETRACTIONS,
+    TIGHT,
+    unit_name,
+)
+from ortholand.lab.study.figures import METHOD_STYLES, MethodStyle
+from ortholand.lab.study.records import MissingRecordError, Records
+from ortholand.lab.study.spec import Claim, Finding, Verdict
+from ortholand.lab.study.timing import TIMING, seconds_per_iteration
+
+MUCH_FASTER = 2.0
+LARGE = 50  # for fewer columns, calling the operations takes longer than their arithmetic
+LANDED = 1e-4  # a distance to the manifold that counts as on it, in float32 and for 1,000 columns
+
+_blue, _light_blue = (METHOD_STYLES[method].colour for method in (LANDING, "qr"))
+STIEFEL_STYLES = METHOD_STYLES | {
+    TIGHT: MethodStyle("landing, tight safe step", _blue, (0, (5, 2))),
+    AFTER: MethodStyle("landing: move, then land", _blue, (0, (1, 1))),
+    HOUSEHOLDER: MethodStyle("QR by Householder", _light_blue, (0, (5, 1, 1, 1)), 1.0),
+    GRADIENT: MethodStyle("gradient, dense C", "#777777", "-", 0.8),
+}
+
+
+def settings_of(records: Records) -> Mapping[str, Any]:
+    """The settings of the run."""
+    for record in records.values():
+        if "settings" in record.configuration:
+            return record.configuration["settings"]
+    raise MissingRecordError("no run is recorded")
+
+
+def all_sizes(records: Records) -> list[int]:
+    """Every p of the run."""
+    return sorted(settings_of(records)["sizes"])
+
+
+def large_sizes(records: Records) -> list[int]:
+    """Those that the claims about time speak of; without any, nothing is decided."""
+    large = [p for p in all_sizes(records) if p >= LARGE]
+    if not large:
+        raise MissingRecordError(f"no p of {LARGE} or more at this preset")
+    return large
+
+
+def iteration_time(records: Records, method: str, p: int) -> float:
+    """Median seconds of an iteration."""
+    return seconds_per_iteration(records[unit_name(TIMING, p)], method=method)
+
+
+def iterations_needed(records: Records, method: str, p: int) -> float:
+    """Iterations to the accuracy."""
+    goal = settings_of(records)["accuracy"]
+    return iterations_to(records[unit_name(method, p)], "error", goal)
+
+
+def time_needed(records: Records, method: str, p: int) -> float:
+    """Seconds to the accuracy: iterations times the time of one."""
+    return iterations_needed(records, method, p) * iteration_time(records, method, p)
+
+
+def all_converge(records: Records) -> Finding:
+    """Every method at every size."""
+    needed = {
+        p: {method: iterations_needed(records, method, p) for method in STIEFEL_METHODS}
+        for p in all_sizes(records)
+    }
+    measured = "; ".join(f"p = {p}: {_listed(by, '.0f')}" for p, by in needed.items())
+    finite = all(math.isfinite(k) for by in needed.values() for k in by.values())
+    return Finding(f"iterations: {measured}", Verdict.of(finite))
+
+
+def is_faster(
+    quantity: Callable[[Records, str, int], float],
+    method: str,
+    rivals: Sequence[str],
+    records: Records,
+) -> Finding:
+    """Less time than every rival, at every size."""
+    measured, lowest = [], math.inf
+    for p in large_sizes(records):
+        own = quantity(records, method, p)
+        ratios = {rival: quantity(records, rival, p) / own for rival in rivals}
+        measured.append(f"p = {p}: {_listed(ratios, '.2f')}")
+        lowest = min(lowest, *ratios.values())
+    return Finding("times as long: " + "; ".join(measured), Verdict.of(lowest > FASTER))
+
+
+def not_much_faster_than_cayley(records: Records) -> Finding:
+    """At the smallest p, where the solve is smallest beside the products."""
+    p = large_sizes(records)[0]
+    ratio = iteration_time(records, "cayley", p) / iteration_time(records, LANDING, p)
+    measured = f"n = {settings_of(records)['n']}, p = {p}: Cayley takes {ratio:.2f} times as long"
+    return Finding(measured, Verdict.of(ratio < MUCH_FASTER))
+
+
+def tight_rule_pays(records: Records) -> Finding:
+    """Iterations and time of the free rule in units of the tight rule's, at the largest p."""
+    p = large_sizes(records)[-1]
+    iterations = {m: iterations_needed(records, m, p) for m in (LANDING, TIGHT)}
+    times = {m: time_needed(records, m, p) for m in (LANDING, TIGHT)}
+    measured = f"p = {p}: {_listed(iterations, '.0f')} iterations; {_listed(times, '.2f')} seconds"
+    return Finding(measured, Verdict.of(times[TIGHT] * FASTER < times[LANDING]))
+
+
+def ends_on_manifold(records: Records) -> Finding:
+    """Each way of landing, at every size."""
+    sizes = all_sizes(records)
+    ends = {m: max(final_distance(records, m, p) for p in sizes) for m in STIEFEL_METHODS}
+    landed = all(ends[m] < LANDED for m in STIEFEL_LANDINGS)
+    return Finding(f"in the end at most: {_listed(ends, '.1e')}", Verdict.of(landed))
+
+
+def ends_nearer_than_cayley(records: Records) -> Finding:
+    """Each way of landing, at every size: which of the two rounding leaves further away."""
+    factors = {
+        p: final_distance(records, "cayley", p)
+        / max(final_distance(records, m, p) for m in STIEFEL_LANDINGS)
+        for p in all_sizes(records)
+    }
+    return _exceeds_one("Cayley's distance in landing's", factors)
+
+
+def stays_in_ball(records: Records) -> Finding:
+    """All recorded iterates."""
+    sizes = all_sizes(records)
+    largest = {
+        m: max(max(records[unit_name(m, p)].series("to_manifold")) for p in sizes)
+        for m in STIEFEL_LANDINGS
+    }
+    eps = settings_of(records)["eps"]
+    holds = max(largest.values()) <= eps
+    return Finding(f"{_listed(largest, '.2g')}; eps = {eps}", Verdict.of(holds))
+
+
+def gradient_dominates(records: Records) -> Finding:
+    """What a dense C would cost, beside the whole iteration of landing with a diagonal one."""
+    ratios = {
+        p: iteration_time(records, GRADIENT, p) / iteration_time(records, LANDING, p)
+        for p in large_sizes(records)
+    }
+    return _exceeds_one("in landing's time", ratios)
+
+
+def final_distance(records: Records, method: str, p: int) -> float:
+    """How far from the manifold a run ends."""
+    return records[unit_name(method, p)].series("to_manifold")[-1]
+
+
+def _exceeds_one(what: str, ratios: Mapping[int, float]) -> Finding:
+    measured = ", ".join(f"p = {p}: {ratio:.1f}" for p, ratio in ratios.items())
+    return Finding(f"{what}: {measured}", Verdict.of(min(ratios.values()) > 1))
+
+
+def _listed(numbers: Mapping[str, float], form: str) -> str:
+    return ", ".join(f"{STIEFEL_STYLES[method].label} {x:{form}}" for method, x in numbers.items())
+
+
+STIEFEL_CLAIMS = (
+    Claim(
+        "Where p is much smaller than n, landing is not much faster than the Cayley retraction, "
+        f"whose iteration takes less than {MUCH_FASTER:.0f} times as long (smallest p).",
+        "paper",
+        not_much_faster_than_cayley,
+    ),
+    Claim(
+        "An iteration of landing takes less time than one of the Cayley retraction at every p, "
+        f"by more than {FASTER - 1:.0%}.",
+        "beyond the paper",
+        partial(is_faster, iteration_time, LANDING, ("cayley",)),
+    ),
+    Claim(
+        "It takes less time than one of the QR retraction, by Householder's method and by "
+        "Cholesky's as in this library.",
+        "beyond the paper",
+        partial(is_faster, iteration_time, LANDING, (HOUSEHOLDER, "qr")),
+    ),
+    Claim(
+        "All methods find the subspace, to the accuracy asked for.",
+        "beyond the paper",
+        all_converge,
+    ),
+    *(
+        Claim(
+            f"Landing with {which} safe step finds it in less time than the QR and Cayley "
+            "retractions at every p.",
+            "beyond the paper",
+            partial(is_faster, time_needed, method, STIEFEL_RETRACTIONS),
+        )
+        for which, method in (("its default", LANDING), ("the tight", TIGHT))
+    ),
+    Claim(
+        "At the largest p the tight safe step pays: one more product, and less time to the "
+        "accuracy than with the free one.",
+        "beyond the paper",
+        tight_rule_pays,
+    ),
+    Claim(
+        f"In the end landing is on the manifold (distance below {LANDED:.0e}), in all three forms.",
+        "beyond the paper",
+        ends_on_manifold,
+    ),
+    Claim(
+        "In the end it is nearer to the manifold than the Cayley retraction.",
+        "beyond the paper",
+        ends_nearer_than_cayley,
+    ),
+    Claim("The safe step keeps landing within eps of the manifold.", "correction", stays_in_ball),
+    Claim(
+        "With a dense C the gradient alone would take longer than landing's whole iteration "
+        "with a diagonal one: which method steps fastest then matters little.",
+        "beyond the paper",
+        gradient_dominates,
+    ),
+)

@@ -1,0 +1,128 @@
+"""What is run: PCA by every method at every size, in float32, and the timing of iterations.
+
+C is diagonal, so that its gradient costs little beside the step of any method.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ortholand.geometry import distance, random_orthogonal
+from ortholand.geometry.derivatives import relative_gradient_times_x
+from ortholand.geometry.manifold import orthonormal_factor
+from ortholand.lab.experiments.descents import follow, iterate, make_optimizer
+from ortholand.lab.study.records import Result
+from ortholand.lab.study.spec import Context, Unit
+from ortholand.lab.study.timing import TIMING, Action, Timing, time_runs, timing_unit
+from ortholand.problems import PCA
+
+LANDING, TIGHT, AFTER = "landing", "landing-tight", "landing-after"
+STIEFEL_LANDINGS = {
+    LANDING: dict(safe_step="frobenius", attraction="coupled"),
+    TIGHT: dict(safe_step="tight", attraction="coupled"),
+    AFTER: dict(safe_step="tight", attraction="after"),
+}
+STIEFEL_RETRACTIONS = ("qr", "cayley")
+STIEFEL_METHODS = (*STIEFEL_LANDINGS, *STIEFEL_RETRACTIONS)
+HOUSEHOLDER, GRADIENT = "qr-householder", "gradient-dense"  # timed only
+TIMED_METHODS = (*STIEFEL_METHODS, HOUSEHOLDER, GRADIENT)
+
+
+@dataclass(frozen=True)
+class StiefelSettings:
+    """Nothing of the paper's: these are ours."""
+
+    n: int = 5_000
+    sizes: tuple[int, ...] = (100, 200, 500, 1000)  # p
+    gap: float = 0.25  # between the eigenvalues that are looked for and the others
+    iterations: int = 100
+    every: int = 2  # iterations between records
+    accuracy: float = 1e-3  # subspace error that counts as there
+    lr: float = 1.0
+    lam: float = 0.5
+    eps: float = 0.5
+    repetitions: int = 15  # at the largest p, and accordingly more at smaller ones
+
+
+@dataclass(frozen=True)
+class StiefelRun:
+    """A method at a size. Retractions make no use of lam and eps."""
+
+    settings: StiefelSettings
+    method: str
+    p: int
+
+
+def unit_name(method: str, p: int) -> str:
+    """Name of the run of a method, or of the timing, at a size."""
+    return f"{method}-p-{p}"
+
+
+def plan(settings: StiefelSettings) -> list[Unit[Any]]:
+    """Every method at every size, and the timing at every size."""
+    units = []
+    for p in settings.sizes:
+        runs = {method: StiefelRun(settings, method, p) for method in TIMED_METHODS}
+        units += [Unit(unit_name(m, p), runs[m], settings.iterations) for m in STIEFEL_METHODS]
+        repetitions = settings.repetitions * max(settings.sizes) // p
+        timing = Timing(tuple(runs.values()), warm_up=1, repetitions=repetitions)
+        units.append(timing_unit(timing, unit_name(TIMING, p)))
+    return units
+
+
+def run_unit(task: StiefelRun | Timing[StiefelRun], context: Context) -> Result:
+    """Iterate in float32, measuring in float64; or time single iterations in turn."""
+    if isinstance(task, Timing):
+        return time_runs(task, timed_iteration, context)
+    referee, (X, advance) = make_problem(task, context, torch.float64), begin(task, context)
+
+    def measure() -> dict[str, float]:
+        Y = X.detach().double()
+        return {"error": float(referee.subspace_error(Y)), "to_manifold": float(distance(Y))}
+
+    iterations, every = task.settings.iterations, task.settings.every
+    marks = sorted({*range(0, iterations, every), iterations})
+    return Result(follow(marks, advance, measure, context.tick), {})
+
+
+def timed_iteration(run: StiefelRun, context: Context) -> Action:
+    """Gradient and step, each time from the same start; or a gradient with a dense matrix."""
+    X0, n = start(run, context), run.settings.n
+    if run.method == HOUSEHOLDER:
+        problem = make_problem(run, context, torch.float32)
+        return Action(lambda: householder_step(X0, problem.grad(X0), run.settings.lr))
+    if run.method == GRADIENT:
+        generator = torch.Generator().manual_seed(context.seed)
+        dense = torch.randn(n, n, generator=generator).to(context.device)
+        return Action(partial(PCA(dense, run.p).grad, X0))
+    X, advance = begin(run, context)
+    return Action(advance, partial(X.data.copy_, X0))
+
+
+def begin(run: StiefelRun, context: Context) -> tuple[nn.Parameter, Callable[[], None]]:
+    """The start of a run, and what makes the next iterate of it."""
+    settings, problem = run.settings, make_problem(run, context, torch.float32)
+    X = nn.Parameter(start(run, context))
+    options = dict(lam=settings.lam, eps=settings.eps, **STIEFEL_LANDINGS.get(run.method, {}))
+    return X, partial(iterate, X, problem, make_optimizer(X, run.method, settings.lr, **options))
+
+
+def make_problem(run: StiefelRun, context: Context, dtype: torch.dtype) -> PCA:
+    """The problem of a size, on the device."""
+    n = run.settings.n
+    problem = PCA.with_gap(n, run.p, gap=run.settings.gap, diagonal=True, dtype=dtype)
+    return PCA(problem.C.to(context.device), run.p)
+
+
+def start(run: StiefelRun, context: Context) -> Tensor:
+    """A random start, the same for all methods."""
+    return random_orthogonal(run.settings.n, run.p, seed=context.seed).to(context.device)
+
+
+def householder_step(X: Tensor, G: Tensor, lr: float) -> Tensor:
+    """The QR retraction as a short program has it: by LAPACK's QR, without an optimizer."""
+    return orthonormal_factor(X - lr * relative_gradient_times_x(X, G))

@@ -1,0 +1,182 @@
+"""The rule "spectral": ball and step in the spectral norm, paid for only where it binds."""
+
+import copy
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import ortholand as ol
+from ortholand.geometry import distance
+from ortholand.landing import attraction as attraction_module
+from ortholand.safe_step import RULES, Spectral, safe_step_size, spectral_distance
+
+ATTRACTIONS = ("coupled", "decoupled", "after")
+SHAPES = ((6, 6), (40, 40), (150, 150), (30, 12), (200, 10), (10, 200), (5, 7, 7), (4, 30, 6))
+
+
+def gaussian(shape, seed, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def in_ball(n, p, delta, seed):
+    """A matrix whose ``X^T X - I`` has eigenvalues spread over [-delta, delta]."""
+    values = torch.linspace(-delta, delta, p, dtype=torch.float64)
+    X = ol.random_orthogonal(n, p, seed=seed, dtype=torch.float64)
+    V = ol.random_orthogonal(p, p, seed=seed + 1, dtype=torch.float64)
+    return X @ (V * (1 + values).sqrt()) @ V.mT
+
+
+@given(n=st.integers(1, 40), p=st.integers(1, 40), scale=st.floats(-30, 30), seed=st.integers(0, 9))
+def test_the_bound_is_one_and_within_the_eighth_root_of_p(n, p, scale, seed):
+    L = 10**scale * gaussian((n, p), seed)
+    true, bound = float(torch.linalg.matrix_norm(L, 2)), float(Spectral().bound(L))
+    assert true * (1 - 1e-12) <= bound <= true * min(n, p) ** 0.125 * (1 + 1e-12)
+
+
+@given(p=st.integers(1, 40), size=st.floats(-20, 0.3), seed=st.integers(0, 9))
+def test_the_distance_is_a_bound_inside_the_ball_and_tells_the_outside(p, size, seed):
+    D = gaussian((p, p), seed)
+    D = D + D.mT
+    D *= 10**size / torch.linalg.matrix_norm(D, 2)
+    true, found = 10**size, float(spectral_distance(D, 0.5))
+    if true <= 0.5:
+        assert true * (1 - 1e-12) <= found <= 0.5
+    else:
+        assert found <= true * (1 + 1e-12)
+    if true > 0.5 * p**0.125:  # surely outside, and seen to be
+        assert found > 0.5 * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("lam", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize("eps", [0.05, 0.5, 0.95])
+def test_a_safe_step_stays_in_the_spectral_ball_from_anywhere_in_it(lam, eps):
+    for seed in range(40):
+        n, p = 4 + 3 * (seed % 7), 1 + seed % 4 + (seed % 3 == 0) * (seed % 4)
+        n = max(n, p)
+        X = in_ball(n, p, eps * (seed + 1) / 41, seed)
+        L = ol.landing_field(X, 10 ** (seed % 9 - 3) * gaussian((n, p), seed), lam)
+        d = spectral_distance(X.mT @ X - torch.eye(p, dtype=X.dtype), eps)
+        eta = safe_step_size(L, d, lam=lam, eps=eps, rule="spectral")
+        assert eta > 0
+        assert distance(X - eta * L, spectral=True) <= eps * (1 + 1e-12)
+
+
+def test_steps_do_not_shrink_with_p():
+    steps = {}
+    for rule in RULES:
+        lengths = []
+        for p in (64, 256):
+            X = ol.random_orthogonal(p, p, seed=0, dtype=torch.float64)
+            G = gaussian((p, p), 1) / p**0.5  # of one spectral norm, whatever p is
+            L = ol.landing_field(X, G)
+            lengths.append(float(safe_step_size(L, distance(X), rule=rule, lam=0.01)))
+        steps[rule] = lengths[1] / lengths[0]
+    assert steps["frobenius"] == pytest.approx(1 / 2, rel=0.05)
+    assert steps["tight"] == pytest.approx(1 / 4**0.25, rel=0.05)
+    assert steps["spectral"] > 0.82  # 1 / 4^(1/8) at worst
+
+
+def optimizer_of(shape, *, make=ol.LandingSGD, dtype=torch.float64, seed=0, **options):
+    X = nn.Parameter(ol.random_orthogonal(*shape, seed=seed, dtype=dtype))
+    view = "kernel" if len(shape) > 2 else "matrix"
+    return X, make([X], view=view, **{"lr": 0.3, "safe_step": "spectral", **options})
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("attraction", ATTRACTIONS)
+@pytest.mark.parametrize("make", [ol.LandingSGD, ol.LandingAdam])
+@pytest.mark.parametrize("rule", ["tight", "spectral"])
+def test_every_engine_takes_the_reference_step(shape, attraction, make, rule):
+    class Measured(make):
+        def move(self, X, B, group):
+            return super().move(X, B, group)
+
+    runs = []
+    for kind in (make, Measured):
+        X, optimizer = optimizer_of(shape, make=kind, attraction=attraction, safe_step=rule)
+        for k in range(3):
+            X.grad = gaussian(shape, k) * 3 ** (k - 1) / shape[-1] ** 0.5
+            optimizer.step()
+        runs.append((X.detach(), optimizer.limited_steps()))
+    (one, limited), (other, expected) = runs
+    torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    assert limited == expected
+
+
+@pytest.mark.parametrize("shape", [(40, 40), (150, 150), (30, 12), (5, 7, 7)], ids=str)
+@pytest.mark.parametrize("attraction", ATTRACTIONS)
+def test_where_lr_is_safe_nothing_better_is_asked_for(shape, attraction):
+    X, optimizer = optimizer_of(shape, lr=1e-3, attraction=attraction, fused=False)
+    X.grad = gaussian(shape, 0) / shape[-1] ** 0.5
+    with mock.patch.object(attraction_module, "spectral_distance", side_effect=AssertionError):
+        optimizer.step()
+    assert optimizer.limited_steps() == 0
+
+
+@pytest.mark.parametrize("fused", [None, False])
+def test_limited_steps_are_counted_and_explained(fused):
+    X, optimizer = optimizer_of((8, 8), lr=1e-3, fused=fused)
+    Y = nn.Parameter(ol.random_orthogonal(9, 4, seed=1, dtype=torch.float64))
+    optimizer.add_param_group({"params": [Y]})
+    assert [row.limited for row in ol.explain(optimizer)] == [None, None]
+    for k in range(4):
+        X.grad = gaussian((8, 8), k) * (1e6 if k == 3 else 1e-3)
+        Y.grad = gaussian((9, 4), k) * 1e6
+        optimizer.step()
+    assert optimizer.limited_steps() == 5
+    assert [row.limited for row in ol.explain(optimizer)] == [0.25, 1.0]
+    assert " 25%" in str(ol.explain(optimizer))
+    resumed = copy.deepcopy(optimizer)
+    assert resumed.limited_steps() == 5
+    for p in (p for group in resumed.param_groups for p in group["params"]):
+        p.grad = torch.zeros_like(p)
+    resumed.step()
+    assert [row.limited for row in ol.explain(resumed)] == [0.0, 0.0]  # since it was copied
+
+
+def test_a_weight_in_the_spectral_ball_only_may_start_there():
+    X = nn.Parameter(in_ball(30, 20, 0.4, seed=0))
+    assert distance(X) > 0.9 > 0.5 > distance(X, spectral=True)
+    with pytest.raises(ValueError, match=r"within 0.5 .*\|\|_F; eps.*is at distance"):
+        ol.LandingSGD([X])
+    optimizer = ol.LandingSGD([X], lr=0.1, safe_step="spectral")
+    X.grad = gaussian((30, 20), 0)
+    before = X.detach().clone()
+    optimizer.step()
+    assert optimizer.skipped_steps() == 0
+    assert not torch.equal(X, before)
+    outside = nn.Parameter(in_ball(30, 20, 0.6, seed=0))
+    with pytest.raises(ValueError, match=r"within 0.5 .*\|\|_2; eps.*is at distance 0.6"):
+        ol.LandingSGD([outside], safe_step="spectral")
+    with pytest.raises(ValueError, match="at distance inf"):
+        ol.LandingSGD([nn.Parameter(torch.full((4, 3), torch.nan))], safe_step="spectral")
+
+
+@pytest.mark.parametrize("attraction", ATTRACTIONS)
+def test_a_weight_put_outside_comes_back(attraction):
+    X, optimizer = optimizer_of((30, 20), attraction=attraction, eps=0.3, lr=0.4)
+    with torch.no_grad():
+        X.copy_(in_ball(30, 20, 0.7, seed=1))
+    for _ in range(60):
+        X.grad = torch.zeros_like(X)
+        optimizer.step()
+    assert distance(X, spectral=True) <= 0.3
+
+
+@pytest.mark.parametrize("attraction", ATTRACTIONS)
+@pytest.mark.parametrize("shape", [(12, 12), (30, 6)])
+def test_compiled_by_torch_it_takes_the_same_steps(shape, attraction):
+    runs = []
+    for compiled in (False, True):
+        X, optimizer = optimizer_of(shape, attraction=attraction, fused=False)
+        step = torch.compile(optimizer.step, backend="eager") if compiled else optimizer.step
+        for k in range(3):
+            X.grad = gaussian(shape, k)
+            step()
+        runs.append(X.detach())
+    torch.testing.assert_close(*runs, rtol=1e-10, atol=1e-10)
+    torch.compiler.reset()
