@@ -30,7 +30,7 @@ test-ecosystem: .venv/ecosystem.stamp  ## in Lightning, Accelerate, the Trainer 
 	$(BIN)/python -m pytest -m ecosystem tests/ecosystem
 
 test-distributed: .venv/dev.stamp  ## all sharded tests, minutes
-	$(BIN)/python -m pytest -m "distributed or slow_distributed" tests/distributed
+	$(BIN)/python -m pytest -m "distributed or slow_distributed" tests/distributed tests/lab/benchmarks/test_sharded.py
 
 # The sanitizers' library must be the first in the process, and libstdc++ there from the start;
 # Python's own allocator would hide what lies beyond an array. ARGS: more for pytest.

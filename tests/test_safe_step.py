@@ -61,7 +61,7 @@ def test_rounding_of_the_tangent_part_shortens_the_step():
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"rule": "spectral"}, r"one of \('frobenius', 'tight'\), got 'spectral'"),
+        ({"rule": "loose"}, r"one of \('frobenius', 'tight', 'spectral'\), got 'loose'"),
         ({"eps": 0.0}, r"eps must be in \(0, 1\), got 0.0"),
         ({"eps": 1.0}, r"eps must be in \(0, 1\), got 1.0"),
         ({"eps": math.nan}, r"eps must be in \(0, 1\)"),

@@ -445,10 +445,12 @@ def test_a_start_outside_the_ball_is_refused_with_name_distance_and_cure(case: C
         pytest.skip("starts anywhere")
     far = nn.Parameter(2 * torch.eye(3))
     before = far.detach().clone()
-    with pytest.raises(ValueError, match=r"'w' of shape \(3, 3\).*5.196.*orthogonalize_"):
+    spectral = case.options.get("safe_step") == "spectral"
+    distance = "distance 3" if spectral else "5.196"  # ||3 I||_2, ||3 I||_F
+    with pytest.raises(ValueError, match=rf"'w' of shape \(3, 3\).*{distance}.*orthogonalize_"):
         case([("w", far)])
     assert torch.equal(far, before)
-    with pytest.raises(ValueError, match="distance nan"):
+    with pytest.raises(ValueError, match=r"distance (nan|inf)"):
         case([nn.Parameter(torch.full((2, 2), math.nan))])
     optimizer = case(ol.orthogonalize_([far]))
     assert ol.orthogonality_error(optimizer) < 1e-6

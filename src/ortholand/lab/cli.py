@@ -15,6 +15,7 @@ from ortholand.lab.datasets import DatasetError, Source, dataset_title, find_dat
 try:
     import typer
     from rich.console import Console
+    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
@@ -224,10 +225,15 @@ def _print_results(console: Console, runs: Sequence[Run]) -> None:
     """Tables, and every claim with its verdict."""
     for run in runs:
         for spec, (head, *rows) in run.tables():
-            table = Table(*head, title=spec.title)
+            table = Table(title=spec.title)
+            for heading in head:
+                table.add_column(Text(heading), overflow="fold")
             for row in rows:
                 table.add_row(*map(Text, row))
-            console.print(table)
+            if not console.is_terminal:  # a file has room for wide tables
+                wide = console.options.update(width=10_000)
+                table.width = Measurement.get(console, wide, table).maximum
+            console.print(table, soft_wrap=not console.is_terminal)
         table = Table("claim", "measured", "verdict", show_lines=True, title=run.label)
         for claim, finding in run.findings():
             statement = Text.assemble(claim.statement, (f" ({claim.source})", "dim"))

@@ -69,6 +69,7 @@ class After(Attraction):
             lambda: field.better_bounds(gram.unit, options.rule, options.eps),
             gram.tangency_error,
             options,
+            branch=not gram.apart,
         )
         c = (m + 1).rsqrt()
         tangent = -eta * gram.unit
@@ -90,13 +91,15 @@ def step_and_taken(
     better: Callable[[], tuple[Tensor, Tensor]],
     tangency_error: Tensor | float,
     options: LandingOptions,
+    *,
+    branch: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """eta, the mean m that the move adds, which matrices may step, and which are limited."""
 
     def largest(bound: Tensor, distance: Tensor) -> Tensor:
         return largest_step_before_landing(bound, distance, options.aim, tangency_error)
 
-    eta, distance, limited = step_length(options, norm, d, better, largest)
+    eta, distance, limited = step_length(options, norm, d, better, largest, branch=branch)
     length = eta * norm
     taken = is_finite(length)
     if options.rule is not None:

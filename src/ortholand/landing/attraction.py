@@ -148,6 +148,8 @@ def step_length(
     d: Tensor,
     better: Callable[[], tuple[Tensor, Tensor]],
     largest: Largest,
+    *,
+    branch: bool = True,
 ) -> Length:
     """How far a field may be followed.
 
@@ -161,6 +163,7 @@ def step_length(
         d: ``||D||_F``.
         better: gives the rule's own bound and distance.
         largest: the attraction's safe step.
+        branch: whether a value may be read at all. Ranks that share matrices read none.
     """
     rule, lr = options.rule, options.lr
     if rule is None:
@@ -170,7 +173,7 @@ def step_length(
     if not rule.improves or rule.is_patched:
         bound, distance = better()
         return _limited(lr, largest(bound, distance), distance)
-    if _may_branch(norm, lr):
+    if branch and _may_branch(norm, lr):
         free = largest(norm, d)
         # Outside of the ball the free bound promises nothing of the spectral norm.
         if bool(((free >= lr) & (d <= options.aim)).all()):

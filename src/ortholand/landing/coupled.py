@@ -60,6 +60,7 @@ class Coupled(Attraction):
             lambda: field.better_bounds(nu, options.rule, options.eps),
             gram.tangency_error,
             options,
+            branch=not gram.apart,
         )
         a, b = field.tangent_coefficients
         tangent = -eta * gram.unit
@@ -82,11 +83,13 @@ def step_and_taken(
     better: Callable[[], tuple[Tensor, Tensor]],
     tangency_error: Tensor | float,
     options: LandingOptions,
+    *,
+    branch: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """eta for a field of this norm, which matrices may step, and which are limited."""
 
     def largest(bound: Tensor, distance: Tensor) -> Tensor:
         return largest_step(bound, distance, options.lam, options.aim, tangency_error)
 
-    eta, distance, limited = step_length(options, norm, d, better, largest)
+    eta, distance, limited = step_length(options, norm, d, better, largest, branch=branch)
     return eta, may_go(norm, eta, distance, options.lam, options), limited

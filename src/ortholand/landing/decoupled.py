@@ -55,6 +55,7 @@ class Decoupled(Attraction):
             lambda: field.better_bounds(unit, options.rule, options.eps),
             gram.tangency_error,
             options,
+            branch=not gram.apart,
         )
         a, b = field.tangent_coefficients
         tangent = -eta * unit
@@ -70,6 +71,8 @@ def steps_and_taken(
     better: Callable[[], tuple[Tensor, Tensor]],
     tangency_error: Tensor | float,
     options: LandingOptions,
+    *,
+    branch: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """eta, omega, which matrices may step, and which are limited. ``normal`` is ``||X D||_F``."""
 
@@ -88,7 +91,7 @@ def steps_and_taken(
         omega, size = pull(distance)
         return largest_step_decoupled(bound, distance, size, omega, options.aim, tangency_error)
 
-    eta, distance, limited = step_length(options, norm, d, better, largest)
+    eta, distance, limited = step_length(options, norm, d, better, largest, branch=branch)
     omega, _ = pull(distance)
     taken = may_go(norm + d, torch.maximum(eta, omega), distance, options.omega, options)
     return eta, omega, taken, limited

@@ -38,6 +38,7 @@ class Gram(NamedTuple):
     unit: Tensor  # (...)
     size: Tensor | float  # ||B1||_F before anything was taken from it: rounding is relative to it
     roundoff: float  # relative rounding error of the products above
+    apart: bool = False  # whether others have the same matrices: then no value is read to branch
 
     @property
     def tangency_error(self) -> Tensor:

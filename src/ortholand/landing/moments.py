@@ -325,7 +325,7 @@ def _gram(
     dtype: torch.dtype,
 ) -> Gram:
     d = torch.linalg.vector_norm(D, dim=(-2, -1))
-    return Gram(D, M, T, d, unit, size, product_roundoff(rows.total, dtype))
+    return Gram(D, M, T, d, unit, size, product_roundoff(rows.total, dtype), rows.apart)
 
 
 def _in_range(norm: Tensor, like: Tensor) -> Tensor:

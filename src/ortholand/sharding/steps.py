@@ -222,17 +222,29 @@ def portions(
 def step_here(slots: Sequence[Slot], step: ShardedStep) -> None:
     """Step weights whose matrices are all whole on this rank."""
     local = [_local_slot(slot, step.state_kinds) for slot in slots]
+    for part in local:
+        prepare_counts(part.state, part.weight.device)
     step.step_whole([part for part in local if part.weight.numel()])
-    alike: dict[tuple[ProcessGroup, ...], list[tuple[Tensor, Tensor]]] = {}
+    alike: dict[tuple[ProcessGroup, ...], list[tuple[Slot, Tensor]]] = {}
     for slot, part in zip(slots, local, strict=True):
-        device = slot.weight.device
-        counts = skipped_count(slot.state, device), skipped_count(part.state, device)
-        alike.setdefault(sharing_groups(slot.weight), []).append(counts)
+        both = _packed_counts(part.state)
+        alike.setdefault(sharing_groups(slot.weight), []).append((slot, both))
     for process_groups, counts in alike.items():  # one number for the matrices of all ranks
-        skipped = torch.stack([skipped for _, skipped in counts])
-        skipped = sum_over_groups(skipped, process_groups)
-        for (count, _), number in zip(counts, skipped, strict=True):
-            count.add_(number)
+        sums = sum_over_groups(torch.stack([both for _, both in counts]), process_groups)
+        for (slot, _), both in zip(counts, sums, strict=True):
+            _add_counts(slot, both)
+
+
+def _packed_counts(state: Mapping[str, Any]) -> Tensor:
+    """Both counts of a step in one number, so that they are summed as one."""
+    return state[SKIPPED] + (state[LIMITED] << 32)
+
+
+def _add_counts(slot: Slot, both: Tensor) -> None:
+    """Add what :func:`_packed_counts` gave, or a sum of such."""
+    device = slot.weight.device
+    skipped_count(slot.state, device).add_(both & (2**32 - 1))
+    skipped_count(slot.state, device, LIMITED).add_(both >> 32)
 
 
 def step_everywhere(slot: Slot, step: ShardedStep) -> None:
@@ -307,13 +319,16 @@ def step_owners(members: list[Member], step: ShardedStep) -> None:
     ]
     numbers = parts[0][0].new_empty(len(mine), len(step.numbers) + 1)
     for row, slot in zip(numbers, owned, strict=True):
-        for i, name in enumerate((*step.numbers, SKIPPED)):
+        for i, name in enumerate(step.numbers):
             row[i] = slot.state[name]
+        row[-1] = slot.state[SKIPPED] + 2 * slot.state[LIMITED]  # of one matrix each: 0 or 1
     back, numbers = owners.spread(wholes, numbers, [[X, *state] for X, _, *state in parts])
     for member, (moved, *buffers), row in zip(members, back, numbers.real, strict=True):
         names = (*step.buffers, *step.numbers)
         state = dict(zip(names, (*buffers, *row[:-1]), strict=True))
-        _keep(member, moved, state, row[-1].round().to(torch.int64))
+        both = row[-1].round().to(torch.int64)
+        _keep(member, moved, state, both % 2)
+        count_limited(member.slot.state, both // 2)
 
 
 def share_out(members: Sequence[Member], ranks: int) -> list[int]:
@@ -433,7 +448,7 @@ def _local_slot(slot: Slot, names: Mapping[str, Any]) -> Slot:
     """What this rank has of a weight, its gradient and its state; memory is shared."""
     state = {name: local_part(slot.state[name]) for name in names}
     if SKIPPED not in state:
-        prepare_counts(state, slot.weight.device)
+        skipped_count(state, slot.weight.device)
     return Slot(local_part(slot.weight), local_part(_placed_gradient(slot)), state)
 
 

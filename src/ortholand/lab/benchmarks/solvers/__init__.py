@@ -49,5 +49,5 @@ SOLVERS = Study(
     run=run,
     claims=CLAIMS,
     tables=TABLES,
-    seconds={"smoke": 5, "quick": 120, "full": 3 * 3600},
+    seconds={"smoke": 5, "quick": 180, "full": 3 * 3600},
 )

@@ -6,11 +6,21 @@ from time import perf_counter, process_time
 import numpy as np
 from torch import Tensor
 
-from ortholand.lab.benchmarks.solvers.problems import Case, Matrix, Point
+from ortholand.lab.benchmarks.solvers.problems import Case, Matrix, Parts
 
 
 class Stop(Exception):  # noqa: N818
     """A run is ended from outside; its solver has no say in it."""
+
+
+class Point:
+    """What is known of a problem at a point."""
+
+    def __init__(self, X: Matrix, at: Callable[[Matrix], Parts]) -> None:
+        self.X = X.copy()  # solvers may go on to change theirs
+        self.compute_cost, self.compute_gradient, self.hessian = at(self.X)
+        self.cost: float | None = None
+        self.gradient: Matrix | None = None
 
 
 class Oracle:
@@ -50,16 +60,18 @@ class Oracle:
     def fun(self, X: Matrix) -> float:
         """Cost."""
         point = self._find(X)
-        self.costs += self._is_new("cost", point)
-        return float(point.cost())
+        if point.cost is None:
+            self.costs += 1
+            point.cost = float(point.compute_cost())
+        return point.cost
 
     def grad(self, X: Matrix) -> Matrix:
         """Euclidean gradient."""
         point = self._find(X)
-        G = point.gradient()
-        if self._is_new("gradient", point):
+        if point.gradient is None:
+            point.gradient = point.compute_gradient()
             self.took_gradient(point.X)
-        return G
+        return point.gradient
 
     def fun_and_grad(self, X: Matrix) -> tuple[float, Matrix]:
         """Both."""
@@ -96,14 +108,8 @@ class Oracle:
             if X.flat[0] == point.X.flat[0] and np.array_equal(X, point.X):
                 return point
         self._check_time()
-        self._points = [self.case.at(X), *self._points[:1]]
+        self._points = [Point(X, self.case.at), *self._points[:1]]
         return self._points[0]
-
-    @staticmethod
-    def _is_new(question: str, point: Point) -> bool:
-        new = question not in point.asked
-        point.asked.add(question)
-        return new
 
     def _check_time(self) -> None:
         if perf_counter() - self.pause > self.deadline:

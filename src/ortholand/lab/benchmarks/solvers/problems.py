@@ -51,7 +51,7 @@ def log_cosh(Z: Matrix, X: Matrix) -> Parts:
 
 def in_numpy(problem: Problem) -> Callable[[Matrix], Parts]:
     """A problem of the library as a function of the point."""
-    if isinstance(problem, PCA):
+    if isinstance(problem, PCA) and problem.C.ndim == 2:
         return partial(quadratic, -2 * problem.C.numpy(), 1.0)
     if isinstance(problem, Brockett):
         return partial(quadratic, problem.A.numpy(), 2 * problem.mu.numpy())
@@ -63,16 +63,6 @@ def in_numpy(problem: Problem) -> Callable[[Matrix], Parts]:
     raise TypeError(f"Not written in NumPy yet: {type(problem).__name__}. Add it to {__name__}.")
 
 
-class Point:
-    """A problem at a point; nothing is computed twice."""
-
-    def __init__(self, X: Matrix, parts: Callable[[Matrix], Parts]) -> None:
-        self.X = X.copy()  # solvers may go on to change theirs
-        cost, gradient, self.hessian = parts(self.X)
-        self.cost, self.gradient = cache(cost), cache(gradient)
-        self.asked: set[str] = set()  # what an oracle has counted here
-
-
 @dataclass(frozen=True, eq=False)
 class Case:
     """A problem and where all solvers start."""
@@ -82,18 +72,18 @@ class Case:
     optimum: float = math.nan  # the least cost that can be reached from there, where it is known
 
     @cached_property
-    def parts(self) -> Callable[[Matrix], Parts]:
-        """The problem in NumPy."""
+    def at(self) -> Callable[[Matrix], Parts]:
+        """The problem in NumPy, as a function of the point."""
         return in_numpy(self.problem)
 
-    def at(self, X: Matrix) -> Point:
-        """The problem at X."""
-        return Point(X, self.parts)
+    def cost(self, X: Matrix) -> float:
+        """Cost of X."""
+        return float(self.at(X)[0]())
 
     def riemannian_norm(self, X: Matrix) -> float:
         """Norm of the Riemannian gradient, Euclidean metric."""
-        G = torch.from_numpy(self.at(X).gradient())
-        return float(riemannian_gradient(torch.tensor(X), G).norm())
+        G = self.at(X)[1]()
+        return float(riemannian_gradient(torch.tensor(X), torch.tensor(G)).norm())
 
     @cached_property
     def start_norm(self) -> float:

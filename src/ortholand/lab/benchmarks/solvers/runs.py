@@ -1,9 +1,6 @@
 """What is run and measured: solvers in turn, until a rule holds that the benchmark itself checks.
 
-The norm of the Riemannian gradient has fallen by ``gtol``, in float64, at the point a solver
-returns, projected onto the manifold (polar factor; not timed). Solvers with such a rule of their
-own stop by it; if the check fails, their tolerance is tightened until it does not. The others are
-stopped from outside at the first gradient where the rule holds, found in a first run, not timed.
+By whom a run is stopped, and how the rule is checked: see the study's summary.
 """
 
 import gc
@@ -75,18 +72,13 @@ def plan(settings: SolverSettings) -> list[Unit[SolverSettings]]:
 
 
 class Trial:
-    """A solver that is to bring down the gradient norm of a problem to a target.
-
-    Attributes:
-        attempts: the run that counts, and its repetitions.
-        reached: whether the rule holds after it.
-    """
+    """A solver that is to bring down the gradient norm of a problem to a target."""
 
     def __init__(self, solver: Solver, case: Case, gtol: float, maxtime: float) -> None:
         self.solver, self.case, self.gtol, self.maxtime = solver, case, gtol, maxtime
         self.target = gtol * case.start_norm
-        self.attempts: list[Attempt] = []
-        self.reached = False
+        self.attempts: list[Attempt] = []  # the run that counts, and its repetitions
+        self.reached = False  # whether the rule holds after it
         self._tightening = 1.0  # of the solver's own tolerance
         self._last_gradient = math.inf  # where it is stopped from outside
 
@@ -156,8 +148,8 @@ class Trial:
             *(first.iterations, *first.counts),
             reduction=case.riemannian_norm(projected) / case.start_norm,
             orthogonality=float(distance(torch.tensor(first.X))),
-            value=float(case.at(projected).cost()),
-            start=float(case.at(case.X0).cost()),
+            value=case.cost(projected),
+            start=case.cost(case.X0),
             optimum=case.optimum,
             tightening=self._tightening,
         )
@@ -169,8 +161,8 @@ def run(task: SolverSettings, context: Context) -> Result:
 
     (name,) = task.problems
     make = PROBLEMS[name][1]
-    with threadpool_limits(torch.get_num_threads()):
-        contest = Contest(task, available(task.solvers), context)
+    contest = Contest(task, available(task.solvers), context)
+    with threadpool_limits(torch.get_num_threads()):  # of what is imported by now
         for seed in contest.seeds:
             case = make(seed)
             for gtol in task.gtols:

@@ -105,12 +105,9 @@ def _least_costs(runs: Runs) -> dict[float, float]:
     return least
 
 
-TABLES = tuple(
-    TableSpec(
-        f"solvers-{name}-{gtol:.0e}",
-        f"{title}, gradient by {gtol:.0e}",
-        partial(table, name, gtol),
-    )
+TABLES = [
+    TableSpec(f"solvers-{name}-{by}", f"{title}, gradient by {by}", partial(table, name, gtol))
     for name, (title, _) in PROBLEMS.items()
     for gtol in SolverSettings().gtols
-)
+    for by in [f"{gtol:.0e}"]
+]
