@@ -16,7 +16,7 @@ try:
     import typer
     from rich.console import Console
     from rich.measure import Measurement
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     from ortholand.lab.benchmarks import BENCHMARKS
@@ -98,11 +98,12 @@ def options(
 def list_studies() -> None:
     """List the experiments and the benchmarks."""
     console = make_console()
-    experiments = Table("name", "title", "paper", "data", title="ortholand reproduce NAME ...")
+    typed = Column("name", no_wrap=True)
+    experiments = Table(typed, "title", "paper", "data", title="ortholand reproduce NAME ...")
     for study in EXPERIMENTS.values():
         cells = (study.name, study.title, study.paper_figure or "beyond it", _data_title(study))
         experiments.add_row(*map(Text, cells))
-    benchmarks = Table("name", "title", "data", title="ortholand bench NAME ...")
+    benchmarks = Table(typed, "title", "data", title="ortholand bench NAME ...")
     for study in BENCHMARKS.values():
         benchmarks.add_row(*map(Text, (study.name, study.title, _data_title(study))))
     console.print(experiments)

@@ -1,5 +1,6 @@
 """How a run shows itself: bars in a terminal, plain lines elsewhere."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from ortholand.lab.study.runner import RECORDED
 
+WIDTH = 100  # columns of a file, unless $COLUMNS says otherwise
 SILENCE = 10.0  # seconds without a line after which one says how far it is
 PATIENCE = 50  # and for long runs, the part of the time so far: a log should not grow for ever
 SOON = 3.0  # seconds of work before which no time left is told
@@ -23,7 +25,14 @@ def make_console() -> Console:
     if sys.stdout.isatty():
         return Console(highlight=False, markup=False)
     # Explicitly: the environment may ask for colours (FORCE_COLOR), but a file is a file.
-    return Console(force_terminal=False, no_color=True, highlight=False, markup=False, width=100)
+    width = os.environ.get("COLUMNS", "")
+    return Console(
+        force_terminal=False,
+        no_color=True,
+        highlight=False,
+        markup=False,
+        width=int(width) if width.isdecimal() and int(width) > 0 else WIDTH,
+    )
 
 
 class Pace:
