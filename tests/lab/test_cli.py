@@ -106,6 +106,15 @@ def test_a_report_needs_records(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("columns", ["60", "100"])
+def test_every_name_that_can_be_typed_is_listed_whole(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    text = invoke("list").stdout
+    assert max(map(len, text.splitlines())) <= int(columns)
+    names = [line.split()[1] for line in text.splitlines() if line.startswith("│ ")]
+    assert {*cli.EXPERIMENTS, *cli.BENCHMARKS} <= set(names)
+
+
 @pytest.mark.usefixtures("tiny")
 def test_reproduce_and_report(tmp_path, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")  # standard output is no terminal all the same

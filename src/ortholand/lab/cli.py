@@ -98,12 +98,13 @@ def options(
 def list_studies() -> None:
     """List the experiments and the benchmarks."""
     console = make_console()
-    typed = Column("name", no_wrap=True)
-    experiments = Table(typed, "title", "paper", "data", title="ortholand reproduce NAME ...")
+    experiments = Table(Column("name", no_wrap=True), "title", "paper", "data")
+    experiments.title = "ortholand reproduce NAME ..."
     for study in EXPERIMENTS.values():
         cells = (study.name, study.title, study.paper_figure or "beyond it", _data_title(study))
         experiments.add_row(*map(Text, cells))
-    benchmarks = Table(typed, "title", "data", title="ortholand bench NAME ...")
+    benchmarks = Table(Column("name", no_wrap=True), "title", "data")
+    benchmarks.title = "ortholand bench NAME ..."
     for study in BENCHMARKS.values():
         benchmarks.add_row(*map(Text, (study.name, study.title, _data_title(study))))
     console.print(experiments)
