@@ -14,7 +14,7 @@ so that a bound of d will do. The rules differ in the norm and in q: each bounds
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -78,6 +78,16 @@ class FieldProducts(Protocol):
     @property
     def square(self) -> Tensor:
         """``L^H L``, (..., p, p)."""
+
+
+class FieldBounds(NamedTuple):
+    """What a safe step needs to know of a field L, per matrix."""
+
+    norm: Tensor  # ||L||_F
+    distance: Tensor  # ||X^H X - I||_F
+    tangency_error: Tensor | float  # bound of ||Sym(X^H R)||, R the tangent part of L
+    better: Callable[[], tuple[Tensor, Tensor]]  # the rule's own bound of L, and distance
+    may_branch: bool = True  # whether a value may be read: ranks that share matrices read none
 
 
 class SafeStepRule(OfferedInForms):

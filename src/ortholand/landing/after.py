@@ -1,14 +1,11 @@
 """Move, then land: a Newton-Schulz step that sees where the tangent move has led."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from ortholand.fields import tangent
 from ortholand.geometry.matrices import (
     add_product,
-    frobenius_norm,
     is_finite,
     newton_schulz,
     per_matrix,
@@ -18,12 +15,12 @@ from ortholand.landing.attraction import (
     LandingOptions,
     LimitedMove,
     Move,
-    better_bounds,
+    field_bounds,
     step_length,
     unless_zero,
 )
 from ortholand.landing.gram import Coefficients, FieldGram, Gram, times
-from ortholand.safe_step import largest_step_before_landing
+from ortholand.safe_step import FieldBounds, largest_step_before_landing
 
 
 class After(Attraction):
@@ -44,14 +41,8 @@ class After(Attraction):
     def move(self, X: Tensor, B: Tensor, options: LandingOptions) -> Move:
         """Y's Gram matrix is measured, so that it also sees what rounding did to R."""
         R, D, d, tangency_error = tangent(X, B)
-        eta, m, taken, limited = step_and_taken(
-            frobenius_norm(R),
-            d,
-            X.shape[-1],
-            lambda: better_bounds(options, R, d, lambda: D),
-            tangency_error,
-            options,
-        )
+        field = field_bounds(options, R, d, tangency_error, lambda: D)
+        eta, m, taken, limited = step_and_taken(field, X.shape[-1], options)
         c = (m + 1).rsqrt()
         Y = torch.addcmul(X, R, per_matrix(eta, X), value=-1, out=R).mul_(per_matrix(c, X))
         return LimitedMove.of(unless_zero(options.lr, newton_schulz(Y), X), taken, limited)
@@ -62,15 +53,8 @@ class After(Attraction):
         What rounding adds to it is in the D of the next step.
         """
         field = FieldGram(gram)
-        eta, m, taken, limited = step_and_taken(
-            gram.unit * field.bound(None),
-            gram.distance,
-            gram.D.shape[-1],
-            lambda: field.better_bounds(gram.unit, options.rule, options.eps),
-            gram.tangency_error,
-            options,
-            branch=not gram.apart,
-        )
+        bounds = field.bounds(gram.unit, options.rule, options.eps)
+        eta, m, taken, limited = step_and_taken(bounds, gram.D.shape[-1], options)
         c = (m + 1).rsqrt()
         tangent = -eta * gram.unit
         E = gram.D + times(tangent.square(), field.tangent_square)
@@ -85,22 +69,15 @@ class After(Attraction):
 
 
 def step_and_taken(
-    norm: Tensor,
-    d: Tensor,
-    p: int,
-    better: Callable[[], tuple[Tensor, Tensor]],
-    tangency_error: Tensor | float,
-    options: LandingOptions,
-    *,
-    branch: bool = True,
+    field: FieldBounds, p: int, options: LandingOptions
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """eta, the mean m that the move adds, which matrices may step, and which are limited."""
 
     def largest(bound: Tensor, distance: Tensor) -> Tensor:
-        return largest_step_before_landing(bound, distance, options.aim, tangency_error)
+        return largest_step_before_landing(bound, distance, options.aim, field.tangency_error)
 
-    eta, distance, limited = step_length(options, norm, d, better, largest, branch=branch)
-    length = eta * norm
+    eta, distance, limited = step_length(options, field, largest)
+    length = eta * field.norm
     taken = is_finite(length)
     if options.rule is not None:
         taken = taken & (distance < 1)  # from there on Newton-Schulz steps may lead anywhere

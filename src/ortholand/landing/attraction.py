@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ortholand.forms import OfferedInForms
-from ortholand.geometry.matrices import is_finite
-from ortholand.safe_step import FROBENIUS, SafeStepRule, spectral_distance
+from ortholand.geometry.matrices import frobenius_norm, is_finite
+from ortholand.safe_step import FROBENIUS, FieldBounds, SafeStepRule, spectral_distance
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,11 @@ class LandingOptions:
     def aim(self) -> float:
         """The distance that a step may lead to."""
         return self.eps if self.rule is None else self.rule.aim(self.eps)
+
+    @property
+    def is_ball_spectral(self) -> bool:
+        """Whether the ball is one in the spectral norm."""
+        return self.rule is not None and self.rule.spectral
 
     @property
     def start_radius(self) -> float:
@@ -142,43 +147,23 @@ class Length(NamedTuple):
     limited: Tensor | None  # where the safe step was less than lr; None: nowhere
 
 
-def step_length(
-    options: LandingOptions,
-    norm: Tensor,
-    d: Tensor,
-    better: Callable[[], tuple[Tensor, Tensor]],
-    largest: Largest,
-    *,
-    branch: bool = True,
-) -> Length:
-    """How far a field may be followed.
+def step_length(options: LandingOptions, field: FieldBounds, largest: Largest) -> Length:
+    """How far a field may be followed, ``largest`` being the attraction's safe step.
 
     The free bounds first: where they allow lr for all matrices, nothing better is asked for. That
-    is a branch, on the CPU; elsewhere it would wait for the device, and the better bounds are
-    always computed.
-
-    Args:
-        options: lr, rule and ball.
-        norm: ``||L||_F`` of the field.
-        d: ``||D||_F``.
-        better: gives the rule's own bound and distance.
-        largest: the attraction's safe step.
-        branch: whether a value may be read at all. Ranks that share matrices read none.
+    is a branch, on the CPU; elsewhere it would wait for the device, and all is computed.
     """
-    rule, lr = options.rule, options.lr
+    rule, lr, (norm, d) = options.rule, options.lr, field[:2]
     if rule is None:
         return Length(torch.ones_like(norm) * lr, d, None)
-    if rule is FROBENIUS and not rule.is_patched:
+    if rule is FROBENIUS and not rule.is_patched:  # free itself
         return _limited(lr, largest(norm, d), d)
-    if not rule.improves or rule.is_patched:
-        bound, distance = better()
-        return _limited(lr, largest(bound, distance), distance)
-    if branch and _may_branch(norm, lr):
-        free = largest(norm, d)
+    if rule.improves and field.may_branch and not rule.is_patched and _can_branch(norm, lr):
         # Outside of the ball the free bound promises nothing of the spectral norm.
-        if bool(((free >= lr) & (d <= options.aim)).all()):
+        allowed = (largest(norm, d) >= lr) & (d <= options.aim)
+        if bool(allowed.all()):
             return Length(torch.full_like(norm, float(lr)), d, None)
-    bound, distance = better()
+    bound, distance = field.better()
     return _limited(lr, largest(bound, distance), distance)
 
 
@@ -187,16 +172,25 @@ def _limited(lr: float | Tensor, safe: Tensor, d: Tensor) -> Length:
     return Length(eta, d, eta < lr)
 
 
-def _may_branch(like: Tensor, lr: float | Tensor) -> bool:
+def _can_branch(like: Tensor, lr: float | Tensor) -> bool:
     """Whether a tensor's value can be read without waiting for a device, and lr is a number."""
-    return type(like) is Tensor and like.is_cpu and not isinstance(lr, Tensor) and is_eager(like)
-
-
-def is_eager(like: Tensor) -> bool:
-    """Whether operations are done as they are called."""
-    if torch.compiler.is_compiling():
+    if isinstance(lr, Tensor) or torch.compiler.is_compiling():
         return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(like)
+    plain = type(like) is Tensor and like.is_cpu
+    return plain and not torch._C._functorch.is_functorch_wrapped_tensor(like)
+
+
+def field_bounds(
+    options: LandingOptions,
+    L: Tensor,
+    d: Tensor,
+    tangency_error: Tensor | float,
+    residual: Callable[[], Tensor],
+) -> FieldBounds:
+    """What is known of a field L that is there; ``residual`` gives ``X^H X - I``."""
+    return FieldBounds(
+        frobenius_norm(L), d, tangency_error, lambda: better_bounds(options, L, d, residual)
+    )
 
 
 def better_bounds(

@@ -1,23 +1,21 @@
 """The paper's attraction: ``X - eta (R + lam X D)``, which shrinks with eta."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from ortholand.fields import landing
-from ortholand.geometry.matrices import frobenius_norm, gram_minus_identity, per_matrix
+from ortholand.geometry.matrices import gram_minus_identity, per_matrix
 from ortholand.landing.attraction import (
     Attraction,
     LandingOptions,
     LimitedMove,
     Move,
-    better_bounds,
+    field_bounds,
     may_go,
     step_length,
 )
 from ortholand.landing.gram import Coefficients, FieldGram, Gram, times
-from ortholand.safe_step import largest_step
+from ortholand.safe_step import FieldBounds, largest_step
 
 
 class Coupled(Attraction):
@@ -39,14 +37,8 @@ class Coupled(Attraction):
         options: LandingOptions,
     ) -> Move:
         """Along a field L that is not needed afterwards, from distance d."""
-        norm = frobenius_norm(L)
-        eta, taken, limited = step_and_taken(
-            norm,
-            d,
-            lambda: better_bounds(options, L, d, lambda: gram_minus_identity(X)),
-            tangency_error,
-            options,
-        )
+        field = field_bounds(options, L, d, tangency_error, lambda: gram_minus_identity(X))
+        eta, taken, limited = step_and_taken(field, options)
         moved = torch.addcmul(X, L, per_matrix(eta, X), value=-1, out=L)
         return LimitedMove.of(moved, taken, limited)
 
@@ -54,14 +46,8 @@ class Coupled(Attraction):
         """From Gram matrices. ``L = nu L1`` with an L1 that neither over- nor underflows."""
         nu = gram.unit.clamp(min=max(options.lam, torch.finfo(gram.D.dtype).tiny))
         field = FieldGram(gram, gram.unit / nu, options.lam / nu)
-        eta, taken, limited = step_and_taken(
-            nu * field.bound(None),
-            gram.distance,
-            lambda: field.better_bounds(nu, options.rule, options.eps),
-            gram.tangency_error,
-            options,
-            branch=not gram.apart,
-        )
+        bounds = field.bounds(nu, options.rule, options.eps)
+        eta, taken, limited = step_and_taken(bounds, options)
         a, b = field.tangent_coefficients
         tangent = -eta * gram.unit
         new_a = times(tangent, a) - times(eta * options.lam, gram.D)
@@ -78,18 +64,12 @@ class Coupled(Attraction):
 
 
 def step_and_taken(
-    norm: Tensor,
-    d: Tensor,
-    better: Callable[[], tuple[Tensor, Tensor]],
-    tangency_error: Tensor | float,
-    options: LandingOptions,
-    *,
-    branch: bool = True,
+    field: FieldBounds, options: LandingOptions
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """eta for a field of this norm, which matrices may step, and which are limited."""
+    """eta for a field, which matrices may step, and which are limited."""
 
     def largest(bound: Tensor, distance: Tensor) -> Tensor:
-        return largest_step(bound, distance, options.lam, options.aim, tangency_error)
+        return largest_step(bound, distance, options.lam, options.aim, field.tangency_error)
 
-    eta, distance, limited = step_length(options, norm, d, better, largest, branch=branch)
-    return eta, may_go(norm, eta, distance, options.lam, options), limited
+    eta, distance, limited = step_length(options, field, largest)
+    return eta, may_go(field.norm, eta, distance, options.lam, options), limited

@@ -1,24 +1,22 @@
 """An attraction that does not shrink with eta: ``X - eta R - omega X D``."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from ortholand.fields import tangent
-from ortholand.geometry.matrices import frobenius_norm, per_matrix, product
+from ortholand.geometry.matrices import per_matrix, product
 from ortholand.landing.attraction import (
     Attraction,
     LandingOptions,
     LimitedMove,
     Move,
-    better_bounds,
+    field_bounds,
     may_go,
     step_length,
     unless_zero,
 )
 from ortholand.landing.gram import Coefficients, FieldGram, Gram, squared_normal_norm, times
-from ortholand.safe_step import largest_step_decoupled
+from ortholand.safe_step import FieldBounds, largest_step_decoupled
 
 
 class Decoupled(Attraction):
@@ -32,14 +30,8 @@ class Decoupled(Attraction):
         R, D, d, tangency_error = tangent(X, B)
         XD = product(X, D)
         normal = torch.linalg.vector_norm(XD, dim=(-2, -1)) if options.rule is not None else d
-        eta, omega, taken, limited = steps_and_taken(
-            frobenius_norm(R),
-            d,
-            normal,
-            lambda: better_bounds(options, R, d, lambda: D),
-            tangency_error,
-            options,
-        )
+        field = field_bounds(options, R, d, tangency_error, lambda: D)
+        eta, omega, taken, limited = steps_and_taken(field, normal, options)
         Y = torch.addcmul(X, R, per_matrix(eta, X), value=-1, out=R)
         moved = unless_zero(options.lr, Y - per_matrix(omega, X) * XD, X)
         return LimitedMove.of(moved, taken, limited)
@@ -48,15 +40,8 @@ class Decoupled(Attraction):
         """The same, from Gram matrices."""
         field, D, unit = FieldGram(gram), gram.D, gram.unit
         normal = squared_normal_norm(D).sqrt()
-        eta, omega, taken, limited = steps_and_taken(
-            unit * field.bound(None),
-            gram.distance,
-            normal,
-            lambda: field.better_bounds(unit, options.rule, options.eps),
-            gram.tangency_error,
-            options,
-            branch=not gram.apart,
-        )
+        bounds = field.bounds(unit, options.rule, options.eps)
+        eta, omega, taken, limited = steps_and_taken(bounds, normal, options)
         a, b = field.tangent_coefficients
         tangent = -eta * unit
         new_a = times(tangent, a) - times(omega, D)
@@ -65,16 +50,10 @@ class Decoupled(Attraction):
 
 
 def steps_and_taken(
-    norm: Tensor,
-    d: Tensor,
-    normal: Tensor,
-    better: Callable[[], tuple[Tensor, Tensor]],
-    tangency_error: Tensor | float,
-    options: LandingOptions,
-    *,
-    branch: bool = True,
+    field: FieldBounds, normal: Tensor, options: LandingOptions
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """eta, omega, which matrices may step, and which are limited. ``normal`` is ``||X D||_F``."""
+    norm, d, tangency_error = field[:3]
 
     def pull(distance: Tensor) -> tuple[Tensor, Tensor]:
         """Omega, and ``||X D||`` in the norm of the rule."""
@@ -91,7 +70,7 @@ def steps_and_taken(
         omega, size = pull(distance)
         return largest_step_decoupled(bound, distance, size, omega, options.aim, tangency_error)
 
-    eta, distance, limited = step_length(options, norm, d, better, largest, branch=branch)
+    eta, distance, limited = step_length(options, field, largest)
     omega, _ = pull(distance)
     taken = may_go(norm + d, torch.maximum(eta, omega), distance, options.omega, options)
     return eta, omega, taken, limited

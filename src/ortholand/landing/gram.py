@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ortholand.geometry.matrices import add_product, per_matrix, product, skew, sym
-from ortholand.safe_step import FROBENIUS, SafeStepRule, spectral_distance
+from ortholand.safe_step import FROBENIUS, FieldBounds, SafeStepRule, spectral_distance
 
 
 class Gram(NamedTuple):
@@ -104,14 +104,18 @@ class FieldGram:
         error = error * (self.share * self.share)
         return (rule.squared_gram_bound(self).clamp(min=0) + error).sqrt()
 
-    def better_bounds(
-        self, unit: Tensor, rule: SafeStepRule | None, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        """The rule's own bound of ``unit L1``, and the distance in its norm."""
-        distance = self.gram.distance
-        if rule is not None and rule.spectral:
-            distance = spectral_distance(self.gram.D, eps).to(distance.dtype)
-        return unit * self.bound(rule), distance
+    def bounds(self, unit: Tensor, rule: SafeStepRule | None, eps: float) -> FieldBounds:
+        """What is known of the field ``unit L1``."""
+        gram = self.gram
+
+        def better() -> tuple[Tensor, Tensor]:
+            distance = gram.distance
+            if rule is not None and rule.spectral:
+                distance = spectral_distance(gram.D, eps).to(distance.dtype)
+            return unit * self.bound(rule), distance
+
+        norm = unit * self.bound(None)
+        return FieldBounds(norm, gram.distance, gram.tangency_error, better, not gram.apart)
 
 
 def squared_normal_norm(D: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ StateKind = Literal["matrix", "number"]
 
 SKIPPED = "skipped"  # the state that counts the steps of a weight that were not taken
 LIMITED = "limited"  # that counts those which the safe step made shorter than lr
+COUNTS = (SKIPPED, LIMITED)
 
 
 class Slot(NamedTuple):
@@ -22,8 +23,8 @@ class Slot(NamedTuple):
     state: dict[str, Any]
 
 
-def skipped_count(state: dict[str, Any], device: torch.device, name: str = SKIPPED) -> Tensor:
-    """The count of the steps not taken so far, or another one, kept where the weight is."""
+def count_of(name: str, state: dict[str, Any], device: torch.device) -> Tensor:
+    """One of the counts of a weight's steps so far, kept where the weight is."""
     count = state.get(name)
     if count is None:
         count = state[name] = torch.zeros((), dtype=torch.int64, device=device)
@@ -34,21 +35,23 @@ def skipped_count(state: dict[str, Any], device: torch.device, name: str = SKIPP
 
 def prepare_counts(state: dict[str, Any], device: torch.device) -> None:
     """Give a weight both its counts, of steps not taken and of steps made shorter."""
-    skipped_count(state, device)
-    skipped_count(state, device, LIMITED)
+    for name in COUNTS:
+        count_of(name, state, device)
 
 
 def count_skipped(state: dict[str, Any], taken: Tensor) -> None:
     """Add the steps not taken to the count."""
-    skipped = taken.logical_not()
-    skipped_count(state, taken.device).add_(skipped.sum() if skipped.ndim else skipped)
+    _add(SKIPPED, state, taken.logical_not())
 
 
 def count_limited(state: dict[str, Any], limited: Tensor | None) -> None:
     """Add the steps that were shorter than lr to their count."""
     if limited is not None:
-        count = skipped_count(state, limited.device, LIMITED)
-        count.add_(limited.sum() if limited.ndim else limited)
+        _add(LIMITED, state, limited)
+
+
+def _add(name: str, state: dict[str, Any], which: Tensor) -> None:
+    count_of(name, state, which.device).add_(which.sum() if which.ndim else which)
 
 
 def descent(G: Tensor, maximize: bool) -> Tensor:

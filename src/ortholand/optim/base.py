@@ -19,7 +19,7 @@ from torch.optim.optimizer import ParamsT
 from ortholand.geometry.precision import without_autocast
 from ortholand.geometry.views import check_weight
 from ortholand.landing.description import LandingStep
-from ortholand.landing.step import LIMITED, SKIPPED, MatrixStep, Slot, StateKind
+from ortholand.landing.step import COUNTS, LIMITED, SKIPPED, MatrixStep, Slot, StateKind
 from ortholand.optim.checks import check_common_options, gradient_error
 from ortholand.optim.engines import claimed, claimed_plain
 from ortholand.optim.loading import load_bit_for_bit
@@ -206,8 +206,7 @@ class OrthogonalOptimizer(Optimizer):
         Counts matrices (each kernel of a convolution in the view "kernel"), and parameters in
         groups with ``orthogonal=False``. Reads the device: for logging, not for every step.
         """
-        counts = [state[SKIPPED] for state in self.state.values() if SKIPPED in state]
-        return sum(int(count) for count in counts)
+        return self._count(SKIPPED)
 
     @property
     def steps_so_far(self) -> int:
@@ -222,11 +221,13 @@ class OrthogonalOptimizer(Optimizer):
         """How many steps the safe step has made shorter than lr so far.
 
         Counts matrices, as :meth:`skipped_steps` does. Many of them mean that lr is larger than any
-        safe step allows: :func:`ortholand.explain` shows their share for each weight. Of sharded
-        weights those are counted that step where their rows are. Reads the device.
+        safe step allows: :func:`ortholand.explain` shows their share for each weight. Reads the
+        device.
         """
-        counts = [state[LIMITED] for state in self.state.values() if LIMITED in state]
-        return sum(int(count) for count in counts)
+        return self._count(LIMITED)
+
+    def _count(self, name: str) -> int:
+        return sum(int(state[name]) for state in self.state.values() if name in state)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, checked as a whole before any of it counts."""
@@ -249,13 +250,8 @@ class OrthogonalOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for name in (
-            "_plans",
-            "_n_steps",
-            "_last_look",
-            "_seen_skips",
-            "_limited_before",
-        ):  # of groups now gone
+        # They are of groups now gone.
+        for name in ("_plans", "_n_steps", "_last_look", "_seen_skips", "_limited_before"):
             self.__dict__.pop(name, None)
         for group in self.param_groups:
             for name, value in self.defaults.items():
@@ -272,13 +268,13 @@ class OrthogonalOptimizer(Optimizer):
         self._check_all_options(group)
         if not group["orthogonal"]:
             return
+        radius, spectral = self.start_radius(group), self.is_ball_spectral(group)
         for i, p in enumerate(group["params"]):
             name = name_of(group, i)
             check_weight(p, name, group["view"])
             if p.device.type == "meta":
                 self._awaits_values = True
             else:
-                radius, spectral = self.start_radius(group), self.is_ball_spectral(group)
                 check_start(p, name, group["view"], radius, spectral=spectral)
 
     def _check_values(self) -> None:
@@ -297,7 +293,7 @@ class OrthogonalOptimizer(Optimizer):
         what = "view" if same_kind else "orthogonal"
         old = before.view if same_kind else before.orthogonal
         for i, p in enumerate(group["params"]):
-            has_state = any(name not in (SKIPPED, LIMITED) for name in self.state.get(p, {}))
+            has_state = any(name not in COUNTS for name in self.state.get(p, {}))
             if has_state and (p.ndim > 2 or not same_kind):
                 raise ValueError(
                     f"The option {what!r} of a weight with state must stay as it is, but that of "

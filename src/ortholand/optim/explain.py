@@ -30,9 +30,8 @@ class WeightExplained:
     engine: str  # "sharded", "compiled", "reference", or "torch" if unconstrained
     form: str  # of the step where it is of several: "Gram form" or "matrix_step"
     reason: str  # why it is not a faster engine; "" if there is none
-    limited: float | None = (
-        None  # share of its steps so far that the safe step made shorter than lr
-    )
+    # Share of its steps so far that the safe step made shorter than lr.
+    limited: float | None = None
 
 
 @dataclass(frozen=True)
@@ -110,14 +109,15 @@ def _group_rows(optimizer: OrthogonalOptimizer, group: dict[str, Any]) -> Iterat
             )
             continue
         engine, form, reason = _who(_slot(optimizer, p, plan), plan, alone=len(params) == 1)
+        matrices = number_of_matrices(p, plan.view)
         yield WeightExplained(
             **common,
             view=plan.view,
-            matrices=number_of_matrices(p, plan.view),
+            matrices=matrices,
             engine=engine,
             form=form,
             reason=reason,
-            limited=_limited_share(optimizer, p, number_of_matrices(p, plan.view)),
+            limited=_limited_share(optimizer, p, matrices),
         )
 
 

@@ -113,8 +113,7 @@ class LandingSGD(OrthogonalSGD):
 
     def is_ball_spectral(self, group: Mapping[str, Any]) -> bool:
         """As the rule of the safe step has it."""
-        rule = landing_options(group).rule
-        return rule is not None and rule.spectral
+        return landing_options(group).is_ball_spectral
 
     def landing_step(self, group: Mapping[str, Any]) -> LandingStep:
         """Momentum, then the attraction's move."""

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from ortholand.geometry.derivatives import relative_gradient
 from ortholand.geometry.matrices import is_square, real_dtype, working_dtype
 from ortholand.geometry.views import as_matrices, as_weight
-from ortholand.landing.step import LIMITED, SKIPPED
+from ortholand.landing.step import COUNTS
 from ortholand.optim.weights import plain_state_dtype
 from ortholand.sharding.placement import is_dtensor, restored
 
@@ -90,7 +90,7 @@ def _restored(name: str, value: Tensor, p: Tensor, group: Group) -> Tensor:
             return state
         return state.to(plain_state_dtype(state.dtype, p.dtype))
     state = restored(value, p, p.device)
-    if name in (SKIPPED, LIMITED):
+    if name in COUNTS:
         return state
     wanted = working_dtype(p.dtype)
     if not state.is_complex() and not (name in GENERATORS and p.is_complex()):

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from ortholand.landing.step import Slot, count_skipped, skipped_count
+from ortholand.landing.step import SKIPPED, Slot, count_of, count_skipped
 from ortholand.native import all_below
 from ortholand.optim.checks import scalar_lr
 
@@ -109,7 +109,7 @@ def guarded_step(
     if not slots:
         return
     for slot in slots:
-        skipped_count(slot.state, slot.weight.device)
+        count_of(SKIPPED, slot.state, slot.weight.device)
     if agree is None and is_moderate(slots, group):
         step()
         return

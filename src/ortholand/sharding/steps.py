@@ -40,6 +40,7 @@ from ortholand.geometry.views import View
 from ortholand.landing.batches import batches
 from ortholand.landing.description import GramStep
 from ortholand.landing.step import (
+    COUNTS,
     LIMITED,
     SKIPPED,
     GramSums,
@@ -49,9 +50,9 @@ from ortholand.landing.step import (
     Slot,
     StateKind,
     count_limited,
+    count_of,
     descent,
     prepare_counts,
-    skipped_count,
 )
 from ortholand.sharding.costs import received_by_columns, received_by_owner, received_by_sum
 from ortholand.sharding.exchange import (
@@ -243,8 +244,8 @@ def _packed_counts(state: Mapping[str, Any]) -> Tensor:
 def _add_counts(slot: Slot, both: Tensor) -> None:
     """Add what :func:`_packed_counts` gave, or a sum of such."""
     device = slot.weight.device
-    skipped_count(slot.state, device).add_(both & (2**32 - 1))
-    skipped_count(slot.state, device, LIMITED).add_(both >> 32)
+    count_of(SKIPPED, slot.state, device).add_(both & (2**32 - 1))
+    count_of(LIMITED, slot.state, device).add_(both >> 32)
 
 
 def step_everywhere(slot: Slot, step: ShardedStep) -> None:
@@ -259,8 +260,8 @@ def step_everywhere(slot: Slot, step: ShardedStep) -> None:
     for name, kind in step.state_kinds.items():
         new = part_of(state[name], weight) if kind == "matrix" else state[name]
         local_part(slot.state[name]).copy_(new)
-    for name in (SKIPPED, LIMITED):
-        skipped_count(slot.state, weight.device, name).add_(state[name])
+    for name in COUNTS:
+        count_of(name, slot.state, weight.device).add_(state[name])
 
 
 def step_rows(members: list[Member], step: ShardedStep) -> None:
@@ -448,7 +449,7 @@ def _local_slot(slot: Slot, names: Mapping[str, Any]) -> Slot:
     """What this rank has of a weight, its gradient and its state; memory is shared."""
     state = {name: local_part(slot.state[name]) for name in names}
     if SKIPPED not in state:
-        skipped_count(state, slot.weight.device)
+        count_of(SKIPPED, state, slot.weight.device)
     return Slot(local_part(slot.weight), local_part(_placed_gradient(slot)), state)
 
 
@@ -496,4 +497,4 @@ def _keep(member: Member, moved: Tensor, state: Mapping[str, Tensor], skipped: T
             set_rows_(kept, new, layout)
         else:
             kept.copy_(new)
-    skipped_count(slot.state, slot.weight.device).add_(skipped)
+    count_of(SKIPPED, slot.state, slot.weight.device).add_(skipped)

@@ -13,7 +13,7 @@ from ortholand.lab.experiments.classification.runs import Training, TrainingRun,
 from ortholand.lab.experiments.mnist import start_lenet
 from ortholand.lab.methods import RETRACTION_METHODS, Trainee
 from ortholand.lab.models import LeNet5
-from ortholand.lab.study.figures import listed, plot_method
+from ortholand.lab.study.figures import add_legend, listed, plot_method
 from ortholand.lab.study.records import Records
 from ortholand.lab.study.spec import Claim, Context, FigureSpec, Finding, Study, Unit
 from ortholand.lab.study.timing import Timing, seconds_per_iteration, timing_unit
@@ -130,7 +130,7 @@ def draw(records: Records) -> Figure:
     axes.set_xticks(BATCH_SIZES, [str(n) for n in BATCH_SIZES])
     axes.set(xlabel="batch size", yscale="log", ylabel="median time per batch, milliseconds")
     label_plainly(axes.yaxis)
-    figure.legend(loc="outside upper center", ncols=4)
+    add_legend(figure, axes, 4)
     return figure
 
 

@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import nn
 from torch.optim import Optimizer
 
@@ -54,9 +52,3 @@ def iterations_to(run: Record, series: str, goal: float) -> float:
         if y1 <= goal:
             return k0 + (k1 - k0) * math.log(y0 / goal) / math.log(y0 / y1) if y1 > 0 else k1
     return math.inf
-
-
-def add_legend(figure: Figure, axes: Axes, columns: int) -> None:
-    """The names of the curves of one panel, above all panels."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=columns)

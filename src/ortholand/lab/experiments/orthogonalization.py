@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ortholand.geometry import distance, gram_residual
-from ortholand.lab.study.figures import METHOD_STYLES, listed, plot_method
+from ortholand.lab.study.figures import METHOD_STYLES, add_legend, listed, plot_method
 from ortholand.lab.study.records import Record, Records, Result
 from ortholand.lab.study.spec import Claim, Context, FigureSpec, Finding, Study, Unit, Verdict
 from ortholand.retractions import RETRACTIONS, retract
@@ -217,7 +217,7 @@ def draw_errors(records: Records) -> Figure:
     panels[0].set_ylim(top=1e4)
     below = dict(xytext=(-2, -12), textcoords="offset points", ha="right", color="#555555")
     panels[0].annotate("before", (1, before), xycoords=("axes fraction", "data"), **below)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    add_legend(figure, panels[0], 3)
     return figure
 
 

@@ -74,6 +74,12 @@ def plot_method(axes: Axes, method: str, x: Sequence[float], y: Sequence[float])
     axes.plot(x, y, label=style.label, **look)
 
 
+def add_legend(figure: Figure, axes: Axes, columns: int | None = None) -> None:
+    """The names of the curves of one panel, above all panels; in one row if not said otherwise."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns or len(labels))
+
+
 def listed(numbers: Mapping[str, float], form: str, *, between: str = ", ") -> str:
     """Numbers with the names of their methods, as the legends have them."""
     return between.join(

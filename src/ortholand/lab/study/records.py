@@ -46,6 +46,13 @@ class Result:
     series: Mapping[str, Sequence[float]]
     values: Mapping[str, float]
 
+    @classmethod
+    def of_rows(
+        cls, names: Sequence[str], rows: Sequence[Sequence[float]], **values: float
+    ) -> "Result":
+        """The series of these names from what was recorded row by row."""
+        return cls(dict(zip(names, zip(*rows, strict=True), strict=True)), values)
+
 
 @dataclass(frozen=True)
 class Record:

@@ -131,7 +131,6 @@ class Study(Generic[SettingsT, TaskT]):
         revision: to be increased when the same task comes to mean other numbers, so that old
             records are redone.
         dataset: name of the data set that it needs, if any.
-        packages: what must be installed besides the library, if anything.
         seconds: about how long a preset takes on two cores; for the estimate of the time left.
     """
 
@@ -149,7 +148,6 @@ class Study(Generic[SettingsT, TaskT]):
     revision: int = 1
     dataset: DatasetName | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
-    packages: Sequence[str] = ()
 
     @property
     def whole(self) -> SettingsT:

@@ -106,7 +106,7 @@ def time_runs(
         tick=context.tick,
     )
     turns = [(int(i), seconds) for i, values in times.items() for seconds in values]
-    return Result(dict(zip(("run", "seconds"), zip(*turns, strict=True), strict=True)), {})
+    return Result.of_rows(("run", "seconds"), turns)
 
 
 def seconds_per_iteration(timing: Record, **wanted: object) -> float:

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from ortholand.lab.experiments.classification.claims import Tried, best_rates, tried_rates
-from ortholand.lab.study.figures import METHOD_STYLES, plot_method
+from ortholand.lab.study.figures import METHOD_STYLES, add_legend, plot_method
 from ortholand.lab.study.records import Records
 from ortholand.lab.study.spec import FigureSpec
 
@@ -51,8 +51,7 @@ def draw_training(records: Records) -> Figure:
     orthogonality = r"orthogonality error, $\|X^\top X - I\|$"
     grid[1, 0].set(xlabel="time, seconds", ylabel=orthogonality)
     grid[1, 1].set_xlabel("iterations")
-    handles, labels = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=3)
+    add_legend(figure, grid[0, 0], 3)
     return figure
 
 
@@ -79,7 +78,7 @@ def draw_learning_rates(records: Records) -> Figure:
     axes.set_xticks(sorted(rates), [f"{lr:.3g}" for lr in sorted(rates)])
     axes.xaxis.set_minor_locator(NullLocator())
     label_plainly(axes.yaxis)
-    figure.legend(loc="outside upper center", ncols=3)
+    add_legend(figure, axes, 3)
     return figure
 
 

@@ -262,7 +262,7 @@ def train(training: Training, run: TrainingRun, context: Context) -> Result:
             training.advance_to(min(mark, before + 50))
             context.tick(training.iteration - before)
         points.append(training.measure(run.test_images))
-    return Result(dict(zip(Point._fields, zip(*points, strict=True), strict=True)), {})
+    return Result.of_rows(Point._fields, points)
 
 
 def even_marks(iterations: int, points: int) -> list[int]:

@@ -11,7 +11,7 @@ from ortholand.lab.experiments.distillation.runs import (
     runs_of,
 )
 from ortholand.lab.methods import TRAINING_METHODS
-from ortholand.lab.study.figures import METHOD_STYLES, plot_method
+from ortholand.lab.study.figures import METHOD_STYLES, add_legend, plot_method
 from ortholand.lab.study.records import Records
 from ortholand.lab.study.spec import FigureSpec
 
@@ -30,7 +30,7 @@ def draw_training(records: Records) -> Figure:
     for row, label in zip(grid, ("time, seconds", "iterations"), strict=True):
         _logarithmic(row[0], label, r"orthogonality error, $\|W^\top W - I\|$")
         _logarithmic(row[1], label, "test loss")
-    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    add_legend(figure, grid[0, 0], 3)
     return figure
 
 
@@ -44,7 +44,7 @@ def draw_rates(records: Records) -> Figure:
         loss, lr = min(zip(losses, LEARNING_RATES, strict=True))
         axes.plot(lr, loss, "o", color=METHOD_STYLES[method].colour, markersize=6)
     _logarithmic(axes, "learning rate", "test loss in the end")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    add_legend(figure, axes, 3)
     return figure
 
 

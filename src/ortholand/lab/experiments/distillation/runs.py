@@ -96,7 +96,7 @@ def run(task: DistillationRun | Timing[DistillationRun], context: Context) -> Re
             lesson.learn()
         points.append(lesson.measure())
         context.tick(mark - points[-2].iteration)
-    return Result(dict(zip(Point._fields, zip(*points, strict=True), strict=True)), {})
+    return Result.of_rows(Point._fields, points)
 
 
 def begin(task: DistillationRun, context: Context) -> Action:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
 from ortholand.lab.experiments.illustration.runs import AWAY, FIELD, LANDING, RETRACTION
-from ortholand.lab.study.figures import METHOD_STYLES, plot_method
+from ortholand.lab.study.figures import METHOD_STYLES, add_legend, plot_method
 from ortholand.lab.study.records import Record, Records
 from ortholand.lab.study.spec import FigureSpec
 
@@ -29,8 +29,7 @@ def draw(records: Records) -> Figure:
     _mark_ends(plane, records[FIELD].configuration)
     distances.set(yscale="log", xlabel="iteration", ylabel=r"$\|X^\top X - I\|$")
     distances.set_ylim(bottom=1e-18)
-    handles, labels = plane.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=4)
+    add_legend(figure, plane, 4)
     return figure
 
 

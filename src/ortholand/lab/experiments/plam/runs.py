@@ -93,8 +93,7 @@ def run_problems(task: RandomProblems, context: Context) -> Result:
             shares = [float(which.double().mean()) for which in (has_exploded(d), d < LANDED)]
             rows.append((k, *shares, *d[: task.drawn].tolist()))
     names = ("iteration", "exploded", "near", *(f"distance_{i}" for i in range(task.drawn)))
-    series = dict(zip(names, zip(*rows, strict=True), strict=True))
-    return Result(series, {"largest_distance": float(largest.max())})
+    return Result.of_rows(names, rows, largest_distance=float(largest.max()))
 
 
 def run_example(task: Example, context: Context) -> Result:
@@ -105,7 +104,7 @@ def run_example(task: Example, context: Context) -> Result:
     path = iterates(task, start, example_gradient(alphas), context)
     rows = [(k, *X[:, 1, 1].tolist()) for k, X in path if k in wanted]
     names = ("iteration", *(f"x_{i}" for i in range(len(task.starts))))
-    return Result(dict(zip(names, zip(*rows, strict=True), strict=True)), {})
+    return Result.of_rows(names, rows)
 
 
 def iterates(

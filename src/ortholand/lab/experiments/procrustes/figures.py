@@ -6,10 +6,9 @@ from functools import partial
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from ortholand.lab.experiments.descents import add_legend
 from ortholand.lab.experiments.procrustes.claims import compared, times_per_iteration
 from ortholand.lab.experiments.procrustes.runs import DTYPES, LANDINGS, unit_name
-from ortholand.lab.study.figures import plot_method
+from ortholand.lab.study.figures import add_legend, plot_method
 from ortholand.lab.study.records import Record, Records
 from ortholand.lab.study.spec import FigureSpec
 

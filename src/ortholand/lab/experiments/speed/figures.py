@@ -12,7 +12,7 @@ from ortholand.lab.experiments.speed.runs import (
     TEXTBOOK_RETRACTIONS,
     form_name,
 )
-from ortholand.lab.study.figures import plot_method
+from ortholand.lab.study.figures import add_legend, plot_method
 from ortholand.lab.study.records import Record, Records
 from ortholand.lab.study.spec import FigureSpec
 
@@ -29,7 +29,7 @@ def draw_times(records: Records) -> Figure:
     times.set(xscale="log", yscale="log", xlabel="p", ylabel="time of a step, seconds")
     _draw_ratios(relative, runs, TEXTBOOK)
     relative.set_ylabel("in units of landing's time")
-    _add_legend(figure, times)
+    add_legend(figure, times)
     return figure
 
 
@@ -42,7 +42,7 @@ def draw_forms(records: Records) -> Figure:
         _draw_ratios(axes, all_sizes(records), form)
         axes.set_title(title, fontsize=10)
     panels[0].set_ylabel("in units of landing's time")
-    _add_legend(figure, panels[0])
+    add_legend(figure, panels[0])
     return figure
 
 
@@ -56,11 +56,6 @@ def _draw_ratios(axes: Axes, runs: dict[int, Record], form: str) -> None:
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-def _add_legend(figure: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
 
 
 FIGURES = (

@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from ortholand.lab.experiments.descents import add_legend
 from ortholand.lab.experiments.stiefel import claims
 from ortholand.lab.experiments.stiefel.runs import STIEFEL_METHODS, TIMED_METHODS, unit_name
+from ortholand.lab.study.figures import add_legend
 from ortholand.lab.study.records import Records
 from ortholand.lab.study.spec import FigureSpec
 
