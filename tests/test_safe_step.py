@@ -9,7 +9,7 @@ import ortholand as ol
 from ortholand.safe_step import largest_root, largest_step, largest_step_before_landing
 
 
-@pytest.mark.parametrize("rule", ["frobenius", "tight"])
+@pytest.mark.parametrize("rule", ["frobenius", "tight", "spectral"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
 def test_zero_tiny_and_huge_fields_give_finite_steps(rule, dtype):
     scales = torch.tensor([0.0, 1e-38, 1e-30, 1.0, 1e30, 1e36])
@@ -27,17 +27,20 @@ def test_cap_and_root_by_hand():
     d = torch.tensor(0.1)
     b, q = 0.5 * 0.1 * 0.9, 25.0
     root = (b + math.sqrt(b**2 + q * 0.4)) / q
-    assert ol.safe_step_size(L, d, lam=0.5).item() == pytest.approx(root)
+    assert ol.safe_step_size(L, d, lam=0.5, rule="frobenius").item() == pytest.approx(root)
     q = math.sqrt(81 + 256)
     root = (b + math.sqrt(b**2 + q * 0.4)) / q
     assert ol.safe_step_size(L, d, lam=0.5, rule="tight").item() == pytest.approx(root)
+    q = (81**2 + 256**2) ** 0.25
+    root = (b + math.sqrt(b**2 + q * (0.5 * (1 - 1e-4) - 0.1))) / q
+    assert ol.safe_step_size(L, d, lam=0.5).item() == pytest.approx(root)
     assert ol.safe_step_size(1e-3 * L, d, lam=0.5).item() == 1.0
 
 
 def test_wide_fields_use_the_small_gram_matrix():
     L = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
     d = torch.tensor(0.1)
-    for rule in ("frobenius", "tight"):
+    for rule in ("frobenius", "tight", "spectral"):
         wide = ol.safe_step_size(L, d, rule=rule)
         torch.testing.assert_close(wide, ol.safe_step_size(L.mT, d, rule=rule))
 
@@ -52,8 +55,9 @@ def test_outside_the_ball_the_step_brings_nearer_and_stops_at_one():
 
 def test_rounding_of_the_tangent_part_shortens_the_step():
     L, d = torch.full((2, 2), 1e-9), torch.tensor(0.1)
-    free = ol.safe_step_size(L, d, lam=1e-3)
-    bounded = ol.safe_step_size(L, d, lam=1e-3, tangency_error=torch.tensor(1.0))
+    options = dict(lam=1e-3, rule="frobenius")
+    free = ol.safe_step_size(L, d, **options)
+    bounded = ol.safe_step_size(L, d, tangency_error=torch.tensor(1.0), **options)
     assert free == 500
     assert bounded.item() == pytest.approx(0.4 / (2 * (1 - 1e-3 * 0.09)), rel=1e-4)
 

@@ -119,6 +119,7 @@ def orthogonality_error(
     orthogonal: Selectors | None = None,
     view: View | None = None,
     reduce: Literal["max", "mean"] = "max",
+    spectral: bool = False,
 ) -> float: ...
 
 
@@ -129,6 +130,7 @@ def orthogonality_error(
     orthogonal: Selectors | None = None,
     view: View | None = None,
     reduce: None,
+    spectral: bool = False,
 ) -> dict[str, float]: ...
 
 
@@ -139,6 +141,7 @@ def orthogonality_error(
     orthogonal: Selectors | None = None,
     view: View | None = None,
     reduce: Literal["max", "mean"] | None = "max",
+    spectral: bool = False,
 ) -> float | dict[str, float]:
     """How far orthogonal weights are from the manifold: ``||X^H X - I||_F``, ready to be logged.
 
@@ -148,6 +151,8 @@ def orthogonality_error(
         view: as for :func:`orthogonalize_`.
         reduce: ``"max"`` or ``"mean"`` over all matrices, or ``None`` for a dictionary that gives
             for each parameter's name the largest error of its matrices.
+        spectral: ``||X^H X - I||_2`` instead, by eigenvalues: what the safe step of the landing
+            optimizers keeps within eps by default.
 
     On a sharded model all ranks must call it, and all get the same numbers. Gram matrices are
     summed over ranks; no weight is gathered.
@@ -160,7 +165,7 @@ def orthogonality_error(
         raise ValueError(f"reduce must be 'max', 'mean' or None, got {reduce!r}.")
     weights = _checked_weights(target, orthogonal, view)
     with without_autocast(w.tensor for w in weights):
-        each = [distances(w.tensor, w.view).flatten().double() for w in weights]
+        each = [distances(w.tensor, w.view, spectral=spectral).flatten().double() for w in weights]
     if not each:
         return {} if reduce is None else 0.0
     if reduce is None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ortholand.geometry.derivatives import relative_gradient
 from ortholand.geometry.manifold import orthonormal_factor, polar_projection
 from ortholand.geometry.matrices import (
+    gram_matrix,
     gram_minus_identity,
     identity_like,
     is_square,
@@ -79,7 +80,7 @@ def cayley(X: Tensor, A: Tensor) -> Tensor:
         # float32 drift a hundred times less; the second with none that grow with a long one.
         branches = [(math.sqrt(A.shape[-1]), lambda X, Z, A: X + A @ Z)]
         return _by_size(_norm(A), branches, lambda X, Z, _: 2 * Z - X, X, Z, A)
-    P = A.mH @ A
+    P = gram_matrix(A)
     branches = [(WELL_CONDITIONED, _cayley_by_gram)]
     return _by_size(_norm(P), branches, _cayley_in_a_basis, X, A, P)
 
@@ -98,7 +99,7 @@ def qr(X: Tensor, A: Tensor) -> Tensor:
     Y = X + _tangent(X, A)
     if X.shape[-1] < CHOLESKY_FROM:
         return orthonormal_factor(Y)
-    S = Y.mH @ Y
+    S = gram_matrix(Y)
     size, branches = _norm(subtract_identity(S)), [(WELL_CONDITIONED, _qr_by_cholesky)]
     return _by_size(size, branches, lambda Y, _: orthonormal_factor(Y), Y, S)
 

@@ -13,14 +13,23 @@ so that a bound of d will do. The rules differ in the norm and in q: each bounds
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ortholand.forms import OfferedInForms
-from ortholand.geometry.matrices import frobenius_norm, per_matrix, tall
+from ortholand.geometry.matrices import (
+    BLOCKS,
+    HERMITIAN_FROM,
+    frobenius_norm,
+    gram_matrix,
+    per_matrix,
+    tall,
+)
+
+DEFAULT_RULE = "spectral"  # of the optimizers and solvers
 
 
 def safe_step_size(
@@ -29,7 +38,7 @@ def safe_step_size(
     *,
     lam: float = 1.0,
     eps: float = 0.5,
-    rule: str = "frobenius",
+    rule: str = DEFAULT_RULE,
     tangency_error: Tensor | float = 0.0,
 ) -> Tensor:
     """Largest step, per matrix, that keeps ``||X^H X - I|| <= eps``.
@@ -43,10 +52,10 @@ def safe_step_size(
         lam: the attraction that L was made with.
         eps: radius of the ball, in (0, 1). X stays of full rank in it, so the sign of a
             determinant never changes.
-        rule: ``"frobenius"``, ``q = ||L||_F^2``, which is free; ``"tight"``,
-            ``q = ||L^H L||_F``, one more product and steps larger by about ``(p / 2)^(1/4)``; or
-            ``"spectral"``, in the spectral norm, ``q = ||(L^H L)^2||_F^(1/2)``: one product of
-            p x p matrices more, and steps that do not shrink with p.
+        rule: ``"spectral"``, in the spectral norm, ``q = ||(L^H L)^2||_F^(1/2)``: two products,
+            and steps that do not shrink with p; ``"frobenius"``, ``q = ||L||_F^2``, which is free;
+            or ``"tight"``, ``q = ||L^H L||_F``: one product, and steps larger than the free ones
+            by about ``(p / 2)^(1/4)``.
         tangency_error: bound of ``||Sym(X^H R)||_F`` for the tangent part R of L, where rounding
             leaves one (see :func:`ortholand.fields.landing_from_gradient`).
 
@@ -54,7 +63,8 @@ def safe_step_size(
         A finite step for every finite L, zero included, of shape ``(...)``. No host sync.
 
     >>> import torch
-    >>> safe_step_size(torch.eye(2), torch.tensor(0.0), lam=0.1, eps=0.5).item()  # (eps / q)^(1/2)
+    >>> L, d = torch.eye(2), torch.tensor(0.0)
+    >>> safe_step_size(L, d, lam=0.1, eps=0.5, rule="frobenius").item()  # (eps / q)^(1/2)
     0.5
     """
     chosen = find_rule(rule)
@@ -86,8 +96,13 @@ class FieldBounds(NamedTuple):
     norm: Tensor  # ||L||_F
     distance: Tensor  # ||X^H X - I||_F
     tangency_error: Tensor | float  # bound of ||Sym(X^H R)||, R the tangent part of L
-    better: Callable[[], tuple[Tensor, Tensor]]  # the rule's own bound of L, and distance
+    better: "Callable[[bool], BetterBounds]"  # by the rule; whether it may be left before its end
     may_branch: bool = True  # whether a value may be read: ranks that share matrices read none
+
+
+# Bounds of a field and of the distance, each pair better and dearer than the one before. All but
+# the last take a Frobenius norm for the distance, and count inside of the ball only.
+BetterBounds = Iterator[tuple[Tensor, Tensor]]
 
 
 class SafeStepRule(OfferedInForms):
@@ -100,14 +115,17 @@ class SafeStepRule(OfferedInForms):
         compiled: its number in the compiled code; None: there is none.
         spectral: whether the ball is one in the spectral norm, not in the Frobenius norm.
         improves: whether its bound is never above ``||L||_F``, which is free and is tried first.
+        quick_bound: ``(L) -> bound``, tried next: worse than :meth:`bound`, and cheaper; it may
+            return None where it is not. None: there is none.
 
     A subclass that redefines anything inherits none of the faster forms.
     """
 
     reference = "bound"
-    forms = ("squared_gram_bound", "compiled", "improves")
+    forms = ("squared_gram_bound", "compiled", "improves", "quick_bound")
     name: str
     squared_gram_bound: Any = None
+    quick_bound: Any = None
     compiled: ClassVar[int | None] = None
     spectral: ClassVar[bool] = False
     improves: ClassVar[bool | None] = False
@@ -179,6 +197,16 @@ class Spectral(SafeStepRule):
         norm, Q = _unit_square(L)
         return norm * frobenius_norm(Q @ Q).sqrt().sqrt()
 
+    def quick_bound(self, L: Tensor) -> Tensor | None:
+        """``(sum_i ||L_i^H L_i||_F)^(1/2)`` over blocks of columns: a quarter of the product.
+
+        At most ``BLOCKS^(1/2)`` times the spectral norm, but for the roots of Schatten norms.
+        """
+        if L.shape[-1] < HERMITIAN_FROM:
+            return None
+        blocks = L.chunk(BLOCKS, dim=-1)
+        return torch.stack([TIGHT.bound(block).square() for block in blocks]).sum(0).sqrt()
+
     def squared_gram_bound(self, field: FieldProducts) -> Tensor:
         """``||(L^H L)^2||_F^(1/2)``."""
         size, Q = _to_one(field.square)
@@ -188,7 +216,7 @@ class Spectral(SafeStepRule):
 def _unit_square(L: Tensor) -> tuple[Tensor, Tensor]:
     """``||L||_F``, and ``L^H L`` of L divided by it."""
     norm, M = _to_one(L)
-    return norm, M.mH @ M
+    return norm, gram_matrix(M)
 
 
 def _to_one(M: Tensor) -> tuple[Tensor, Tensor]:
@@ -202,12 +230,14 @@ def spectral_distance(D: Tensor, eps: float) -> Tensor:
 
     ``(||D^4||_F / ||D^2||_F)^(1/2) <= ||D||_2 <= ||D^4||_F^(1/4)``. Iterates are within eps, so eps
     itself is a bound of their distance. Only where the lower bound says that a matrix is outside
-    (rounding, or someone has put it there), it is at that distance.
+    (rounding, or someone has put it there), it is at that distance, and rounding does not hide
+    that a matrix of zeros is at distance 1.
     """
+    rounding = 1 + EDGE * torch.finfo(D.dtype).eps
     d, D = _to_one(D)
     square = D @ D
     second, fourth = frobenius_norm(square), frobenius_norm(square @ square)
-    below = d * (fourth / _divisor(second)).sqrt()
+    below = rounding * d * (fourth / _divisor(second)).sqrt()
     return torch.minimum(d, d * fourth.sqrt().sqrt()).clamp(max=eps).maximum(below)
 
 
@@ -222,10 +252,10 @@ class FunctionRule(SafeStepRule):
         return self.function(L)
 
 
-FROBENIUS = Frobenius()
+FROBENIUS, TIGHT = Frobenius(), Tight()
 # By name: a rule, or just a function that bounds ||L^H L||_F^(1/2) for each matrix L.
 RULES: dict[str, SafeStepRule | Callable[[Tensor], Tensor]] = {
-    rule.name: rule for rule in (FROBENIUS, Tight(), Spectral())
+    rule.name: rule for rule in (FROBENIUS, TIGHT, Spectral())
 }
 
 

@@ -33,6 +33,7 @@ TALL_CASES = [
     # Kernels of a convolution: nothing but the count of skipped steps, one per weight.
     (([(8, 3, 3, 3), (4, 2, 5, 3)], SGD, {}), {ALL_REDUCE: 1}, 2),
     (([(8, 3, 3, 3), (4, 2, 5, 3)], ADAM, {"attraction": "after"}), {ALL_REDUCE: 1}, 2),
+    (([(8, 3, 3, 3), (4, 2, 5, 3)], SGD, {"safe_step": "frobenius"}), {ALL_REDUCE: 1}, 2),
     # Unconstrained weights: a number per weight, whether it may step.
     (([(8, 4), (8, 8)], SGD, {"orthogonal": False, "momentum": 0.9}), {ALL_REDUCE: 1}, 2),
     # One long matrix: summing moves less than an owner would have to receive.
@@ -85,6 +86,13 @@ def other_cases(ranks):
     ]
 
 
+def branches(case) -> int:
+    """How many values may be read: where matrices are whole on the CPU, is lr safe for a batch?"""
+    shapes, make, options = case
+    asks = make is not ol.RiemannianSGD and options.get("safe_step", "spectral") != "frobenius"
+    return len(set(shapes)) if asks else 0
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_tall_weights_and_kernels_step_with_one_all_reduce_and_no_gather(ranks):
     asked, counts, summed = zip(*TALL_CASES, strict=True)
@@ -93,7 +101,7 @@ def test_tall_weights_and_kernels_step_with_one_all_reduce_and_no_gather(ranks):
             assert got["counts"] == count, case
             assert (got["summed"], got["received"]) == (numbers, 0), case
             assert got["error"] < 1e-12, case
-            assert got["read"] == 0, case
+            assert got["read"] <= (branches(case) if len(case[0][0]) == 4 else 0), case
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -104,7 +112,7 @@ def test_square_and_wide_weights_go_to_owners_or_are_turned(ranks):
             assert got["counts"] == counts, case
             assert (got["summed"], got["received"]) == (summed, received), case
             assert got["error"] < 1e-12, case
-            assert got["read"] == 0, case
+            assert got["read"] <= branches(case), case
 
 
 def test_very_many_weights_step_in_several_rounds():

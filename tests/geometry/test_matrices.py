@@ -2,10 +2,13 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from ortholand.geometry.matrices import (
+    HERMITIAN_FROM,
     bounded_norm,
     frobenius_norm,
+    gram_matrix,
     gram_minus_identity,
     per_matrix,
     sharp_gram_minus_identity,
@@ -45,6 +48,30 @@ def test_the_sharp_gram_matrix_rounds_its_diagonal_less(shape, dtype):
     sharp = sharp_gram_minus_identity(X).diagonal(dim1=-2, dim2=-1)
     # Entries of X^H X near 1 are multiples of 6e-8; the sharp ones are right to 1e-8.
     assert (sharp - exact).abs().max() < 1e-8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
+@pytest.mark.parametrize("shape", [(300, 191), (300, 192), (250, 201), (20, 259), (2, 3, 210, 200)])
+def test_large_gram_matrices_are_the_product_and_copied_below_the_diagonal(shape, dtype):
+    X = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    exact = torch.complex128 if dtype.is_complex else torch.float64
+    expected = X.to(exact).mH @ X.to(exact)
+    for given in (X, X.mT.contiguous().mT, nn.Parameter(X)):
+        S = gram_matrix(given)
+        torch.testing.assert_close(S.to(exact), expected, rtol=1e-5, atol=1e-4)
+        if shape[-1] >= HERMITIAN_FROM and not given.requires_grad:
+            above = S[..., :40, 60:]
+            assert torch.equal(S[..., 60:, :40], above.mH)  # copied
+
+
+def test_large_gram_matrices_can_be_differentiated_and_mapped():
+    X = torch.randn(230, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    X.requires_grad_()
+    (G,) = torch.autograd.grad(gram_matrix(X).diagonal().sum(), X)
+    torch.testing.assert_close(G, 2 * X)
+    stack = X.detach().expand(3, -1, -1)
+    mapped = torch.vmap(gram_matrix)(stack)
+    torch.testing.assert_close(mapped[2], gram_matrix(X.detach()))
 
 
 def test_numbers_per_matrix_keep_the_type():

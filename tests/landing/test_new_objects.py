@@ -174,7 +174,7 @@ def test_a_patched_move_or_bound_is_what_steps(where, monkeypatch):
 
     for registry, name, method, patch in (
         (ATTRACTIONS, "coupled", "move", stay),
-        (RULES, "frobenius", "bound", huge),
+        (RULES, "spectral", "bound", huge),
     ):
         target = registry[name] if where == "object" else type(registry[name])
         with monkeypatch.context() as patched:

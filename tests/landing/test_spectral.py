@@ -11,6 +11,7 @@ from torch import nn
 
 import ortholand as ol
 from ortholand.geometry import distance
+from ortholand.landing import LandingOptions, find_attraction
 from ortholand.landing import attraction as attraction_module
 from ortholand.safe_step import RULES, Spectral, safe_step_size, spectral_distance
 
@@ -35,6 +36,39 @@ def test_the_bound_is_one_and_within_the_eighth_root_of_p(n, p, scale, seed):
     L = 10**scale * gaussian((n, p), seed)
     true, bound = float(torch.linalg.matrix_norm(L, 2)), float(Spectral().bound(L))
     assert true * (1 - 1e-12) <= bound <= true * min(n, p) ** 0.125 * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["dense", "few columns", "one direction", "zero"])
+@pytest.mark.parametrize("shape", [(300, 200), (201, 201), (3, 250, 203)])
+def test_the_quick_bound_is_one_and_not_far_from_the_best(shape, kind):
+    L = gaussian(shape, 0)
+    if kind == "few columns":
+        L[..., 3:] *= 1e-6
+    if kind == "one direction":
+        L = L[..., :1] @ L[..., :1, :]
+    if kind == "zero":
+        L.zero_()
+    true, quick = torch.linalg.matrix_norm(L, 2), Spectral().quick_bound(L)
+    assert (true * (1 - 1e-12) <= quick).all()
+    assert (quick <= true * 2 * shape[-1] ** 0.25 * (1 + 1e-12)).all()
+    assert Spectral().quick_bound(L[..., :100]) is None  # the whole product is cheap there
+
+
+@pytest.mark.parametrize("name", ["coupled", "decoupled", "after"])
+@pytest.mark.parametrize("shape", [(210, 200), (200, 200), (60, 20)])
+def test_bounds_left_off_early_give_the_step_of_the_best(shape, name):
+    """On the CPU dearer bounds are asked for only where lr needs them; by a tensor lr always."""
+    X = in_ball(*shape, 0.1, seed=3)
+    B = gaussian(shape, 4)
+    B = (B - B.mT) / 2 if shape[0] == shape[1] else B
+    for lr in (1e-4, 1e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 1.0):
+        moves = [
+            find_attraction(name).move(
+                X.clone(), B, LandingOptions(rate, find_attraction(name), Spectral())
+            )
+            for rate in (lr, torch.tensor(lr, dtype=torch.float64))
+        ]
+        torch.testing.assert_close(moves[0].moved, moves[1].moved, rtol=1e-12, atol=1e-12)
 
 
 @given(p=st.integers(1, 40), size=st.floats(-20, 0.3), seed=st.integers(0, 9))
@@ -142,8 +176,8 @@ def test_a_weight_in_the_spectral_ball_only_may_start_there():
     X = nn.Parameter(in_ball(30, 20, 0.4, seed=0))
     assert distance(X) > 0.9 > 0.5 > distance(X, spectral=True)
     with pytest.raises(ValueError, match=r"within 0.5 .*\|\|_F; eps.*is at distance"):
-        ol.LandingSGD([X])
-    optimizer = ol.LandingSGD([X], lr=0.1, safe_step="spectral")
+        ol.LandingSGD([X], safe_step="frobenius")
+    optimizer = ol.LandingSGD([X], lr=0.1)
     X.grad = gaussian((30, 20), 0)
     before = X.detach().clone()
     optimizer.step()
@@ -151,7 +185,7 @@ def test_a_weight_in_the_spectral_ball_only_may_start_there():
     assert not torch.equal(X, before)
     outside = nn.Parameter(in_ball(30, 20, 0.6, seed=0))
     with pytest.raises(ValueError, match=r"within 0.5 .*\|\|_2; eps.*is at distance 0.6"):
-        ol.LandingSGD([outside], safe_step="spectral")
+        ol.LandingSGD([outside])
     with pytest.raises(ValueError, match="at distance inf"):
         ol.LandingSGD([nn.Parameter(torch.full((4, 3), torch.nan))], safe_step="spectral")
 

@@ -18,7 +18,7 @@ def reference_steps(
     nesterov=False,
     lam=1.0,
     eps=0.5,
-    rule="frobenius",
+    rule="spectral",
 ):
     """The iterates of one matrix X (n >= p) under a list of gradients."""
     n, p = X.shape
@@ -39,12 +39,18 @@ def reference_steps(
     return X
 
 
+def norm(M):
+    return torch.linalg.matrix_norm(M).item()
+
+
 def reference_safe_step(X, L, lam, eps, rule):
-    p = X.shape[1]
-    d = torch.linalg.matrix_norm(X.mH @ X - torch.eye(p, dtype=X.dtype)).item()
-    q = torch.linalg.matrix_norm(L).item() ** 2
+    D = X.mH @ X - torch.eye(X.shape[1], dtype=X.dtype)
+    d, q = norm(D), norm(L) ** 2
     if rule == "tight":
-        q = torch.linalg.matrix_norm(L.mH @ L).item()
+        q = norm(L.mH @ L)
+    if rule == "spectral":  # for iterates inside of the ball
+        d, q = min(norm(D @ D @ D @ D) ** 0.25, eps), norm(L.mH @ L @ L.mH @ L) ** 0.5
+        eps *= 1 - 1e-4
     b = lam * d * (1 - d)
     cap = 1 / (2 * lam) if lam else math.inf
     return min((b + math.sqrt(b * b + q * (eps - d))) / q, cap) if q else cap

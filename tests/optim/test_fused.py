@@ -256,7 +256,7 @@ def test_a_bad_gradient_leaves_a_large_matrix_alone(shape, bad):
     huge = bad == 1e30  # large, but a step as good as any
     assert optimizer.skipped_steps() == (0 if huge else 1)
     assert torch.equal(X.detach(), before) != huge
-    assert ol.orthogonality_error(X) <= 0.5
+    assert ol.orthogonality_error(X, spectral=True) <= 0.5
     if shape[0] == shape[1] and not huge:
         assert not optimizer.state[X]["momentum_buffer"].any()
 
@@ -266,7 +266,8 @@ def test_a_large_step_needs_two_temporaries_and_a_tall_one_less():
 
     for shape, most in (((200, 200), 2.0), ((2000, 50), 1.2)):
         X = start(shape, torch.float32)
-        X.grad = torch.ones(shape)
+        X.grad = torch.full(shape, 1e-3)  # where the safe step would bind, it asks for products
         optimizer = ol.LandingSGD([X], lr=0.1)
         optimizer.step()
+        assert optimizer.limited_steps() == 0
         assert peak_bytes(optimizer.step) <= (most + 0.01) * 4 * X.numel()

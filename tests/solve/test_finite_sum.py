@@ -292,7 +292,7 @@ def test_wild_steps_stay_in_the_ball(method, lr, p):
     weights, farthest = torch.linspace(1, 2, p, dtype=torch.float64), [0.0]
 
     def fun(X, indices):
-        farthest[0] = max(farthest[0], float(ol.distance(X.detach())))
+        farthest[0] = max(farthest[0], float(ol.distance(X.detach(), spectral=True)))
         return 100 * problem.fun(X * weights, indices)
 
     x0 = problem.start(p)

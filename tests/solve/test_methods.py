@@ -9,6 +9,7 @@ import torch
 
 from ortholand import (
     LandingSGD,
+    distance,
     minimize,
     random_orthogonal,
     retract,
@@ -99,14 +100,14 @@ class TestLanding:
         second, _ = iterates(cost.fun, cost.start, options=dict(step=lambda k: 0.02), **options)
         assert all(torch.equal(X, Y) for X, Y in zip(first, second, strict=True))
 
+    @pytest.mark.parametrize("rule", ["frobenius", "tight", "spectral"])
     @pytest.mark.parametrize("eps", [0.05, 0.5, 0.9])
-    def test_stays_in_the_ball(self, eps, brockett):
+    def test_stays_in_the_ball(self, eps, rule, brockett):
         """Whatever the step; here it is far too long."""
         cost = brockett((6, 3))
-        result = minimize(
-            cost.fun, cost.start, method="landing", maxiter=50, options=dict(step=100.0, eps=eps)
-        )
-        distances = result.history["distance"]
+        options = dict(step=100.0, eps=eps, safe_step=rule)
+        points, _ = iterates(cost.fun, cost.start, method="landing", maxiter=50, options=options)
+        distances = [float(distance(X, spectral=rule == "spectral")) for X in points]
         assert max(distances) <= eps * (1 + 1e-12)
         assert max(distances) > 0.5 * eps
 

@@ -3,14 +3,21 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ortholand.forms import OfferedInForms
-from ortholand.geometry.matrices import frobenius_norm, is_finite
-from ortholand.safe_step import FROBENIUS, FieldBounds, SafeStepRule, spectral_distance
+from ortholand.geometry.matrices import frobenius_norm, is_finite, is_plain_cpu
+from ortholand.safe_step import (
+    FROBENIUS,
+    BetterBounds,
+    FieldBounds,
+    SafeStepRule,
+    spectral_distance,
+)
 
 
 @dataclass(frozen=True)
@@ -150,34 +157,31 @@ class Length(NamedTuple):
 def step_length(options: LandingOptions, field: FieldBounds, largest: Largest) -> Length:
     """How far a field may be followed, ``largest`` being the attraction's safe step.
 
-    The free bounds first: where they allow lr for all matrices, nothing better is asked for. That
-    is a branch, on the CPU; elsewhere it would wait for the device, and all is computed.
+    The free bounds first, then better ones: where some allow lr for all matrices, none is asked
+    for that is dearer. That is a branch, on the CPU; elsewhere it would wait for the device, and
+    the best are computed always.
     """
     rule, lr, (norm, d) = options.rule, options.lr, field[:2]
     if rule is None:
         return Length(torch.ones_like(norm) * lr, d, None)
     if rule is FROBENIUS and not rule.is_patched:  # free itself
         return _limited(lr, largest(norm, d), d)
-    if rule.improves and field.may_branch and not rule.is_patched and _can_branch(norm, lr):
-        # Outside of the ball the free bound promises nothing of the spectral norm.
-        allowed = (largest(norm, d) >= lr) & (d <= options.aim)
-        if bool(allowed.all()):
-            return Length(torch.full_like(norm, float(lr)), d, None)
-    bound, distance = field.better()
-    return _limited(lr, largest(bound, distance), distance)
+    stops = field.may_branch and not isinstance(lr, Tensor) and is_plain_cpu(norm)
+    bounds = field.better(stops)
+    if stops and rule.improves and not rule.is_patched:
+        bounds = chain([(norm, d)], bounds)
+    safe, distance = norm, d
+    for bound, distance in bounds:
+        safe = largest(bound, distance)
+        # Outside of the ball a Frobenius norm promises nothing of the spectral one.
+        if stops and bool(((safe >= lr) & (d <= options.aim)).all()):
+            return Length(torch.full_like(norm, float(lr)), distance, None)
+    return _limited(lr, safe, distance)
 
 
 def _limited(lr: float | Tensor, safe: Tensor, d: Tensor) -> Length:
     eta = torch.minimum(safe, lr) if isinstance(lr, Tensor) else safe.clamp(max=lr)
     return Length(eta, d, eta < lr)
-
-
-def _can_branch(like: Tensor, lr: float | Tensor) -> bool:
-    """Whether a tensor's value can be read without waiting for a device, and lr is a number."""
-    if isinstance(lr, Tensor) or torch.compiler.is_compiling():
-        return False
-    plain = type(like) is Tensor and like.is_cpu
-    return plain and not torch._C._functorch.is_functorch_wrapped_tensor(like)
 
 
 def field_bounds(
@@ -188,20 +192,35 @@ def field_bounds(
     residual: Callable[[], Tensor],
 ) -> FieldBounds:
     """What is known of a field L that is there; ``residual`` gives ``X^H X - I``."""
-    return FieldBounds(
-        frobenius_norm(L), d, tangency_error, lambda: better_bounds(options, L, d, residual)
-    )
+
+    def better(stops: bool) -> BetterBounds:
+        return better_bounds(options, L, d, residual, stops=stops)
+
+    return FieldBounds(frobenius_norm(L), d, tangency_error, better)
 
 
 def better_bounds(
-    options: LandingOptions, L: Tensor, d: Tensor, residual: Callable[[], Tensor]
-) -> tuple[Tensor, Tensor]:
-    """The rule's own bound of a field, and the distance in its norm."""
-    assert options.rule is not None
-    bound = options.rule.bound(L)
-    if not options.rule.spectral:
-        return bound, d
-    return bound, spectral_distance(residual(), options.eps).to(d.dtype)
+    options: LandingOptions,
+    L: Tensor,
+    d: Tensor,
+    residual: Callable[[], Tensor],
+    *,
+    stops: bool,
+) -> BetterBounds:
+    """The rule's bounds of a field that is there; only the best unless one may stop before."""
+    rule = options.rule
+    assert rule is not None
+    if stops and rule.quick_bound is not None and not rule.is_patched:
+        quick = rule.quick_bound(L)
+        if quick is not None:
+            yield quick, d
+    bound = rule.bound(L)
+    if rule.spectral:
+        if stops:
+            yield bound, d
+        yield bound, spectral_distance(residual(), options.eps).to(d.dtype)
+    else:
+        yield bound, d
 
 
 def may_go(bound: Tensor, eta: Tensor, d: Tensor, pull: float, options: LandingOptions) -> Tensor:

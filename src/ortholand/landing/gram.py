@@ -22,7 +22,13 @@ import torch
 from torch import Tensor
 
 from ortholand.geometry.matrices import add_product, per_matrix, product, skew, sym
-from ortholand.safe_step import FROBENIUS, FieldBounds, SafeStepRule, spectral_distance
+from ortholand.safe_step import (
+    FROBENIUS,
+    BetterBounds,
+    FieldBounds,
+    SafeStepRule,
+    spectral_distance,
+)
 
 
 class Gram(NamedTuple):
@@ -108,11 +114,13 @@ class FieldGram:
         """What is known of the field ``unit L1``."""
         gram = self.gram
 
-        def better() -> tuple[Tensor, Tensor]:
-            distance = gram.distance
-            if rule is not None and rule.spectral:
-                distance = spectral_distance(gram.D, eps).to(distance.dtype)
-            return unit * self.bound(rule), distance
+        def better(stops: bool) -> BetterBounds:
+            bound, distance = unit * self.bound(rule), gram.distance
+            is_spectral = rule is not None and rule.spectral
+            if stops or not is_spectral:
+                yield bound, distance
+            if is_spectral:
+                yield bound, spectral_distance(gram.D, eps).to(distance.dtype)
 
         norm = unit * self.bound(None)
         return FieldBounds(norm, gram.distance, gram.tangency_error, better, not gram.apart)

@@ -17,6 +17,7 @@ from ortholand.geometry.derivatives import relative_gradient, remove_normal
 from ortholand.geometry.matrices import (
     add_product,
     frobenius_norm,
+    gram_matrix,
     gram_minus_identity,
     is_square,
     per_matrix,
@@ -143,7 +144,7 @@ class Momentum:
         unit = torch.ones_like(norm) if rows.apart else _in_range(norm, B)
         B1 = B if rows.apart else B / per_matrix(unit, B)
         nesterov = (X.mH @ total,) if total is not None and self.nesterov else ()
-        hermitian = (_residual(X, options, rows), B1.mH @ B1)
+        hermitian = (_residual(X, options, rows), gram_matrix(B1))
         sums = GramSums(hermitian, (X.mH @ B1, *nesterov, *flags))
 
         def finish(sums: GramSums) -> MatrixStep:
@@ -243,7 +244,7 @@ class AdamMoments:
             unit = _in_range(beta1 * norms[0] + (1 - beta1) * norms[1], X)
         F1 = F if rows.apart else F / per_matrix(unit, F)
         squares = [norm.square().to(X.dtype) for norm in norms] if rows.apart else norms
-        hermitian = (_residual(X, options, rows), F1.mH @ F1)
+        hermitian = (_residual(X, options, rows), gram_matrix(F1))
         sums = GramSums(hermitian, (X.mH @ F1, X.mH @ G, *squares))
 
         def finish(sums: GramSums) -> MatrixStep:

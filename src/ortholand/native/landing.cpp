@@ -472,7 +472,9 @@ struct Step {
         norms(second, V);
         norms(fourth, G);
         for (int l = 0; l < W; ++l) {
-            const double below = d[l] * std::sqrt(fourth[l] / at_least(second[l], SMALLEST));
+            const double rounding = 1 + EDGE * std::numeric_limits<T>::epsilon();
+            const double below =
+                rounding * d[l] * std::sqrt(fourth[l] / at_least(second[l], SMALLEST));
             const double above = at_most(d[l] * std::sqrt(std::sqrt(fourth[l])), d[l]);
             d[l] = at_least(at_most(above, o.eps), below);
         }

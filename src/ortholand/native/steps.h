@@ -20,6 +20,7 @@ enum Rule { UNSAFE = 0, FROBENIUS = 1, TIGHT = 2, SPECTRAL = 3 };
 // Norms by which numbers can be divided, and the quotients squared, without overflow.
 constexpr double SMALLEST = 1e-100;
 constexpr double TINY = 1e-30;  // norms below which nothing is gained from a better bound
+constexpr double EDGE = 16;  // units of rounding within which a matrix counts as on the edge
 constexpr double LARGEST = std::numeric_limits<double>::max();
 
 // Bounds that let NaN pass, as torch's clamp does.
@@ -47,7 +48,7 @@ inline double coupled_step(const Options& o, double norm, double distance, doubl
     const double slope = (o.lam * distance * (1 - distance) - tangency_error) / norm;
     double room = o.aim - distance;
     // Nothing leads away from the edge: the root of what rounding leaves is no step.
-    if (o.lam == 0 && room <= 16 * std::numeric_limits<T>::epsilon()) room = at_most(room, 0);
+    if (o.lam == 0 && room <= EDGE * std::numeric_limits<T>::epsilon()) room = at_most(room, 0);
     const double reach = std::sqrt(at_least(slope * slope + room, 0));
     // Nothing cancels for negative slopes either.
     const double ahead = slope >= 0 ? reach + slope : at_least(room, 0) / (reach - slope);

@@ -15,6 +15,7 @@ from ortholand.optim.base import OrthogonalOptimizer, known_to_engines, options_
 from ortholand.optim.checks import check_adam_options, plain_betas
 from ortholand.optim.landing_options import check_landing_options, landing_options
 from ortholand.optim.plain import Agreement, plain_adam_step
+from ortholand.safe_step import DEFAULT_RULE
 
 SMALLEST_EPS = 1e-4  # Adam's own eps is below, and a ball so small allows no step worth taking
 
@@ -75,7 +76,7 @@ class LandingAdam(OrthogonalOptimizer):
         decoupled_weight_decay: bool = True,
         lam: float = 1.0,
         eps: float = 0.5,
-        safe_step: str | None = "frobenius",
+        safe_step: str | None = DEFAULT_RULE,
         attraction: str = "coupled",
         omega: float = 0.5,
         maximize: bool = False,
@@ -100,7 +101,7 @@ class LandingAdam(OrthogonalOptimizer):
         check_landing_options(options)
         if options["eps"] < SMALLEST_EPS:
             raise ValueError(
-                f"eps is the radius of the ball ||X^T X - I||_F <= eps, at least {SMALLEST_EPS}, "
+                f"eps is the radius of the ball ||X^T X - I|| <= eps, at least {SMALLEST_EPS}, "
                 f"got {options['eps']}. Adam's own eps is adam_eps here."
             )
 

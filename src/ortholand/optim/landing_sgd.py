@@ -11,6 +11,7 @@ from ortholand.landing.moments import Momentum
 from ortholand.optim.base import known_to_engines, options_of
 from ortholand.optim.landing_options import check_landing_options, landing_options
 from ortholand.optim.sgd import OrthogonalSGD
+from ortholand.safe_step import DEFAULT_RULE
 
 
 class LandingSGD(OrthogonalSGD):
@@ -21,7 +22,7 @@ class LandingSGD(OrthogonalSGD):
         psi  = Skew(G X^H)                          relative gradient
         A    = momentum A + (1 - dampening) psi     (A = psi without momentum)
         L    = A X + lam (X X^H - I) X              landing field
-        eta  = min(lr, safe step)                   keeps ||X^H X - I||_F <= eps
+        eta  = min(lr, safe step)                   keeps ||X^H X - I||_2 <= eps
         X    = X - eta L
 
     Drop-in for :class:`torch.optim.SGD`: ``lr``, ``momentum``, ``dampening``, ``nesterov`` and
@@ -39,8 +40,10 @@ class LandingSGD(OrthogonalSGD):
         weight_decay: for groups with ``orthogonal=False`` only. On the manifold ``||X||`` is
             constant, so decay would do nothing but fight the constraint.
         lam: strength of the coupled attraction.
-        eps: radius of the ball ``||X^H X - I||_F <= eps`` that the safe step keeps, in (0, 1).
-        safe_step: ``"frobenius"``, ``"tight"`` (see :func:`ortholand.safe_step_size`), or
+        eps: radius of the ball ``||X^H X - I||_2 <= eps`` that the safe step keeps, in (0, 1):
+            all singular values stay between ``(1 - eps)^(1/2)`` and ``(1 + eps)^(1/2)``.
+        safe_step: ``"spectral"``; ``"frobenius"`` and ``"tight"``, the paper's ball in the
+            Frobenius norm, whose steps shrink with p (see :func:`ortholand.safe_step_size`); or
             ``None`` for no safeguard at all.
         attraction: ``"coupled"``, the paper's; ``"decoupled"``, ``X - eta R - omega X D``, whose
             pull does not shrink with lr; or ``"after"``: move, then land with a Newton-Schulz
@@ -90,7 +93,7 @@ class LandingSGD(OrthogonalSGD):
         *,
         lam: float = 1.0,
         eps: float = 0.5,
-        safe_step: str | None = "frobenius",
+        safe_step: str | None = DEFAULT_RULE,
         attraction: str = "coupled",
         omega: float = 0.5,
         maximize: bool = False,

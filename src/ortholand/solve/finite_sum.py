@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ortholand.landing import LandingOptions
 from ortholand.landing.moments import accumulate, generator, transport
-from ortholand.safe_step import find_rule
+from ortholand.safe_step import DEFAULT_RULE, find_rule
 from ortholand.solve.batches import Source, Stream, open_source
 from ortholand.solve.landing import COUPLED, lipschitz_constant
 from ortholand.solve.loop import Run, Status, reporter
@@ -236,7 +236,7 @@ class StochasticLanding:
         lr: float | None = None,
         lam: float | None = None,
         eps: float = 0.5,
-        safe_step: str = "frobenius",
+        safe_step: str = DEFAULT_RULE,
     ) -> None:
         self.random = random
         self.chooses_lr, self.chooses_lam = lr is None, lam is None

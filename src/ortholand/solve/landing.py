@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ortholand.landing import Coupled, LandingOptions
 from ortholand.landing.moments import accumulate, generator, transport
-from ortholand.safe_step import find_rule
+from ortholand.safe_step import DEFAULT_RULE, find_rule
 from ortholand.solve.points import Point, Terrain, feasible, norm
 
 COUPLED = Coupled()
@@ -44,7 +44,7 @@ class Landing:
         step: Steps | None = None,
         momentum: float = 0.0,
         eps: float = 0.5,
-        safe_step: str = "frobenius",
+        safe_step: str = DEFAULT_RULE,
     ) -> None:
         self.lam, self.step, self.momentum = lam, step, momentum
         self.eps, self.rule = eps, find_rule(safe_step)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from ortholand.fields import tangency_bound
-from ortholand.geometry.matrices import gram_minus_identity
+from ortholand.geometry.matrices import gram_matrix, gram_minus_identity
 from ortholand.geometry.views import as_matrices
 from ortholand.landing.attraction import better_bounds
 from ortholand.landing.description import LandingStep
@@ -247,7 +247,7 @@ def _square_field(
 ) -> _Field:
     """The field of a square matrix, with or without momentum."""
     X, G, dtype, numel = p.view(n, n), G.view(n, n), p.dtype, n * n
-    P, S = torch.mm(G, X.mT), torch.mm(X, X.mT)
+    P, S = torch.mm(G, X.mT), gram_matrix(X.mT)
     held = 0 if buffer is None else address(buffer, dtype, numel)
     places = address(P, dtype, numel), address(S, dtype, numel)
     d = passes.ortholand_residual(*places, held, n, options)
@@ -300,11 +300,14 @@ def _follow(
     eta = passes.ortholand_step(norm, d, error, options)
     if rule is not None and rule.improves and not (eta >= lr and d <= landing.options.aim):
         X, F = _one_matrix(p, plan), _one_matrix(L.view_as(p), plan)
-        bound, distance = better_bounds(
-            landing.options, F, torch.full((), d, dtype=dtype), lambda: gram_minus_identity(X)
-        )
-        d = float(distance)
-        eta = passes.ortholand_step(float(bound), d, error, options)
+        free, is_inside = torch.full((), d, dtype=dtype), d <= landing.options.aim
+        for bound, distance in better_bounds(
+            landing.options, F, free, lambda: gram_minus_identity(X), stops=is_inside
+        ):
+            d = float(distance)
+            eta = passes.ortholand_step(float(bound), d, error, options)
+            if is_inside and eta >= lr:
+                break
     held = [0, 0]
     if buffer is not None and new_buffer is not None:
         held = [address(t, dtype, numel) for t in (buffer, new_buffer)]
