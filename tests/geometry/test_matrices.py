@@ -60,8 +60,8 @@ def test_large_gram_matrices_are_the_product_and_copied_below_the_diagonal(shape
         S = gram_matrix(given)
         torch.testing.assert_close(S.to(exact), expected, rtol=1e-5, atol=1e-4)
         if shape[-1] >= HERMITIAN_FROM and not given.requires_grad:
-            above = S[..., :40, 60:]
-            assert torch.equal(S[..., 60:, :40], above.mH)  # copied
+            above = S[..., :40, 66:]
+            assert torch.equal(S[..., 66:, :40], above.mH)  # copied
 
 
 def test_large_gram_matrices_can_be_differentiated_and_mapped():
