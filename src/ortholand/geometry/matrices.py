@@ -136,6 +136,20 @@ def add_product(C: Tensor, A: Tensor, B: Tensor, beta: float = 1.0, alpha: float
     return beta * C + alpha * product(A, B)
 
 
+def add_product_(C: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0) -> Tensor:
+    """``C + alpha A B`` for each triple, in C's memory."""
+    if C.ndim == 2:
+        return C.addmm_(A, B, alpha=alpha)
+    if C.ndim == 3 and not spelled_out(C):
+        return C.baddbmm_(A, B, alpha=alpha)
+    return C.add_(product(A, B), alpha=alpha)
+
+
+def subtract_product_(C: Tensor, A: Tensor, B: Tensor) -> Tensor:
+    """``C - A B`` for each triple, in C's memory."""
+    return add_product_(C, A, B, alpha=-1)
+
+
 def sharp_gram_minus_identity(X: Tensor) -> Tensor:
     """:func:`gram_minus_identity` of nearly orthogonal X with its diagonal summed in float64.
 

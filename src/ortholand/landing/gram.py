@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ortholand.geometry.matrices import add_product, per_matrix, product, skew, sym
+from ortholand.geometry.matrices import add_product, add_product_, per_matrix, product, skew, sym
 from ortholand.safe_step import (
     FROBENIUS,
     BetterBounds,
@@ -133,7 +133,7 @@ def squared_normal_norm(D: Tensor) -> Tensor:
 
 def combine(X: Tensor, B: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """``X + X a + B b``."""
-    return add_product(add_product(X, X, cast(a, X.dtype)), B, cast(b, X.dtype))
+    return add_product_(add_product(X, X, cast(a, X.dtype)), B, cast(b, X.dtype))
 
 
 def cast(M: Tensor, dtype: torch.dtype) -> Tensor:

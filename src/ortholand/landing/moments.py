@@ -15,7 +15,7 @@ from torch import Tensor
 from ortholand.fields import product_roundoff, tangency_bound
 from ortholand.geometry.derivatives import relative_gradient, remove_normal
 from ortholand.geometry.matrices import (
-    add_product,
+    add_product_,
     frobenius_norm,
     gram_matrix,
     gram_minus_identity,
@@ -24,6 +24,7 @@ from ortholand.geometry.matrices import (
     product,
     shared_gram_minus_identity,
     sharp_gram_minus_identity,
+    subtract_product_,
     sym,
 )
 from ortholand.landing.attraction import LandingOptions, Move
@@ -122,53 +123,74 @@ class Momentum:
         self, X: Tensor, G: Tensor, state: State, options: LandingOptions, rows: Rows
     ) -> PendingStep:
         """The step of tall matrices of which these rows are here."""
-        B, total = G, None
-        flags: tuple[Tensor, ...] = ()
-        if self.momentum:
-            buffer = state["momentum_buffer"]
-            damped = 0.0 if rows.apart else self.dampening
-            weighted = (1 - self.dampening) * G if rows.apart else G
-            B, total = accumulate(
-                weighted,
-                buffer,
-                momentum=self.momentum,
-                dampening=damped,
-                nesterov=self.nesterov,
-            )
-            if self.dampening and rows.apart:  # only all ranks know whether it has started
-                flags = (buffer.ne(0).flatten(1).any(1).to(X.dtype),)
+        buffer = state.get("momentum_buffer")
+        B, more = G, ()
+        if buffer is not None:
+            B, more = self._direction(X, G, buffer, rows)
         norm = frobenius_norm(B)
         if _along_field(options, rows):
-            return self._field_step(X, B, total, norm, options)
+            return self._field_step(X, G, B, buffer, norm, more, options)
         # Ranks would have to agree on a unit first: apart, it is 1.
         unit = torch.ones_like(norm) if rows.apart else _in_range(norm, B)
-        B1 = B if rows.apart else B / per_matrix(unit, B)
-        nesterov = (X.mH @ total,) if total is not None and self.nesterov else ()
+        B1 = B if rows.apart else _divided(B, unit, ours=buffer is not None)
         hermitian = (_residual(X, options, rows), gram_matrix(B1))
-        sums = GramSums(hermitian, (X.mH @ B1, *nesterov, *flags))
+        sums = GramSums(hermitian, (X.mH @ B1, *more))
 
         def finish(sums: GramSums) -> MatrixStep:
-            return self._finish(X, B1, total, unit, sums, options, rows)
+            return self._finish(X, G, B1, buffer, unit, sums, options, rows)
 
         return PendingStep(sums, finish)
 
+    def _direction(
+        self, X: Tensor, G: Tensor, buffer: Tensor, rows: Rows
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The direction in memory of its own, and more that is summed over rows.
+
+        Nesterov's direction takes the place of the accumulated gradient, which is made once more
+        when it is kept: products are dear, and so is memory, but passes are cheap.
+        """
+        total = self._accumulated(G, buffer, rows)
+        if self.nesterov:
+            XB = X.mH @ total
+            return total.mul_(self.momentum).add_(G), (XB,)
+        if self.dampening and rows.apart:  # only all ranks know whether it has started
+            return total, (buffer.ne(0).flatten(1).any(1).to(X.dtype),)
+        return total, ()
+
+    def _accumulated(self, G: Tensor, buffer: Tensor, rows: Rows) -> Tensor:
+        weighted = (1 - self.dampening) * G if rows.apart and self.dampening else G
+        damped = 0.0 if rows.apart else self.dampening
+        return accumulate(
+            weighted, buffer, momentum=self.momentum, dampening=damped, nesterov=False
+        )[1]
+
     def _field_step(
-        self, X: Tensor, B: Tensor, total: Tensor | None, norm: Tensor, options: LandingOptions
+        self,
+        X: Tensor,
+        G: Tensor,
+        B: Tensor,
+        buffer: Tensor | None,
+        norm: Tensor,
+        more: tuple[Tensor, ...],
+        options: LandingOptions,
     ) -> PendingStep:
         """Where an attraction goes along a field: without ``B^H B``, and known at once."""
         D, M = gram_minus_identity(X), X.mH @ B
         move = _step_along_field(X, B, D, M, norm, options)
         state = {}
-        if total is not None:
-            XB = X.mH @ total if self.nesterov else M
-            state["momentum_buffer"] = add_product(total, X, sym(XB), alpha=-1)
+        if buffer is not None:
+            if self.nesterov:
+                B.copy_(self._accumulated(G, buffer, Rows(1, 1)))
+                M = more[0]
+            state["momentum_buffer"] = subtract_product_(B, X, sym(M))
         return PendingStep.known(MatrixStep.of(move, state))
 
     def _finish(
         self,
         X: Tensor,
+        G: Tensor,
         B1: Tensor,
-        total: Tensor | None,
+        buffer: Tensor | None,
         unit: Tensor,
         sums: GramSums,
         options: LandingOptions,
@@ -185,13 +207,14 @@ class Momentum:
         assert options.attraction.coefficients is not None
         a, b, taken, limited = options.attraction.coefficients(gram, options)
         moved = combine(X, B1, a, b)
-        if total is None:
+        if buffer is None:
             return MatrixStep(moved, taken, {}, limited)
+        # B1 is free now.
         if self.nesterov:
-            kept = add_product(total, X, sym(others[0]), alpha=-1)
-        else:
-            whole = times(unit, total) if rows.apart else total  # a first gradient, undampened
-            kept = add_product(whole, X, cast(times(unit, sym(M)), X.dtype), alpha=-1)
+            B1.copy_(self._accumulated(G, buffer, rows))
+            kept = subtract_product_(B1, X, sym(others[0]))
+        else:  # the unit is that of a first gradient, undampened, where rows are apart
+            kept = subtract_product_(B1, X, cast(sym(M), X.dtype)).mul_(per_matrix(unit, X))
         return MatrixStep(moved, taken, {"momentum_buffer": kept}, limited)
 
 
@@ -237,25 +260,24 @@ class AdamMoments:
         only when ``X^H G`` is known; its Gram matrices lose theirs by algebra.
         """
         beta1, m = self.betas[0], state["exp_avg"]
-        F = torch.add((1 - beta1) * G, m, alpha=beta1)
+        F = torch.mul(G, 1 - beta1).add_(m, alpha=beta1)
         norms = [frobenius_norm(M) for M in (m, G)]
         unit = torch.ones_like(norms[0])
         if not rows.apart:
             unit = _in_range(beta1 * norms[0] + (1 - beta1) * norms[1], X)
-        F1 = F if rows.apart else F / per_matrix(unit, F)
+        F1 = F if rows.apart else _divided(F, unit, ours=True)
         squares = [norm.square().to(X.dtype) for norm in norms] if rows.apart else norms
         hermitian = (_residual(X, options, rows), gram_matrix(F1))
         sums = GramSums(hermitian, (X.mH @ F1, X.mH @ G, *squares))
 
         def finish(sums: GramSums) -> MatrixStep:
-            return self._finish(X, F, F1, unit, state, sums, options, rows)
+            return self._finish(X, F1, unit, state, sums, options, rows)
 
         return PendingStep(sums, finish)
 
     def _finish(
         self,
         X: Tensor,
-        F: Tensor,
         F1: Tensor,
         unit: Tensor,
         state: State,
@@ -275,14 +297,14 @@ class AdamMoments:
         T = T - CXF - CXF.mH + C @ C + C @ DC
         tangent = unit * _tangent_norm(H, D, norm_G / unit, rows.total, X.dtype)
         scale, numbers = self.scale(tangent, X.shape[-1], state)
-        mean = add_product(F, X, cast(times(unit, C), X.dtype), alpha=-1)
-        new_state = {"exp_avg": mean, **numbers}
         size = (beta1 * norm_m + (1 - beta1) * norm_G) / unit
         gram = _gram(D, M, T, scale * unit, size, rows, X.dtype)
         assert options.attraction.coefficients is not None
         a, b, taken, limited = options.attraction.coefficients(gram, options)
         moved = combine(X, F1, a - C @ b, b)
-        return MatrixStep(moved, taken, new_state, limited)
+        # F1 is free now.
+        mean = subtract_product_(F1, X, cast(C, X.dtype)).mul_(per_matrix(unit, X))
+        return MatrixStep(moved, taken, {"exp_avg": mean, **numbers}, limited)
 
 
 Moments = Momentum | AdamMoments
@@ -301,7 +323,7 @@ def _step_along_field(
     assert attraction.field_coefficients is not None
     assert attraction.along is not None
     a, b = attraction.field_coefficients(D, M, options)
-    L = add_product(product(B, b), X, a)
+    L = add_product_(product(B, b), X, a)
     d = torch.linalg.vector_norm(D, dim=(-2, -1))
     error = tangency_bound(X.shape[-2], X.dtype, d, norm)
     return attraction.along(X, L, d, error, options)
@@ -327,6 +349,12 @@ def _gram(
 ) -> Gram:
     d = torch.linalg.vector_norm(D, dim=(-2, -1))
     return Gram(D, M, T, d, unit, size, product_roundoff(rows.total, dtype), rows.apart)
+
+
+def _divided(B: Tensor, unit: Tensor, *, ours: bool) -> Tensor:
+    """B in a unit, in its own memory if that is ours."""
+    unit = per_matrix(unit, B)
+    return B.div_(unit) if ours else B / unit
 
 
 def _in_range(norm: Tensor, like: Tensor) -> Tensor:
