@@ -11,9 +11,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ortholand.geometry.branches import by_size
 from ortholand.geometry.derivatives import relative_gradient
 from ortholand.geometry.manifold import orthonormal_factor, polar_projection
 from ortholand.geometry.matrices import (
+    add_product,
     gram_matrix,
     gram_minus_identity,
     identity_like,
@@ -21,6 +23,11 @@ from ortholand.geometry.matrices import (
     skew,
     subtract_identity,
     to_working_dtype,
+)
+from ortholand.geometry.rotations import (
+    has_closed_form,
+    skew_cayley_minus_identity,
+    skew_exponential_minus_identity,
 )
 
 Retraction = Callable[[Tensor, Tensor], Tensor]
@@ -66,23 +73,25 @@ def retract(X: Tensor, A: Tensor, method: str | Retraction = "cayley") -> Tensor
 def exponential(X: Tensor, A: Tensor) -> Tensor:
     """``exp(A) X``: the geodesic of O(n); by an exponential of size 2p for tall X, 2p < n."""
     if _acts_from_the_left(X, A):
-        return X + _exponential_minus_identity(_skew_of(X, A)) @ X
+        return _rotate(X, skew_exponential_minus_identity(_skew_of(X, A)))
     W, K = _in_a_basis(X, A)
-    return X + W @ _exponential_minus_identity(K)[..., : X.shape[-1]]
+    return X + W @ skew_exponential_minus_identity(K)[..., : X.shape[-1]]
 
 
 def cayley(X: Tensor, A: Tensor) -> Tensor:
     """``(I - A/2)^-1 (I + A/2) X``; by a solve of size 2p for tall X, 2p < n."""
     if _acts_from_the_left(X, A):
         A = _skew_of(X, A)
+        if has_closed_form(A):
+            return _rotate(X, skew_cayley_minus_identity(A))
         Z = torch.linalg.solve(identity_like(A) - A / 2, X)
         # Twice the same: the first with errors as small as a short step, so that thousands in
         # float32 drift a hundred times less; the second with none that grow with a long one.
         branches = [(math.sqrt(A.shape[-1]), lambda X, Z, A: X + A @ Z)]
-        return _by_size(_norm(A), branches, lambda X, Z, _: 2 * Z - X, X, Z, A)
+        return by_size(_norm(A), branches, lambda X, Z, _: 2 * Z - X, X, Z, A)
     P = gram_matrix(A)
     branches = [(WELL_CONDITIONED, _cayley_by_gram)]
-    return _by_size(_norm(P), branches, _cayley_in_a_basis, X, A, P)
+    return by_size(_norm(P), branches, _cayley_in_a_basis, X, A, P)
 
 
 def polar(X: Tensor, A: Tensor) -> Tensor:
@@ -91,7 +100,7 @@ def polar(X: Tensor, A: Tensor) -> Tensor:
     E = gram_minus_identity(Y)
     small = (2 * torch.finfo(E.dtype).eps) ** 0.2  # the first term left out is E^5 / 4
     branches = [(small, _polar_by_series), (WELL_CONDITIONED, _polar_by_eigh)]
-    return _by_size(_norm(E), branches, _polar_by_svd, Y, E)
+    return by_size(_norm(E), branches, _polar_by_svd, Y, E)
 
 
 def qr(X: Tensor, A: Tensor) -> Tensor:
@@ -101,7 +110,7 @@ def qr(X: Tensor, A: Tensor) -> Tensor:
         return orthonormal_factor(Y)
     S = gram_matrix(Y)
     size, branches = _norm(subtract_identity(S)), [(WELL_CONDITIONED, _qr_by_cholesky)]
-    return _by_size(size, branches, lambda Y, _: orthonormal_factor(Y), Y, S)
+    return by_size(size, branches, lambda Y, _: orthonormal_factor(Y), Y, S)
 
 
 RETRACTIONS: dict[str, Retraction] = {
@@ -142,6 +151,11 @@ def _acts_from_the_left(X: Tensor, A: Tensor) -> bool:
     return is_square(A) or 2 * X.shape[-1] >= X.shape[-2]
 
 
+def _rotate(X: Tensor, F: Tensor) -> Tensor:
+    """``(I + F) X``; errors are as small as a short step, so that thousands hardly drift."""
+    return add_product(X, F, X)
+
+
 def _skew_of(X: Tensor, A: Tensor) -> Tensor:
     return A if is_square(A) else relative_gradient(X, A)
 
@@ -163,39 +177,6 @@ def _in_a_basis(X: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
     lower = torch.cat([R / 2, torch.zeros_like(R)], -1)
     upper = torch.cat([skew(M), -R.mH / 2], -1)
     return torch.cat([X, Q], -1), torch.cat([upper, lower], -2)
-
-
-def _exponential_minus_identity(A: Tensor) -> Tensor:
-    """``exp(A) - I``, for a short step to the relative accuracy that keeps thousands from drifting.
-
-    Not left to torch alone also because its ``matrix_exp`` (2.13; pytorch issue 196592) loses half
-    the digits for a single matrix of norm 0.05 to 0.58 in float32, 0.005 to 0.05 in float64.
-    """
-    branches = [(_reach(A, 4), _exponential_of_degree_4), (_reach(A, 9), _exponential_of_degree_9)]
-    one_norm = A.abs().sum(-2).amax(-1)
-    return _by_size(one_norm, branches, _exponential_by_torch, A)
-
-
-def _exponential_of_degree_4(A: Tensor) -> Tensor:
-    A2 = A @ A
-    return A + A2 @ (identity_like(A) / 2 + A / 6 + A2 / 24)
-
-
-def _exponential_of_degree_9(A: Tensor) -> Tensor:
-    identity, A2 = identity_like(A), A @ A
-    A3 = A2 @ A
-    high = identity / 720 + A / 5040 + A2 / 40320 + A3 / 362880
-    return A + A2 / 2 + A3 @ (identity / 6 + A / 24 + A2 / 120 + A3 @ high)
-
-
-def _exponential_by_torch(A: Tensor) -> Tensor:
-    return subtract_identity(torch.linalg.matrix_exp(A))
-
-
-def _reach(A: Tensor, degree: int) -> float:
-    """Up to which norm the exponential series of this degree errs by less than rounding."""
-    unit = torch.finfo(A.dtype).eps / 2
-    return (unit * math.factorial(degree + 1)) ** (1 / degree)
 
 
 def _cayley_in_a_basis(X: Tensor, B: Tensor, _P: Tensor) -> Tensor:
@@ -240,34 +221,6 @@ def _polar_by_svd(Y: Tensor, _E: Tensor) -> Tensor:
 def _qr_by_cholesky(Y: Tensor, S: Tensor) -> Tensor:
     R, _ = torch.linalg.cholesky_ex(S, upper=True)
     return torch.linalg.solve_triangular(R, Y, upper=True, left=False)
-
-
-def _by_size(
-    size: Tensor,
-    branches: list[tuple[float, Callable[..., Tensor]]],
-    otherwise: Callable[..., Tensor],
-    *batches: Tensor,
-) -> Tensor:
-    """Each matrix by the first way whose limit its size is below, whatever else is in its batch.
-
-    Reads the sizes on the host, as torch's own ``matrix_exp`` does.
-    """
-    chosen = {next((f for limit, f in branches if s < limit), otherwise) for s in _extremes(size)}
-    if len(chosen) == 1:
-        return chosen.pop()(*batches)
-    result = torch.empty_like(batches[0])
-    left = torch.ones_like(size, dtype=torch.bool)
-    for limit, function in [*branches, (None, otherwise)]:
-        now = left if limit is None else left & (size < limit)
-        result[now] = function(*(M[now] for M in batches))
-        left = left & ~now
-    return result
-
-
-def _extremes(size: Tensor) -> list[float]:
-    if size.numel() < 2:
-        return size.flatten().tolist() or [0.0]
-    return torch.stack(torch.aminmax(size)).tolist()
 
 
 def _norm(M: Tensor) -> Tensor:

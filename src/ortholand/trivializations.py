@@ -14,9 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from ortholand.geometry.exponential import exponential_minus_identity
 from ortholand.geometry.manifold import distance, polar_projection
-from ortholand.geometry.matrices import is_square, newton_schulz, to_working_dtype
+from ortholand.geometry.matrices import (
+    identity_like,
+    is_square,
+    newton_schulz,
+    to_working_dtype,
+)
 from ortholand.geometry.precision import without_autocast
+from ortholand.geometry.rotations import skew_cayley, skew_exponential
 from ortholand.geometry.views import View, as_matrices, as_weight, check_view, check_weight
 from ortholand.parameters import Selectors, param_groups
 
@@ -165,7 +172,9 @@ class Trivialization(nn.Module):
             Z = B.mH @ Y
             K = Y + B @ (_skew_of_lower(Z) / 2 - Z)
             n, p = B.shape[-2:]
-            return _map_thin(map_, K, B) if 2 * p < n else map_(K @ B.mH - B @ K.mH) @ B
+            if 2 * p < n:
+                return _map_thin(_GENERAL_MAPS[self.map], K, B)
+            return map_(K @ B.mH - B @ K.mH) @ B
 
     def forward(self, V: Tensor) -> Tensor:
         """The weight."""
@@ -188,12 +197,18 @@ class Trivialization(nn.Module):
         return f"map={self.map!r}, view={self.view!r}"
 
 
+def _exponential(A: Tensor) -> Tensor:
+    return identity_like(A) + exponential_minus_identity(A)
+
+
 def _cayley(A: Tensor) -> Tensor:
-    identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    identity = identity_like(A)
     return torch.linalg.solve(identity - A / 2, identity + A / 2)
 
 
-_MAPS: dict[str, Callable[[Tensor], Tensor]] = {"exp": torch.linalg.matrix_exp, "cayley": _cayley}
+# Of skew matrices, and of those that are not.
+_MAPS: dict[str, Callable[[Tensor], Tensor]] = {"exp": skew_exponential, "cayley": skew_cayley}
+_GENERAL_MAPS: dict[str, Callable[[Tensor], Tensor]] = {"exp": _exponential, "cayley": _cayley}
 
 
 def _map_thin(map: Callable[[Tensor], Tensor], K: Tensor, B: Tensor) -> Tensor:

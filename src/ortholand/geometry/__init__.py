@@ -16,6 +16,7 @@ from ortholand.geometry.manifold import (
     random_orthogonal,
 )
 from ortholand.geometry.matrices import skew, sym
+from ortholand.geometry.rotations import skew_cayley, skew_exponential
 
 __all__ = [
     "distance",
@@ -30,5 +31,7 @@ __all__ = [
     "riemannian_gradient",
     "riemannian_hessian",
     "skew",
+    "skew_cayley",
+    "skew_exponential",
     "sym",
 ]
