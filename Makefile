@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: reproduce test lint types layers pytest test-ecosystem test-distributed sanitize bench errata clean
+.PHONY: reproduce test lint types layers pytest test-ecosystem test-distributed sanitize bench errata wheel wheel-aarch64 clean
 
 reproduce: .venv/experiments.stamp  ## the paper's experiments, with a report in results/
 	$(BIN)/ortholand reproduce --preset quick --out results
@@ -43,6 +43,25 @@ sanitize: .venv/dev.stamp  ## compiled code under AddressSanitizer and Undefined
 bench: .venv/benchmarks.stamp  ## timings against peers, in results/
 	$(BIN)/ortholand bench
 
+# By hatchling itself: pip would compile everything twice. Tested where nothing but the wheel and
+# torch is installed, and no compiler is found.
+wheel: build/tools/bin/hatchling  ## a wheel with compiled code in dist/, tested in an empty environment
+	rm -rf build/wheel dist/ortholand-*-py3-none-*linux*_$$(uname -m).whl
+	ORTHOLAND_PREBUILT=1 build/tools/bin/hatchling build -t wheel -d dist
+	$(PYTHON) -m venv build/wheel
+	build/wheel/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		dist/ortholand-*-py3-none-*linux*_$$(uname -m).whl
+	cd build/wheel && bin/python -I ../../tools/check_wheel.py
+
+# Needs g++-aarch64-linux-gnu, and qemu-user for its test.
+wheel-aarch64: build/tools/bin/hatchling  ## the same for aarch64, by a cross compiler
+	rm -f dist/ortholand-*-py3-none-*linux*_aarch64.whl
+	ORTHOLAND_PREBUILT=aarch64 build/tools/bin/hatchling build -t wheel -d dist
+
+build/tools/bin/hatchling:
+	$(PYTHON) -m venv build/tools
+	build/tools/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt hatchling
+
 # One environment for all; what a target does not need is not installed for it.
 .venv/%.stamp: pyproject.toml constraints.txt | .venv/bin/python
 	@echo "Installing ortholand[$*] in .venv (a minute or two the first time) ..."
@@ -53,4 +72,4 @@ bench: .venv/benchmarks.stamp  ## timings against peers, in results/
 	$(PYTHON) -m venv .venv
 
 clean:
-	rm -rf .venv results .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist results .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -269,6 +269,13 @@ def test_errata_are_measured_and_must_agree():
     assert "'ugly'" in unknown.stderr
 
 
+def test_info_is_what_the_library_says(monkeypatch):
+    monkeypatch.setattr(cli, "table", lambda: "torch  [bold]1")
+    result = invoke("info")
+    assert result.exit_code == 0
+    assert result.stdout == "torch  [bold]1\n"
+
+
 def test_importing_the_library_imports_no_tools_of_the_command():
     code = (
         "import sys, ortholand; "

@@ -1,8 +1,18 @@
-"""An empty cache of compiled code, for tests that fill it or break it."""
+"""An empty cache of compiled code, for tests that fill it or break it; what builds wheels."""
+
+import importlib.util
+import sys
+import types
+from pathlib import Path
 
 import pytest
+import torch
 
 from ortholand import native
+
+needs_compiler = pytest.mark.skipif(
+    native.why_no_code(torch.float32) is not None, reason="no C++ compiler"
+)
 
 
 @pytest.fixture
@@ -13,3 +23,17 @@ def fresh(tmp_path, monkeypatch):
     native._library.cache_clear()
     yield tmp_path / "native"
     native._library.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def hook():
+    """``hatch_build.py``. Of hatchling it takes a base class, with two attributes."""
+    path = Path(__file__).parents[2] / "hatch_build.py"
+    interface = types.ModuleType("hatchling.builders.hooks.plugin.interface")
+    interface.BuildHookInterface = type("BuildHookInterface", (), {})
+    spec = importlib.util.spec_from_file_location("hatch_build", path)
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, interface.__name__, interface)
+        spec.loader.exec_module(module)
+    return module

@@ -15,10 +15,8 @@ from ortholand import native
 from ortholand.cache import cache_folder
 from ortholand.native import build
 from ortholand.native.safekeeping import is_sealed, seal_of, seal_path
+from tests.native.conftest import needs_compiler
 
-needs_compiler = pytest.mark.skipif(
-    native.why_no_code(torch.float32) is not None, reason="no C++ compiler"
-)
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
 SOMEBODY_ELSE = 54321
 SOURCE = ("bounded", "float", 0)  # the quickest to compile

@@ -11,10 +11,7 @@ from torch import nn
 import ortholand as ol
 from ortholand import native
 from ortholand.native import build
-
-needs_compiler = pytest.mark.skipif(
-    native.kernel(torch.float32, 2) is None, reason="no C++ compiler"
-)
+from tests.native.conftest import needs_compiler
 
 
 def step_once(**options):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import ortholand
+from ortholand.about import table
 from ortholand.lab.datasets import DatasetError, Source, dataset_title, find_dataset
 
 try:
@@ -35,7 +36,7 @@ try:
 except ModuleNotFoundError as missing:
     sys.exit(
         f"The ortholand command needs {missing.name}, which is not installed. "
-        "Run: pip install 'ortholand[experiments]'"
+        "Run: pip install 'ortholand[experiments]'. (python -m ortholand does without.)"
     )
 
 WRONG_USE = 2
@@ -92,6 +93,12 @@ def options(
     if version:
         typer.echo(f"ortholand {ortholand.__version__}")
         raise typer.Exit
+
+
+@app.command()
+def info() -> None:
+    """Say what a report of a bug needs: versions, machine, compiled code or why there is none."""
+    typer.echo(table())
 
 
 @app.command("list")

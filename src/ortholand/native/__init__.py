@@ -1,11 +1,12 @@
-"""Compiled code for the CPU, where a compiler is found: small square matrices, large ones.
+"""Compiled code for the CPU: small square matrices, large ones.
 
-Nothing here is needed: without a compiler the optimizers use torch's operations, with the same
-results up to rounding. Small matrices are then slower, because a step of many operations costs
-their launches rather than their arithmetic.
+Nothing here is needed: without it the optimizers use torch's operations, with the same results up
+to rounding. Small matrices are then slower, because a step of many operations costs their launches
+rather than their arithmetic.
 
-The sources (``*.cpp``) are compiled when a type and size of matrix first needs
-them, in a second or two, and kept in the user's cache folder for later runs (:mod:`.build`).
+Wheels for Linux come with the libraries (:mod:`.prebuilt`). Elsewhere the sources (``*.cpp``) are
+compiled when a type and size of matrix first needs them, in a second or two, and kept in the user's
+cache folder for later runs (:mod:`.build`).
 ``ORTHOLAND_NATIVE=0`` switches all this off. :func:`why_no_code` tells why there is none.
 """
 
@@ -16,6 +17,7 @@ import struct
 from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -23,6 +25,7 @@ from torch import Tensor
 
 from ortholand.native.border import address, address_if_plain
 from ortholand.native.build import load
+from ortholand.native.recipe import LANES_UP_TO
 from ortholand.native.safekeeping import NoCodeError, library_folder
 
 __all__ = [
@@ -34,6 +37,7 @@ __all__ = [
     "Options",
     "address",
     "all_below",
+    "code_path",
     "has_kernel",
     "kernel",
     "large_steps",
@@ -43,7 +47,6 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-LANES_UP_TO = 8  # matrices up to this size are computed side by side, and compiled by size
 LARGEST_SIZE = 128  # as in landing.cpp
 SCALARS = {torch.float32: "float", torch.float64: "double"}
 COMPILED_ATTRACTIONS = (0, 1, 2)  # by number: coupled, decoupled, after
@@ -139,6 +142,12 @@ def why_no_code(dtype: torch.dtype, size: int = 0) -> str | None:
     source = "large" if size > LARGEST_SIZE else "landing"
     found = _library(source, SCALARS[dtype], _compiled_size(size))
     return found if isinstance(found, str) else None
+
+
+def code_path(dtype: torch.dtype, size: int = 0) -> Path | None:
+    """The library that steps small matrices of a type and size, as it was loaded; or None."""
+    library = _code("landing", SCALARS[dtype], _compiled_size(size)) if dtype in SCALARS else None
+    return None if library is None else Path(library._name)
 
 
 def all_below(limit: float, tensors: Sequence[Tensor]) -> bool:

@@ -1,7 +1,8 @@
-"""Compiles the C++ sources in this folder, keeps the libraries, and loads them.
+"""Loads the C++ sources of this folder as libraries; compiles them first, unless that was done.
 
-Each is compiled when a type and size of matrix first needs it, in a second or two, and kept in the
-user's cache folder for later runs (:mod:`.safekeeping`).
+What came with the package is taken (:mod:`.prebuilt`). Else each is compiled when a type and size
+of matrix first needs it, in a second or two, and kept in the user's cache folder for later runs
+(:mod:`.safekeeping`).
 """
 
 import ctypes
@@ -13,8 +14,13 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
+from ortholand.native import prebuilt
+from ortholand.native.prebuilt import PrebuiltError
+from ortholand.native.recipe import FLAGS, Unit, definitions
+from ortholand.native.recipe import SOURCES as FOLDER
 from ortholand.native.safekeeping import (
     ELSEWHERE,
     NoCodeError,
@@ -26,17 +32,6 @@ from ortholand.native.safekeeping import (
 
 log = logging.getLogger(__name__)
 
-FOLDER = Path(__file__).parent
-FLAGS = (
-    "-O3",
-    "-std=c++17",
-    "-fno-math-errno",  # sqrt as one instruction
-    "-fno-trapping-math",  # comparisons in vectors
-    "-fopenmp-simd",
-    "-shared",
-    "-fPIC",
-    "-pthread",
-)
 SANITIZE_FLAGS = (
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=all",
@@ -49,7 +44,7 @@ LONGEST_COMPLAINT = 200  # characters of what a compiler says
 
 
 def load(source: str, scalar: str, size: int, symbols: Sequence[str]) -> ctypes.CDLL:
-    """The compiled source for a type and size of matrix: from the cache, or made now.
+    """The compiled source for a type and size of matrix: prebuilt, from the cache, or made now.
 
     Args:
         source: the file's name without ``.cpp``.
@@ -60,12 +55,48 @@ def load(source: str, scalar: str, size: int, symbols: Sequence[str]) -> ctypes.
     Raises:
         NoCodeError: if that cannot be done here.
     """
+    unit = Unit(source, scalar, size)
     try:
-        path = library_path(source, scalar, size)
+        library = _prebuilt(unit, symbols)
+        return _compiled(unit, symbols) if library is None else library
+    except PrebuiltError as why_not:
+        log.info("Not the code that came with the package: %s", why_not)
+        try:
+            return _compiled(unit, symbols)
+        except NoCodeError as error:
+            raise NoCodeError(f"{why_not}; {error}") from error
+
+
+def why_not_prebuilt(source: str, scalar: str, size: int) -> str | None:
+    """Why code that came with the package is not used; None if it is, or none came."""
+    try:
+        _prebuilt(Unit(source, scalar, size), ())
+    except PrebuiltError as reason:
+        return str(reason)
+    return None
+
+
+def _prebuilt(unit: Unit, symbols: Sequence[str]) -> ctypes.CDLL | None:
+    """What came with the package; None if nothing did, or if sanitizers want their own.
+
+    Raises:
+        PrebuiltError: if it cannot be used.
+    """
+    if _sanitizing() or not prebuilt.is_there():
+        return None
+    try:
+        return _opened(prebuilt.library_path(unit), symbols)
+    except (OSError, AttributeError) as error:
+        raise PrebuiltError(f"prebuilt code cannot be loaded: {error}") from error
+
+
+def _compiled(unit: Unit, symbols: Sequence[str]) -> ctypes.CDLL:
+    try:
+        path = library_path(*unit)
     except OSError as error:
         raise NoCodeError(f"the sources cannot be read ({error}): install again") from error
     kept = _kept(path, symbols)
-    return _made(source, scalar, size, path, symbols) if kept is None else kept
+    return _made(unit, path, symbols) if kept is None else kept
 
 
 def library_path(source: str, scalar: str, size: int) -> Path:
@@ -73,13 +104,13 @@ def library_path(source: str, scalar: str, size: int) -> Path:
     identity = hashlib.sha256("\n".join([*compile_command(scalar, size), _processor()]).encode())
     for path in (FOLDER / f"{source}.cpp", *sorted(FOLDER.glob("*.h"))):
         identity.update(path.read_bytes())
-    return own_folder() / f"{source}-{scalar}-{size}-{identity.hexdigest()[:16]}.so"
+    return own_folder() / f"{Unit(source, scalar, size).name}-{identity.hexdigest()[:16]}.so"
 
 
 def compile_command(scalar: str, size: int) -> list[str]:
     """The compiler and its flags."""
     flags = *FLAGS, *_machine_flags(), *_sanitize_flags()
-    return [_compiler(), *flags, f"-DSCALAR={scalar}", f"-DSIZE={size}"]
+    return [compiler(), *flags, *definitions(scalar, size)]
 
 
 def _kept(path: Path, symbols: Sequence[str]) -> ctypes.CDLL | None:
@@ -91,14 +122,16 @@ def _kept(path: Path, symbols: Sequence[str]) -> ctypes.CDLL | None:
         return None
 
 
-def _made(source: str, scalar: str, size: int, path: Path, symbols: Sequence[str]) -> ctypes.CDLL:
+def _made(unit: Unit, path: Path, symbols: Sequence[str]) -> ctypes.CDLL:
     """The library, compiled now and put into the cache."""
+    _announce(path.parent)
     try:
         # Elsewhere first, then moved: other processes may be doing the same. It is loaded before
         # that, so that nothing that they do meanwhile can matter here.
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder) / path.name
-            _compile([*compile_command(scalar, size), str(FOLDER / f"{source}.cpp")], made)
+            command = compile_command(unit.scalar, unit.size)
+            _compile([*command, str(FOLDER / f"{unit.source}.cpp")], made)
             made.chmod(0o700)
             _write_seal(made)
             library = _opened(made, symbols)
@@ -111,6 +144,12 @@ def _made(source: str, scalar: str, size: int, path: Path, symbols: Sequence[str
         raise NoCodeError(
             f"no library can be made in {path.parent} ({error}): {ELSEWHERE}"
         ) from error
+
+
+@cache
+def _announce(folder: Path) -> None:
+    """A few seconds pass without a word otherwise; said once per process."""
+    log.info("Compiling for this processor, a second or two each; kept in %s", folder)
 
 
 def _compile(command: Sequence[str], output: Path) -> None:
@@ -153,7 +192,12 @@ def _opened(path: Path, symbols: Sequence[str]) -> ctypes.CDLL:
     return library
 
 
-def _compiler() -> str:
+def compiler() -> str:
+    """Where a C++ compiler is.
+
+    Raises:
+        NoCodeError: if there is none.
+    """
     for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
         if name and (path := shutil.which(name)):
             return path
@@ -166,12 +210,16 @@ def _machine_flags() -> tuple[str, ...]:
 
 def _sanitize_flags() -> tuple[str, ...]:
     """What ``make sanitize`` adds, so that wrong memory accesses end the process with a report."""
-    if os.environ.get("ORTHOLAND_SANITIZE", "0") != "1":
+    if not _sanitizing():
         return ()
     # Loading such code without the sanitizer's own library would end the process.
     if not hasattr(ctypes.CDLL(None), "__asan_init"):
         raise NoCodeError("ORTHOLAND_SANITIZE=1 needs libasan in LD_PRELOAD: run make sanitize")
     return SANITIZE_FLAGS
+
+
+def _sanitizing() -> bool:
+    return os.environ.get("ORTHOLAND_SANITIZE", "0") == "1"
 
 
 def _processor() -> str:

@@ -5,12 +5,12 @@ that is not, byte for byte, what was once compiled: beside each library its *sea
 with its length and hash. (A library that was cut short would end the process where it is loaded.)
 """
 
-import hashlib
 import os
 import stat
 from pathlib import Path
 
 from ortholand.cache import cache_folder
+from ortholand.native.recipe import seal_of
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 ELSEWHERE = "set ORTHOLAND_CACHE to a folder of your own"
@@ -103,11 +103,6 @@ def _knows_owners() -> bool:
 def seal_path(library: Path) -> Path:
     """The file that says what a library was when it was compiled."""
     return library.with_suffix(".seal")
-
-
-def seal_of(content: bytes) -> str:
-    """Length and hash."""
-    return f"{len(content)} {hashlib.sha256(content).hexdigest()}\n"
 
 
 def is_sealed(library: Path) -> bool:

@@ -1,0 +1,74 @@
+"""What a report of a bug needs to say about an installation."""
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+import ortholand
+from ortholand.native import build, code_path, library_folder, prebuilt, why_no_code
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def facts() -> dict[str, str]:
+    """Versions, machine, compiled code or why there is none; asks for code as a step would.
+
+    Neither the user's name nor the machine's is in it, but for those in paths.
+
+    Example:
+        >>> from ortholand.about import facts
+        >>> facts()["torch"] == torch.__version__
+        True
+    """
+    return {
+        "ortholand": ortholand.__version__,
+        "Python": f"{platform.python_version()} ({platform.python_implementation()})",
+        "torch": torch.__version__,
+        "numpy": version("numpy"),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "threads": f"{torch.get_num_threads()} of torch, {os.cpu_count()} processors",
+        "torch's vectors": torch.backends.cpu.get_cpu_capability(),
+        "compiled code": _compiled_code(),
+        "cache folder": _cache_folder(),
+    }
+
+
+def table() -> str:
+    """The facts, one in a line."""
+    known = facts()
+    width = max(map(len, known))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in known.items())
+
+
+def _processor() -> str:
+    """Its name; Linux knows it, and Python then does not."""
+    try:
+        lines = CPUINFO.read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def _compiled_code() -> str:
+    """What code small matrices get, and from whom; that of one size stands for all."""
+    path = code_path(torch.float32)
+    if path is None:
+        return f"none, torch's operations step: {why_no_code(torch.float32)}"
+    if path.is_relative_to(prebuilt.FOLDER):
+        return f"prebuilt for {path.parent.name}, by {prebuilt.made_by()}"
+    why_not = build.why_not_prebuilt("landing", "float", 0)
+    return f"made here by {build.compiler()} for this processor" + (
+        f"; {why_not}" if why_not else ""
+    )
+
+
+def _cache_folder() -> str:
+    try:
+        return str(library_folder())
+    except RuntimeError as error:
+        return f"none: {error}"

@@ -1,0 +1,92 @@
+"""Libraries that came with the package, for several vector widths, as wheels for Linux have them.
+
+They lie in the package's own folder, which is as trustworthy as the Python code beside them: owners
+are not asked for. What is not, byte for byte, what the manifest says is not loaded all the same: a
+library that was cut short would end the process.
+"""
+
+import json
+import platform
+from pathlib import Path
+from typing import NamedTuple
+
+from ortholand.native.processor import registers, widest
+from ortholand.native.recipe import MANIFEST, PROCESSOR, VECTORS, Unit, seal_of, sources_seal
+
+FOLDER = Path(__file__).parent / "libraries"
+
+
+class PrebuiltError(Exception):
+    """Code came with the package and must not be loaded; the message says why."""
+
+
+class Manifest(NamedTuple):
+    """What the libraries were when they were made."""
+
+    machine: str
+    compiler: str
+    sources: str  # the seal of all
+    seals: dict[str, str]  # by name in the folder
+
+
+def is_there() -> bool:
+    """Whether this installation came with libraries, whole or not."""
+    return FOLDER.is_dir()
+
+
+def library_path(unit: Unit) -> Path:
+    """The library of a unit, checked, for the widest vectors that the processor has.
+
+    Raises:
+        PrebuiltError: if it must not be loaded here.
+    """
+    manifest = _manifest()
+    return _checked(f"{_vectors(manifest)}/{unit.name}.so", manifest)
+
+
+def made_by() -> str:
+    """The compiler that made the libraries.
+
+    Raises:
+        PrebuiltError: if that is not known.
+    """
+    return _manifest().compiler
+
+
+def _manifest() -> Manifest:
+    """What is known of the libraries; they are for this machine, and from these sources."""
+    try:
+        manifest = Manifest(**json.loads((FOLDER / MANIFEST).read_bytes()))
+        seals = dict(manifest.seals)
+        sources = sources_seal()
+    except (OSError, ValueError, TypeError) as error:
+        raise PrebuiltError(
+            f"the manifest of prebuilt code cannot be read ({error}): install again"
+        ) from error
+    here = platform.machine()
+    if manifest.machine != here or here not in VECTORS:
+        raise PrebuiltError(f"prebuilt code is for {manifest.machine}, not for {here}")
+    if manifest.sources != sources:
+        raise PrebuiltError("prebuilt code was made from other sources: install again")
+    return manifest._replace(seals=seals)
+
+
+def _vectors(manifest: Manifest) -> str:
+    if manifest.machine != "x86_64":
+        return VECTORS[manifest.machine][0]
+    question = _checked(f"{PROCESSOR}.so", manifest)
+    try:
+        return widest(registers(question))
+    except (OSError, AttributeError) as error:
+        raise PrebuiltError(f"prebuilt code cannot be loaded: {error}") from error
+
+
+def _checked(name: str, manifest: Manifest) -> Path:
+    path = FOLDER / name
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise PrebuiltError(f"prebuilt code cannot be read ({error}): install again") from error
+    if manifest.seals.get(name) != seal_of(content):
+        raise PrebuiltError(f"the prebuilt {path} is damaged: install again")
+    return path

@@ -1,0 +1,96 @@
+"""What a report of a bug needs: complete, without any extra, and never an error of its own."""
+
+import pwd
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import ortholand
+from ortholand import __main__, about, native
+from ortholand.native import library_folder
+
+NAMES = {
+    "ortholand",
+    "Python",
+    "torch",
+    "numpy",
+    "platform",
+    "processor",
+    "threads",
+    "torch's vectors",
+    "compiled code",
+    "cache folder",
+}
+
+
+@pytest.fixture(autouse=True)
+def _switched_off(monkeypatch):
+    """Nothing is compiled for these tests; those of compiled code: native/test_prebuilt.py."""
+    monkeypatch.setenv("ORTHOLAND_NATIVE", "0")
+    native._library.cache_clear()
+    yield
+    native._library.cache_clear()
+
+
+def test_all_facts_are_there():
+    facts = about.facts()
+    assert set(facts) == NAMES
+    assert all(value and "\n" not in value for value in facts.values())
+    assert facts["ortholand"] == ortholand.__version__
+    assert facts["torch"] == torch.__version__
+    assert facts["numpy"] == np.__version__
+    assert facts["threads"].startswith(f"{torch.get_num_threads()} of torch")
+    assert facts["cache folder"] == str(library_folder())
+    assert native.SWITCHED_OFF in facts["compiled code"]
+
+
+def test_one_line_for_each():
+    width = len("torch's vectors") + 2
+    rows = [(line[:width].strip(), line[width:]) for line in about.table().splitlines()]
+    assert rows == list(about.facts().items())
+
+
+def test_without_a_home(monkeypatch):
+    def unknown(_):
+        raise KeyError("no such user")
+
+    for name in ("HOME", "XDG_CACHE_HOME", "ORTHOLAND_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert about.facts()["cache folder"].startswith("none: ")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"flags: a\n", b"\xff\xfe", b"model name\t:\n"])
+def test_a_processor_without_a_name(monkeypatch, tmp_path, content):
+    path = tmp_path / "cpuinfo"
+    if content is not None:
+        path.write_bytes(content)
+    monkeypatch.setattr(about, "CPUINFO", path)
+    assert about.facts()["processor"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["info"]])
+def test_the_module_prints_them_without_extras(arguments):
+    hidden = "import sys; sys.modules.update(dict.fromkeys(('typer', 'rich', 'matplotlib')))\n"
+    code = f"{hidden}sys.argv[1:] = {arguments}\nfrom ortholand.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].split() == ["ortholand", ortholand.__version__]
+
+
+def test_python_m():
+    command = [sys.executable, "-m", "ortholand"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said.startswith("ortholand ")
+    assert native.SWITCHED_OFF in said
+
+
+def test_other_arguments_are_the_command_s(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["ortholand", "--version"])
+    with pytest.raises(SystemExit) as end:
+        __main__.main()
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"ortholand {ortholand.__version__}\n"
