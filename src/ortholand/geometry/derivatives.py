@@ -12,7 +12,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ortholand.geometry.matrices import add_product, gram_minus_identity, product, skew, sym
+from ortholand.geometry.matrices import (
+    SMALL,
+    add_product,
+    gram_minus_identity,
+    is_tracked,
+    product,
+    skew,
+    sym,
+)
 
 
 def relative_gradient(X: Tensor, G: Tensor) -> Tensor:
@@ -20,7 +28,10 @@ def relative_gradient(X: Tensor, G: Tensor) -> Tensor:
 
     The result is n x n. For tall X prefer :func:`relative_gradient_times_x`, which never forms it.
     """
-    return skew(product(G, X.mH))
+    P = product(G, X.mH)
+    if P.shape[-1] <= SMALL or is_tracked(P):
+        return skew(P)
+    return P.sub_(P.mH.contiguous()).mul_(0.5)  # it is ours: two temporaries less
 
 
 def relative_gradient_times_x(X: Tensor, G: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ def gram_matrix(X: Tensor) -> Tensor:
     It is Hermitian: of large ones only the blocks of columns on and above the diagonal are
     computed. (On the CPU, where products take as long as their arithmetic.)
     """
-    if X.shape[-1] < HERMITIAN_FROM or not is_plain_cpu(X) or X.requires_grad:
+    if X.shape[-1] < HERMITIAN_FROM or not is_plain_cpu(X) or is_tracked(X):
         return X.mH @ X
     p, width = X.shape[-1], -(-X.shape[-1] // BLOCKS)
     S = X.new_empty(*X.shape[:-2], p, p)
@@ -98,6 +98,11 @@ def is_plain_cpu(X: Tensor) -> bool:
         return False
     plain = type(X) in (Tensor, nn.Parameter) and X.is_cpu
     return plain and not torch._C._functorch.is_functorch_wrapped_tensor(X)
+
+
+def is_tracked(X: Tensor) -> bool:
+    """Whether autograd follows what is done with a tensor."""
+    return X.requires_grad and torch.is_grad_enabled()
 
 
 def gram_minus_identity(X: Tensor) -> Tensor:
@@ -159,9 +164,19 @@ def sharp_gram_minus_identity(X: Tensor) -> Tensor:
     D = gram_minus_identity(X)
     if torch.finfo(X.dtype).bits > 32 or X.device.type == "mps":
         return D
-    squares = X.square() if not X.is_complex() else torch.view_as_real(X).square().sum(-1)
-    D.diagonal(dim1=-2, dim2=-1).copy_(squares.sum(-2, dtype=torch.float64) - 1)
+    D.diagonal(dim1=-2, dim2=-1).copy_(_squared_column_norms(X) - 1)
     return D
+
+
+def _squared_column_norms(X: Tensor) -> Tensor:
+    """``sum_i |X_ij|^2`` for each column, summed in float64."""
+    if not in_parts(X):
+        squares = X.square() if not X.is_complex() else torch.view_as_real(X).square().sum(-1)
+        return squares.sum(-2, dtype=torch.float64)
+    norms = [torch.linalg.vector_norm(part, dim=-2, dtype=wide_dtype(X)) for part in parts(X)]
+    if X.stride(-2) < X.stride(-1):  # parts are of columns
+        return torch.cat(norms).square()
+    return torch.linalg.vector_norm(torch.stack(norms), dim=0).square()
 
 
 def newton_schulz(Y: Tensor) -> Tensor:
@@ -201,10 +216,33 @@ def frobenius_norm(M: Tensor) -> Tensor:
     has none, the bound ``max|M_ij| sqrt(n p)`` takes over where squares would over- or underflow:
     what a safe step needs is a bound from above.
     """
-    if M.device.type != "mps":
-        wide = torch.complex128 if M.is_complex() else torch.float64
+    if M.device.type == "mps":
+        return bounded_norm(M)
+    wide = wide_dtype(M)
+    if not in_parts(M):
         return torch.linalg.vector_norm(M, dim=(-2, -1), dtype=wide)
-    return bounded_norm(M)
+    return torch.linalg.vector_norm(
+        torch.stack([torch.linalg.vector_norm(part, dtype=wide) for part in parts(M)])
+    )
+
+
+PART = 2**16  # entries of a matrix that torch widens at once: it makes a copy for that
+
+
+def in_parts(M: Tensor) -> bool:
+    """Whether a matrix is so large that what widens it does so in parts."""
+    return M.ndim == 2 and M.numel() > PART and is_plain_cpu(M) and not is_tracked(M)
+
+
+def parts(M: Tensor) -> tuple[Tensor, ...]:
+    """Parts of a large matrix that are each together in memory: rows, or columns."""
+    dim = 0 if M.stride(0) >= M.stride(1) else 1
+    return M.split(max(1, PART // M.shape[1 - dim]), dim=dim)
+
+
+def wide_dtype(M: Tensor) -> torch.dtype:
+    """The type in double precision."""
+    return torch.complex128 if M.is_complex() else torch.float64
 
 
 def bounded_norm(M: Tensor) -> Tensor:

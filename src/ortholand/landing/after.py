@@ -16,6 +16,7 @@ from ortholand.landing.attraction import (
     LimitedMove,
     Move,
     field_bounds,
+    residual_of,
     step_length,
     unless_zero,
 )
@@ -41,7 +42,8 @@ class After(Attraction):
     def move(self, X: Tensor, B: Tensor, options: LandingOptions) -> Move:
         """Y's Gram matrix is measured, so that it also sees what rounding did to R."""
         R, D, d, tangency_error = tangent(X, B)
-        field = field_bounds(options, R, d, tangency_error, lambda: D)
+        field = field_bounds(options, R, d, tangency_error, residual_of(X, D))
+        del D
         eta, m, taken, limited = step_and_taken(field, X.shape[-1], options)
         c = (m + 1).rsqrt()
         Y = torch.addcmul(X, R, per_matrix(eta, X), value=-1, out=R).mul_(per_matrix(c, X))

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from ortholand.forms import OfferedInForms
-from ortholand.geometry.matrices import frobenius_norm, is_finite, is_plain_cpu
+from ortholand.geometry.matrices import (
+    SMALL,
+    frobenius_norm,
+    gram_minus_identity,
+    is_finite,
+    is_plain_cpu,
+)
 from ortholand.safe_step import (
     FROBENIUS,
     BetterBounds,
@@ -197,6 +203,13 @@ def field_bounds(
         return better_bounds(options, L, d, residual, stops=stops)
 
     return FieldBounds(frobenius_norm(L), d, tangency_error, better)
+
+
+def residual_of(X: Tensor, D: Tensor) -> Callable[[], Tensor]:
+    """Gives ``X^H X - I``, which is D: once more where it is large, so that it is not kept."""
+    if X.shape[-1] > SMALL:
+        return lambda: gram_minus_identity(X)
+    return lambda: D
 
 
 def better_bounds(

@@ -12,6 +12,7 @@ from ortholand.landing.attraction import (
     Move,
     field_bounds,
     may_go,
+    residual_of,
     step_length,
     unless_zero,
 )
@@ -30,10 +31,12 @@ class Decoupled(Attraction):
         R, D, d, tangency_error = tangent(X, B)
         XD = product(X, D)
         normal = torch.linalg.vector_norm(XD, dim=(-2, -1)) if options.rule is not None else d
-        field = field_bounds(options, R, d, tangency_error, lambda: D)
+        field = field_bounds(options, R, d, tangency_error, residual_of(X, D))
+        del D
         eta, omega, taken, limited = steps_and_taken(field, normal, options)
         Y = torch.addcmul(X, R, per_matrix(eta, X), value=-1, out=R)
-        moved = unless_zero(options.lr, Y - per_matrix(omega, X) * XD, X)
+        Y = torch.addcmul(Y, XD, per_matrix(omega, X), value=-1, out=Y)
+        moved = unless_zero(options.lr, Y, X)
         return LimitedMove.of(moved, taken, limited)
 
     def coefficients(self, gram: Gram, options: LandingOptions) -> Coefficients:

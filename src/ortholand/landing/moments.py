@@ -180,7 +180,7 @@ class Momentum:
         state = {}
         if buffer is not None:
             if self.nesterov:
-                B.copy_(self._accumulated(G, buffer, Rows(1, 1)))
+                B.copy_(buffer).mul_(self.momentum).add_(G)
                 M = more[0]
             state["momentum_buffer"] = subtract_product_(B, X, sym(M))
         return PendingStep.known(MatrixStep.of(move, state))
@@ -211,7 +211,7 @@ class Momentum:
             return MatrixStep(moved, taken, {}, limited)
         # B1 is free now.
         if self.nesterov:
-            B1.copy_(self._accumulated(G, buffer, rows))
+            B1.copy_(buffer).mul_(self.momentum).add_(G)
             kept = subtract_product_(B1, X, sym(others[0]))
         else:  # the unit is that of a first gradient, undampened, where rows are apart
             kept = subtract_product_(B1, X, cast(sym(M), X.dtype)).mul_(per_matrix(unit, X))

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ortholand.geometry.matrices import to_working_dtype
+from ortholand.geometry.matrices import PART, is_plain_cpu, to_working_dtype
 from ortholand.geometry.views import View, as_matrices, as_weight, matrices_shape
 from ortholand.landing.batches import batches
 from ortholand.landing.description import GramStep
@@ -92,9 +92,10 @@ def _step_batch(slots: list[Slot], plan: Plan) -> None:
     (moved, taken, new_state), limited = result[:3], getattr(result, "limited", None)
     shapes = [as_matrices(slot.weight, view).shape[:-2] for slot in slots]
     mask = taken[..., None, None] if X.ndim > 2 else taken
-    parts = zip(
-        slots, _apart(torch.where(mask, moved, X), shapes), _apart(taken, shapes), strict=True
-    )
+    # Memory of a large batch is saved by a branch on the CPU; elsewhere that would be a wait.
+    all_go = X.numel() > PART and is_plain_cpu(taken) and bool(taken.all())
+    reached = moved if all_go else torch.where(mask, moved, X)
+    parts = zip(slots, _apart(reached, shapes), _apart(taken, shapes), strict=True)
     for slot, part, ok in parts:
         slot.weight.copy_(as_weight(part, slot.weight, view))
         count_skipped(slot.state, ok)
@@ -103,7 +104,7 @@ def _step_batch(slots: list[Slot], plan: Plan) -> None:
             count_limited(slot.state, part)
     for name, new in new_state.items():
         is_matrix = plan.state_kinds[name] == "matrix"
-        kept = torch.where(mask if is_matrix else taken, new, state[name])
+        kept = new if all_go else torch.where(mask if is_matrix else taken, new, state[name])
         for slot, part in zip(slots, _apart(kept, shapes), strict=True):
             # As a vector: torch.compile loses what is written to a single float64 number.
             target = slot.state[name].unsqueeze(0)
