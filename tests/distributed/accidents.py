@@ -88,6 +88,19 @@ def compared(make: Callable[..., Any], options: dict[str, Any], steps: int) -> d
     return {"alone": states[0], "spread": states[1]}
 
 
+def rounded_on_replicas(make: Callable[..., Any], options: dict[str, Any]) -> dict:
+    """Steps of bfloat16 weights, each on two ranks that draw other random numbers."""
+    module = sharded(bag(list(KINDS.values()), torch.bfloat16), "hsdp")
+    optimizer = make(by_view(module), **options)
+    torch.manual_seed(dist.get_rank())
+    before = whole(module)
+    for k in range(3):
+        set_gradients(module, k)
+        optimizer.step()
+    moved = [not torch.equal(a, b) for a, b in zip(whole(module), before, strict=True)]
+    return {"moved": moved, **everything(module, optimizer)}
+
+
 def helpers() -> dict:
     """The helpers for parameters, on a sharded model and on a whole one."""
     torch.manual_seed(0)

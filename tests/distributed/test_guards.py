@@ -4,7 +4,13 @@ import pytest
 import torch
 
 import ortholand as ol
-from tests.distributed.accidents import KINDS, bad_gradients, compared, still_standing
+from tests.distributed.accidents import (
+    KINDS,
+    bad_gradients,
+    compared,
+    rounded_on_replicas,
+    still_standing,
+)
 from tests.distributed.ranks import assert_same, run
 
 OPTIMIZERS = [
@@ -58,11 +64,27 @@ def test_lr_zero_changes_nothing_and_gradients_stay(attraction):
         (ol.LandingSGD, {"lr": 1e3, "momentum": 0.9}, 1e-10),  # the safe step binds
         (ol.LandingAdam, {"lr": 0.01, "dtype": torch.complex128}, 1e-12),
         (ol.LandingAdam, {"lr": 0.01, "dtype": torch.bfloat16}, 2**-7),
+        (ol.LandingSGD, {"lr": 1e-3, "momentum": 0.9, "dtype": torch.float16}, 2**-10),
+        (ol.LandingAdam, {"lr": 1e-3, "orthogonal": False, "dtype": torch.bfloat16}, 2**-8),
     ],
 )
 def test_options_and_types_mean_what_they_mean_in_one_process(make, options, tolerance):
     for result in run(compared, 2, make, options, 3):
         assert_same(result["spread"], result["alone"], tolerance)
+
+
+@pytest.mark.parametrize("orthogonal", [True, False])
+@pytest.mark.parametrize("rounding", ["stochastic", "compensated"])
+def test_ranks_that_have_the_same_weight_round_alike(rounding, orthogonal):
+    options = {"lr": 0.01, "rounding": rounding, "orthogonal": orthogonal}
+    first, *others = run(rounded_on_replicas, 4, ol.LandingAdam, options)
+    assert all(first["moved"])
+    for other in others:
+        assert_same(other, first, 0)
+    for i in range(len(KINDS)):
+        weight, rest = first[f"w{i}"], first.get(f"w{i}: compensation")
+        assert (rest is None) == (rounding == "stochastic")
+        assert rest is None or torch.equal((weight.float() + rest).bfloat16(), weight)
 
 
 @pytest.mark.slow_distributed

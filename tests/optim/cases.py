@@ -48,6 +48,7 @@ COMMON_ERRORS: Errors = (
     ({"orthogonal": 1}, TypeError, "orthogonal must be True or False, got 1"),
     ({"maximize": "yes"}, TypeError, "maximize must be True or False"),
     ({"foreach": 1}, TypeError, "foreach must be True or False"),
+    ({"rounding": "up"}, ValueError, "rounding must be one of .*'compensated'.*, got 'up'"),
     ({"view": "rows"}, ValueError, r"view must be one of \('matrix', 'kernel'\), got 'rows'"),
 )
 SGD_ERRORS: Errors = (

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from ortholand.geometry.precision import without_autocast
+from ortholand.geometry.rounding import ROUNDING_STATE
 from ortholand.geometry.views import check_weight
 from ortholand.landing.description import LandingStep
 from ortholand.landing.step import COUNTS, LIMITED, SKIPPED, MatrixStep, Slot, StateKind
@@ -40,6 +41,7 @@ Group = Mapping[str, Any]
 # After how many steps it is looked whether weights are frozen, and how often from then on.
 FIRST_LOOK, LATER_LOOKS = 20, 100
 FROZEN = "frozen"
+OF_NO_VIEW = (*COUNTS, *ROUNDING_STATE)  # state that is the same for whatever a weight is taken for
 NO_OPTIONS = ("params", "param_names", "lr")  # of a group; a tensor lr is read where it is used
 
 
@@ -195,7 +197,7 @@ class OrthogonalOptimizer(Optimizer):
             state = self.state[p]
             if orthogonal:
                 prepare_state(p, state, plan.state_kinds, plan.view, group)
-            elif state:
+            else:
                 prepare_plain_state(p, state, group)
             slots.append(Slot(p, G, state))
         return slots
@@ -293,7 +295,7 @@ class OrthogonalOptimizer(Optimizer):
         what = "view" if same_kind else "orthogonal"
         old = before.view if same_kind else before.orthogonal
         for i, p in enumerate(group["params"]):
-            has_state = any(name not in COUNTS for name in self.state.get(p, {}))
+            has_state = any(name not in OF_NO_VIEW for name in self.state.get(p, {}))
             if has_state and (p.ndim > 2 or not same_kind):
                 raise ValueError(
                     f"The option {what!r} of a weight with state must stay as it is, but that of "

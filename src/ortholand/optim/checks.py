@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ortholand.geometry.rounding import check_rounding
 from ortholand.geometry.views import check_view
 from ortholand.optim.weights import name_of, position_of
 
@@ -16,6 +17,7 @@ def check_common_options(options: Mapping[str, Any]) -> None:
     """Options that every optimizer here has."""
     check_lr(options["lr"])
     check_view(options["view"])
+    check_rounding(options.get("rounding"))
     check_bool("orthogonal", options["orthogonal"])
     check_bool("maximize", options["maximize"])
     if options["foreach"] is not None:

@@ -29,6 +29,7 @@ class FieldSGD(OrthogonalSGD):
         foreach: as in :class:`ortholand.LandingSGD`.
         orthogonal: default of the group option.
         view: default of the group option.
+        rounding: as in :class:`ortholand.LandingSGD`.
     """
 
     field: Field
@@ -48,6 +49,7 @@ class FieldSGD(OrthogonalSGD):
         foreach: bool | None = None,
         orthogonal: bool = True,
         view: str = "matrix",
+        rounding: str | None = None,
     ) -> None:
         super().__init__(params, options_of(locals()))
 

@@ -55,6 +55,7 @@ class LandingAdam(OrthogonalOptimizer):
         sharded: as in :class:`ortholand.LandingSGD`.
         orthogonal: default of the group option.
         view: default of the group option.
+        rounding: as in :class:`ortholand.LandingSGD`.
 
     >>> import torch, ortholand
     >>> X = torch.nn.Parameter(ortholand.random_orthogonal(8, 3, seed=0))
@@ -85,6 +86,7 @@ class LandingAdam(OrthogonalOptimizer):
         sharded: str = "rows",
         orthogonal: bool = True,
         view: str = "matrix",
+        rounding: str | None = None,
     ) -> None:
         betas = plain_betas(betas)
         super().__init__(params, options_of(locals()))

@@ -66,6 +66,10 @@ class LandingSGD(OrthogonalSGD):
             of ``torch.optim.SGD``.
         view: default of the group option: ``"matrix"`` sees a convolution weight as
             ``(out, in * kh * kw)``, ``"kernel"`` each of its kh x kw slices as a matrix.
+        rounding: how float16 and bfloat16 weights keep steps that are smaller than what they can
+            hold, per group: ``"nearest"``, ``"stochastic"``, or ``"compensated"`` (None), which
+            keeps the rest in 2 bytes per entry more. Of no effect on other types. See
+            ``docs/optimizers.md``, Precision.
 
     Within the ball every matrix has full rank, so a square weight's determinant keeps its sign:
     started in SO(n), it stays there.
@@ -102,6 +106,7 @@ class LandingSGD(OrthogonalSGD):
         sharded: str = "rows",
         orthogonal: bool = True,
         view: str = "matrix",
+        rounding: str | None = None,
     ) -> None:
         super().__init__(params, options_of(locals()))
 

@@ -9,9 +9,9 @@ from torch.optim import Optimizer
 
 from ortholand.geometry.derivatives import relative_gradient
 from ortholand.geometry.matrices import is_square, real_dtype, working_dtype
+from ortholand.geometry.rounding import ROUNDING_STATE
 from ortholand.geometry.views import as_matrices, as_weight
 from ortholand.landing.step import COUNTS
-from ortholand.optim.weights import plain_state_dtype
 from ortholand.sharding.placement import is_dtensor, restored
 
 Group = Mapping[str, Any]
@@ -81,19 +81,17 @@ def restore_state(
 
 
 def _restored(name: str, value: Tensor, p: Tensor, group: Group) -> Tensor:
-    if not group["orthogonal"]:
+    orthogonal, wanted = group["orthogonal"], working_dtype(p.dtype)
+    if name == "step" and not orthogonal:
         # torch counts Adam's steps on the host.
-        if name == "step":
-            return restored(value, p, torch.device("cpu"))
-        state = restored(value, p, p.device)
-        if not state.is_floating_point() and not state.is_complex():
-            return state
-        return state.to(plain_state_dtype(state.dtype, p.dtype))
+        return restored(value, p, torch.device("cpu"))
     state = restored(value, p, p.device)
-    if name in COUNTS:
+    if name in (*COUNTS, *ROUNDING_STATE):
         return state
-    wanted = working_dtype(p.dtype)
-    if not state.is_complex() and not (name in GENERATORS and p.is_complex()):
+    is_number = not state.is_floating_point() and not state.is_complex()
+    if is_number and not orthogonal:
+        return state
+    if orthogonal and not state.is_complex() and not (name in GENERATORS and p.is_complex()):
         wanted = real_dtype(wanted)
     return state if state.dtype == wanted else state.to(wanted)
 

@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
+from ortholand.geometry.matrices import to_working_dtype, working_dtype
+from ortholand.geometry.rounding import exact_value, keep_
 from ortholand.landing.step import SKIPPED, Slot, count_of, count_skipped
 from ortholand.native import all_below
 from ortholand.optim.checks import scalar_lr
@@ -21,10 +23,11 @@ def plain_sgd_step(slots: list[Slot], group: Group, agree: Agreement | None = No
     """The step of ``torch.optim.SGD`` on each parameter that stays finite by it."""
 
     def step() -> None:
+        weights, gradients = _working(slots)
         buffers = [slot.state.get("momentum_buffer") for slot in slots]
         sgd(
-            [slot.weight for slot in slots],
-            [slot.gradient for slot in slots],
+            weights,
+            gradients,
             buffers,
             foreach=group["foreach"],
             weight_decay=group["weight_decay"],
@@ -37,30 +40,24 @@ def plain_sgd_step(slots: list[Slot], group: Group, agree: Agreement | None = No
         if group["momentum"]:
             for slot, buffer in zip(slots, buffers, strict=True):
                 slot.state["momentum_buffer"] = buffer
+        _keep(slots, weights)
 
     guarded_step(slots, group, step, agree)
 
 
 def plain_adam_step(slots: list[Slot], group: Group, agree: Agreement | None = None) -> None:
-    """The step of ``torch.optim.AdamW`` or Adam on each parameter that stays finite by it.
-
-    float16 parameters step in float32, with moments in float32: Adam's eps is zero in float16,
-    and 0 / 0 would freeze every parameter that has a zero gradient.
-    """
+    """The step of ``torch.optim.AdamW`` or Adam on each parameter that stays finite by it."""
     for slot in slots:
         if "exp_avg" not in slot.state:
-            start = slot.weight.float() if slot.weight.dtype == torch.float16 else slot.weight
-            slot.state["exp_avg"] = torch.zeros_like(start)
-            slot.state["exp_avg_sq"] = torch.zeros_like(start)
+            dtype = working_dtype(slot.weight.dtype)
+            slot.state["exp_avg"] = torch.zeros_like(slot.weight, dtype=dtype)
+            slot.state["exp_avg_sq"] = torch.zeros_like(slot.weight, dtype=dtype)
             slot.state["step"] = torch.zeros((), dtype=torch.float32)
 
     def step() -> None:
-        weights = [_in_type_of(slot.state["exp_avg"], slot.weight) for slot in slots]
-        gradients = [_in_type_of(slot.state["exp_avg"], slot.gradient) for slot in slots]
+        weights, gradients = _working(slots)
         _adam(slots, weights, gradients, group)
-        for slot, weight in zip(slots, weights, strict=True):
-            if weight is not slot.weight:
-                slot.weight.copy_(weight)
+        _keep(slots, weights)
 
     guarded_step(slots, group, step, agree)
 
@@ -90,8 +87,22 @@ def _adam(slots: list[Slot], weights: list[Tensor], gradients: list[Tensor], gro
     )
 
 
-def _in_type_of(state: Tensor, tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype == state.dtype else tensor.to(state.dtype)
+def _working(slots: list[Slot]) -> tuple[list[Tensor], list[Tensor]]:
+    """Weights and gradients in the type in which they are computed with.
+
+    Half precision steps in float32, with moments in float32. In float16 Adam's eps is zero, and so
+    are squares of gradients below 1e-4; in bfloat16 a second moment that should decay by 0.999
+    stands still.
+    """
+    weights = [exact_value(slot.weight, slot.state) for slot in slots]
+    return weights, [to_working_dtype(slot.gradient) for slot in slots]
+
+
+def _keep(slots: list[Slot], weights: list[Tensor]) -> None:
+    """Write down weights that were stepped in another type than their own."""
+    for slot, weight in zip(slots, weights, strict=True):
+        if weight is not slot.weight:
+            keep_(slot.weight, weight, slot.state)
 
 
 def guarded_step(

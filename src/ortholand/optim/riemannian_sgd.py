@@ -37,6 +37,7 @@ class RiemannianSGD(OrthogonalSGD):
         foreach: as in :class:`ortholand.LandingSGD`.
         orthogonal: default of the group option.
         view: default of the group option.
+        rounding: as in :class:`ortholand.LandingSGD`.
 
     >>> import torch, ortholand
     >>> X = torch.nn.Parameter(ortholand.random_orthogonal(8, 3, seed=0))
@@ -61,6 +62,7 @@ class RiemannianSGD(OrthogonalSGD):
         foreach: bool | None = None,
         orthogonal: bool = True,
         view: str = "matrix",
+        rounding: str | None = None,
     ) -> None:
         retraction = _registered(retraction)
         super().__init__(params, options_of(locals()))

@@ -7,13 +7,16 @@ import torch
 from torch import Tensor
 
 from ortholand.geometry.matrices import real_dtype, working_dtype
+from ortholand.geometry.rounding import COMPENSATION, ROUNDING_STATE, SEED, prepare_rounding
 from ortholand.geometry.views import View, matrices_shape
-from ortholand.landing.step import Slot, StateKind, prepare_counts
+from ortholand.landing.step import COUNTS, Slot, StateKind, prepare_counts
 from ortholand.native.border import PLAIN_TYPES
+from ortholand.sharding.exchange import same_on_all_ranks
 from ortholand.sharding.manifold import distances
 from ortholand.sharding.placement import is_dtensor, is_here, zeros_per_matrix
 
 State = dict[str, Any]
+NO_BUFFERS = ("step", *COUNTS, *ROUNDING_STATE)  # in the state of an unconstrained weight
 Group = Mapping[str, Any]
 
 
@@ -41,6 +44,22 @@ def prepare_state(
         if value.dtype is not wanted or not here:
             state[name] = value.to(device, wanted)
     prepare_counts(state, device)
+    if p.dtype is not dtype or COMPENSATION in state or SEED in state:
+        _prepare_rounding(p, state, group)
+
+
+def _prepare_rounding(p: Tensor, state: State, group: Group) -> None:
+    """Give a weight what its group's way to round half precision needs, of its type, and there."""
+    rest = state.get(COMPENSATION)
+    if rest is not None and rest.shape != p.shape:
+        del state[COMPENSATION]  # of a weight that is gone: less than its rounding is lost
+    is_new = SEED not in state
+    prepare_rounding(p, state, group.get("rounding"))
+    if is_new and SEED in state and is_dtensor(p):
+        state[SEED] = same_on_all_ranks(state[SEED], p)
+    for name, dtype in ((COMPENSATION, p.dtype), (SEED, torch.int64)):
+        if name in state:
+            state[name] = state[name].to(p.device, dtype)
 
 
 def check_memory(slot: Slot, name: Callable[[Tensor], str]) -> None:
@@ -61,19 +80,16 @@ def check_memory(slot: Slot, name: Callable[[Tensor], str]) -> None:
 
 def prepare_plain_state(p: Tensor, state: State, group: Group) -> None:
     """Let the state of an unconstrained weight follow its type; its shape must be the weight's."""
+    wanted = working_dtype(p.dtype)
     for name, value in state.items():
-        if not isinstance(value, Tensor) or value.ndim == 0:
+        if not isinstance(value, Tensor) or name in NO_BUFFERS or value.ndim == 0 < p.ndim:
             continue
         if value.shape != p.shape:
             raise state_error(p, "", name, value, p.shape, group)
-        wanted = plain_state_dtype(value.dtype, p.dtype)
         if value.dtype is not wanted:
             state[name] = value.to(wanted)
-
-
-def plain_state_dtype(saved: torch.dtype, weight: torch.dtype) -> torch.dtype:
-    """The type of an unconstrained weight's state: the weight's, or float32 for half precision."""
-    return saved if saved == working_dtype(weight) else weight
+    if p.dtype is not wanted or COMPENSATION in state or SEED in state:
+        _prepare_rounding(p, state, group)
 
 
 def state_error(

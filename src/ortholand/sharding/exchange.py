@@ -18,6 +18,7 @@ from ortholand.sharding.placement import Layout, chunk_sizes
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+    from torch.distributed.tensor import DTensor
 
 Shape = tuple[int, ...]
 
@@ -35,6 +36,12 @@ def sum_over_groups(tensor: Tensor, groups: Sequence[ProcessGroup]) -> Tensor:
     for group in groups:
         (tensor,) = sums_over_ranks([tensor], group)
     return tensor
+
+
+def same_on_all_ranks(number: Tensor, weight: DTensor) -> Tensor:
+    """An integer that all ranks of the weight's mesh agree on, from one that each has drawn."""
+    mesh = weight.device_mesh
+    return sum_over_groups(number, [mesh.get_group(i) for i in range(mesh.ndim)])
 
 
 def exchange(

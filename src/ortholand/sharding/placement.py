@@ -115,14 +115,23 @@ def local_part(tensor: Tensor) -> Tensor:
 
 def rows_of(tensor: Tensor, layout: Layout) -> Tensor:
     """What this rank holds, as rows of a matrix."""
-    here = local_part(tensor)
-    return here.mT if layout.turned else here.flatten(1)
+    return as_rows(local_part(tensor), layout)
 
 
 def set_rows_(tensor: Tensor, rows: Tensor, layout: Layout) -> None:
     """Undo :func:`rows_of`: put rows in what this rank holds."""
     here = local_part(tensor)
-    here.copy_(rows.mT if layout.turned else rows.reshape(here.shape))
+    here.copy_(from_rows(rows, here.shape, layout))
+
+
+def as_rows(here: Tensor, layout: Layout) -> Tensor:
+    """A rank's part of a weight as rows of a matrix."""
+    return here.mT if layout.turned else here.flatten(1)
+
+
+def from_rows(rows: Tensor, shape: torch.Size, layout: Layout) -> Tensor:
+    """Undo :func:`as_rows` for a part of that shape."""
+    return rows.mT if layout.turned else rows.reshape(shape)
 
 
 def placed_like(local: Tensor, weight: DTensor) -> Tensor:

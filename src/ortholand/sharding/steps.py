@@ -27,7 +27,7 @@ optimizer: it is handed pure functions (:class:`ShardedStep`) and slots.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 from ortholand.geometry.matrices import to_working_dtype
+from ortholand.geometry.rounding import COMPENSATION, ROUNDING_STATE, exact_value, keep_
 from ortholand.geometry.views import View
 from ortholand.landing.batches import batches
 from ortholand.landing.description import GramStep
@@ -64,6 +65,8 @@ from ortholand.sharding.exchange import (
 )
 from ortholand.sharding.placement import (
     Layout,
+    as_rows,
+    from_rows,
     is_dtensor,
     is_here,
     layout_of,
@@ -222,7 +225,7 @@ def portions(
 
 def step_here(slots: Sequence[Slot], step: ShardedStep) -> None:
     """Step weights whose matrices are all whole on this rank."""
-    local = [_local_slot(slot, step.state_kinds) for slot in slots]
+    local = [_local_slot(slot, _kept_names(slot, step)) for slot in slots]
     for part in local:
         prepare_counts(part.state, part.weight.device)
     step.step_whole([part for part in local if part.weight.numel()])
@@ -252,13 +255,15 @@ def step_everywhere(slot: Slot, step: ShardedStep) -> None:
     """Step a weight on every rank as a single process would; each keeps its part."""
     weight = slot.weight
     assert is_dtensor(weight)
-    state = {name: whole_of(slot.state[name]).clone() for name in step.state_kinds}
+    names = _kept_names(slot, step)
+    state = {name: whole_of(slot.state[name]).clone() for name in names}
     prepare_counts(state, weight.device)
     X = whole_of(weight).clone()
     step.step_whole([Slot(X, whole_of(slot.gradient), state)])
     local_part(weight).copy_(part_of(X, weight))
-    for name, kind in step.state_kinds.items():
-        new = part_of(state[name], weight) if kind == "matrix" else state[name]
+    for name in names:
+        is_matrix = name in (*step.buffers, COMPENSATION)
+        new = part_of(state[name], weight) if is_matrix else state[name]
         local_part(slot.state[name]).copy_(new)
     for name in COUNTS:
         count_of(name, slot.state, weight.device).add_(state[name])
@@ -445,7 +450,12 @@ def _unless_skipped(part: Part, result: MatrixStep) -> MatrixStep:
     return MatrixStep(torch.where(whether, moved, part.X), taken, kept, limited)
 
 
-def _local_slot(slot: Slot, names: Mapping[str, Any]) -> Slot:
+def _kept_names(slot: Slot, step: ShardedStep) -> list[str]:
+    """The state of a weight that a step of a single process reads and writes."""
+    return [*step.state_kinds, *(name for name in ROUNDING_STATE if name in slot.state)]
+
+
+def _local_slot(slot: Slot, names: Iterable[str]) -> Slot:
     """What this rank has of a weight, its gradient and its state; memory is shared."""
     state = {name: local_part(slot.state[name]) for name in names}
     if SKIPPED not in state:
@@ -466,9 +476,14 @@ def _placed_gradient(slot: Slot) -> DTensor:
 def _fields(member: Member, step: ShardedStep) -> list[Tensor]:
     """This rank's rows of a weight, its gradient and its buffers, in the working type."""
     slot, layout = member
-    buffers = [slot.state[name] for name in step.buffers]
-    fields = [rows_of(tensor, layout) for tensor in (slot.weight, _placed_gradient(slot), *buffers)]
-    return [to_working_dtype(rows) for rows in fields]
+    X = as_rows(exact_value(local_part(slot.weight), _local_rounding(slot)), layout)
+    others = [_placed_gradient(slot), *(slot.state[name] for name in step.buffers)]
+    return [X, *(to_working_dtype(rows_of(tensor, layout)) for tensor in others)]
+
+
+def _local_rounding(slot: Slot) -> dict[str, Tensor]:
+    """What this rank has of the state that tells how a weight is rounded; memory is shared."""
+    return {name: local_part(slot.state[name]) for name in ROUNDING_STATE if name in slot.state}
 
 
 def _descent_fields(member: Member, step: ShardedStep) -> list[Tensor]:
@@ -490,7 +505,8 @@ def _all_state(member: Member, buffers: Sequence[Tensor], step: ShardedStep) -> 
 def _keep(member: Member, moved: Tensor, state: Mapping[str, Tensor], skipped: Tensor) -> None:
     """Write down where this rank's rows went, the new state, and whether the step was skipped."""
     slot, layout = member
-    set_rows_(slot.weight, moved, layout)
+    here = local_part(slot.weight)
+    keep_(here, from_rows(moved, here.shape, layout), _local_rounding(slot))
     for name, new in state.items():
         kept = slot.state[name]
         if new.ndim:

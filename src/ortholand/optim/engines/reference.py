@@ -10,7 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ortholand.geometry.matrices import PART, is_plain_cpu, to_working_dtype
+from ortholand.geometry.matrices import PART, finite_matrices, is_plain_cpu
+from ortholand.geometry.rounding import HALF_TYPES, exact_value, keep_
 from ortholand.geometry.views import View, as_matrices, as_weight, matrices_shape
 from ortholand.landing.batches import batches
 from ortholand.landing.description import GramStep
@@ -82,7 +83,7 @@ def _gram_step(n: int, p: int, plan: Plan) -> GramStep | None:
 def _step_batch(slots: list[Slot], plan: Plan) -> None:
     """Step weights of one matrix shape, type and device as one batch."""
     view = plan.view
-    X = _together([to_working_dtype(as_matrices(slot.weight, view)) for slot in slots])
+    X = _together([as_matrices(exact_value(slot.weight, slot.state), view) for slot in slots])
     G = _together([descent_gradient(slot, plan, X.dtype) for slot in slots])
     state = {
         name: _together([_as_batch(slot.state[name], kind, view) for slot in slots], kind)
@@ -90,6 +91,9 @@ def _step_batch(slots: list[Slot], plan: Plan) -> None:
     }
     result = matrix_step(X, G, state, plan)
     (moved, taken, new_state), limited = result[:3], getattr(result, "limited", None)
+    dtype = slots[0].weight.dtype
+    if dtype in HALF_TYPES:  # which may be infinite where what was computed is not
+        taken = taken & finite_matrices(moved.to(dtype))
     shapes = [as_matrices(slot.weight, view).shape[:-2] for slot in slots]
     mask = taken[..., None, None] if X.ndim > 2 else taken
     # Memory of a large batch is saved by a branch on the CPU; elsewhere that would be a wait.
@@ -97,7 +101,7 @@ def _step_batch(slots: list[Slot], plan: Plan) -> None:
     reached = moved if all_go else torch.where(mask, moved, X)
     parts = zip(slots, _apart(reached, shapes), _apart(taken, shapes), strict=True)
     for slot, part, ok in parts:
-        slot.weight.copy_(as_weight(part, slot.weight, view))
+        keep_(slot.weight, as_weight(part, slot.weight, view), slot.state)
         count_skipped(slot.state, ok)
     if limited is not None:
         for slot, part in zip(slots, _apart(limited, shapes), strict=True):

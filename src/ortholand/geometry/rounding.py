@@ -1,0 +1,160 @@
+"""How what is computed in float32 is kept in a weight of half precision.
+
+A step is often less than half of the distance to the next bfloat16 number: rounded to the nearest
+one, the weight stands still. Three ways to keep it:
+
+- *nearest*: as torch does it.
+- *stochastic*: up or down at random, so that the mean is what was computed.
+- *compensated*: what rounding has left over is kept beside the weight, in its own type, and
+  belongs to it in the next step.
+
+What a way needs to remember is in the weight's state, and the state tells the way. So whoever
+reads and writes a weight (:func:`exact_value`, :func:`keep_`) needs to know nothing else. All of
+it is entry by entry, so it holds for any part of a weight.
+"""
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ortholand.geometry.matrices import working_dtype
+
+ROUNDINGS = ("nearest", "stochastic", "compensated")
+DEFAULT_ROUNDING = "compensated"
+HALF_TYPES = (torch.float16, torch.bfloat16)
+
+COMPENSATION = "compensation"  # the state that a compensated weight has: what is to be added to it
+SEED = "rounding_seed"  # that one rounded stochastically has: a number that every step counts up
+ROUNDING_STATE = (COMPENSATION, SEED)
+
+# Bits of a float32 that a type has no room for, where its numbers are normal.
+_DROPPED = {torch.float16: 13, torch.bfloat16: 16}
+
+
+def check_rounding(rounding: object) -> None:
+    """Raise unless it is one of those that exist, or None for the default."""
+    if rounding is not None and rounding not in ROUNDINGS:
+        raise ValueError(
+            f"rounding must be one of {ROUNDINGS}, or None for {DEFAULT_ROUNDING!r}, got "
+            f"{rounding!r}."
+        )
+
+
+def prepare_rounding(weight: Tensor, state: MutableMapping[str, Any], rounding: str | None) -> None:
+    """Give a weight the state that this way to keep it needs, and none that another needs."""
+    way = (rounding or DEFAULT_ROUNDING) if weight.dtype in HALF_TYPES else "nearest"
+    if way != "compensated":
+        state.pop(COMPENSATION, None)
+    elif COMPENSATION not in state:
+        state[COMPENSATION] = torch.zeros_like(weight)
+    if way != "stochastic":
+        state.pop(SEED, None)
+    elif SEED not in state:
+        state[SEED] = torch.randint(2**62, (), dtype=torch.int64, device=weight.device)
+
+
+def exact_value(weight: Tensor, state: Mapping[str, Any]) -> Tensor:
+    """The weight in the type in which it is computed with, and what rounding has left over."""
+    dtype = working_dtype(weight.dtype)
+    if weight.dtype == dtype:
+        return weight
+    X, rest = weight.to(dtype), state.get(COMPENSATION)
+    if rest is None:
+        return X
+    total = X + rest
+    # Else someone has set the weight to something else, and the rest is not of it.
+    return torch.where(rounded(total, weight.dtype) == X, total, X)
+
+
+def keep_(weight: Tensor, exact: Tensor, state: Mapping[str, Any]) -> None:
+    """Write down what was computed, in the way that the weight's state tells."""
+    if COMPENSATION in state:
+        kept, rest = with_rest(exact, weight.dtype)
+        weight.copy_(kept)
+        state[COMPENSATION].copy_(rest)
+    elif SEED in state:
+        weight.copy_(rounded_at_random(exact, weight.dtype, state[SEED]))
+        state[SEED].add_(1)
+    else:
+        weight.copy_(exact)
+
+
+# What follows takes and gives float32; what it gives are numbers of the type of 16 bits.
+
+
+def rounded(exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """The nearest numbers of a type."""
+    if not torch.compiler.is_compiling():
+        return exact.to(dtype).to(exact.dtype)
+    # Inductor takes a cast there and back for nothing to do; it leaves bits alone.
+    dropped, bits = _DROPPED[dtype], exact.view(torch.int32)
+    to_even = (bits >> dropped) & 1
+    kept = _without_last_bits(bits + (2 ** (dropped - 1) - 1) + to_even, dropped)
+    if dtype == torch.float16:
+        kept = _where_subnormal(exact, (exact * 2.0**24).round(), kept)
+        kept = torch.where(kept.abs() > torch.finfo(dtype).max, exact * torch.inf, kept)
+    return torch.where(torch.isfinite(exact), kept, exact)
+
+
+def with_rest(exact: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The nearest numbers of a type, and the nearest to what they leave over.
+
+    Twice, because a rest of half a unit, to which one may be rounded, belongs to another number:
+    the sum of what is returned gives the same two again, bit for bit.
+    """
+    kept = rounded(exact, dtype)
+    total = kept + rounded(exact - kept, dtype)
+    kept = rounded(total, dtype)
+    return kept, total - kept
+
+
+def rounded_at_random(exact: Tensor, dtype: torch.dtype, seed: Tensor) -> Tensor:
+    """One of the two neighbours in a type, so that the mean is the number itself.
+
+    Numbers of that type stay as they are. What is nearer to the largest number than to infinity
+    does not become infinite.
+    """
+    dropped, noise = _DROPPED[dtype], random_bits(exact, seed)
+    bits = exact.view(torch.int32) + (noise & (2**dropped - 1))
+    kept = _without_last_bits(bits, dropped)
+    if dtype == torch.float16:
+        low = (exact * 2.0**24).floor()
+        crosses = (noise + 0.5) * 2.0**-24 < exact * 2.0**24 - low
+        kept = _where_subnormal(exact, low + crosses, kept)
+    return torch.where(kept.abs() <= torch.finfo(dtype).max, kept, rounded(exact, dtype))
+
+
+def _without_last_bits(bits: Tensor, count: int) -> Tensor:
+    return (bits & -(2**count)).view(torch.float32)
+
+
+def _where_subnormal(exact: Tensor, units: Tensor, otherwise: Tensor) -> Tensor:
+    """Multiples of the smallest float16 number where numbers of that type are such."""
+    return torch.where(exact.abs() < 2.0**-14, units * 2.0**-24, otherwise)
+
+
+def random_bits(like: Tensor, seed: Tensor) -> Tensor:
+    """Integers of 24 bits that depend on the seed and on their place only.
+
+    So a run that is resumed goes on bit for bit, ranks that have the same weight and seed round
+    alike, and torch's own random numbers are the same as without.
+    """
+    columns = like.shape[-1] if like.ndim else 1
+    rows = like.numel() // max(columns, 1)
+    i, j = (torch.arange(k, device=like.device) for k in (rows, columns))
+    low, high = _mixed(seed & _MASK), _mixed((seed >> 32) & _MASK)
+    row = _mixed(_mixed((i + low) & _MASK) ^ high)
+    bits = _mixed(row.unsqueeze(-1) ^ _mixed((j + high) & _MASK))
+    return (bits >> 8).to(torch.int32).reshape(like.shape)
+
+
+_MASK = 2**32 - 1
+
+
+def _mixed(z: Tensor) -> Tensor:
+    """A number of 32 bits, in 64, from another, so that all bits depend on all."""
+    for _ in range(2):
+        z = ((z >> 16) ^ z) * 0x45D9F3B & _MASK  # below 2^59: nothing overflows
+    return (z >> 16) ^ z
