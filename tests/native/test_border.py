@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from ortholand.native import address
-from ortholand.native.border import address_if_plain
+from ortholand.native.border import address_if_dense, address_if_plain
+from ortholand.native.layout import Layout, layout_of
 
 
 class Wrapped(torch.Tensor):
@@ -98,3 +99,74 @@ def test_types_that_no_compiled_code_has():
     x = torch.zeros(3, dtype=torch.complex64).conj()
     with pytest.raises(TypeError, match=r"use one of torch.float32, torch.float64, torch.int64"):
         address(x, torch.complex64, 3)
+
+
+SHAPE, COLUMNS = torch.Size((4, 3)), (1, 4)
+
+
+def test_what_is_dense_has_its_address():
+    x = torch.zeros(3, 4).mT
+    assert address_if_dense(x, torch.float32, SHAPE, COLUMNS) == x.data_ptr()
+    one = torch.zeros(4, 1)  # strides of a dimension of size 1 mean nothing
+    assert address_if_dense(one, torch.float32, one.shape, (1, 99)) == one.data_ptr()
+
+
+def cut_columns():
+    x = torch.zeros(3, 4).mT
+    x.untyped_storage().resize_(44)
+    return x
+
+
+DENSE = {
+    "other strides": lambda: torch.zeros(4, 3),
+    "shape": lambda: torch.zeros(4, 3).mT,
+    "dtype": lambda: torch.zeros(3, 4, dtype=torch.float64).mT,
+    "gaps": lambda: torch.zeros(3, 8)[:, ::2].mT,
+    "negated": lambda: torch._neg_view(torch.zeros(3, 4)).mT,
+    "cut": cut_columns,
+    "device": lambda: torch.zeros(3, 4, device="meta").mT,
+    "subclass": lambda: torch.zeros(3, 4).as_subclass(Wrapped).mT,
+}
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_what_is_not_dense_at_these_strides_is_refused(name):
+    assert address_if_dense(DENSE[name](), torch.float32, SHAPE, COLUMNS) is None
+
+
+def test_strides_that_overlap_are_refused():
+    x = torch.zeros(12)
+    for strides in ((0, 1), (1, 1), (4, 1), (1, 2)):
+        tensor = x.as_strided((3, 2), strides)
+        assert address_if_dense(tensor, torch.float32, tensor.shape, strides) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "view", "layout"),
+    [
+        ((9, 4), (4, 1), "matrix", (9, 4, 1, 4, 1, 1, 0, 0)),
+        ((9, 4), (1, 9), "matrix", (9, 4, 1, 1, 9, 1, 0, 0)),
+        ((4, 9), (9, 1), "kernel", (9, 4, 1, 1, 9, 1, 0, 0)),
+        ((5, 1), (1, 1), "kernel", (5, 1, 1, 1, 1, 1, 0, 0)),
+        ((7, 9, 4), (36, 4, 1), "kernel", (9, 4, 7, 4, 1, 7, 36, 252)),
+        ((7, 2, 9, 4), (72, 36, 4, 1), "kernel", (9, 4, 14, 4, 1, 14, 36, 504)),
+        ((7, 2, 9, 4), (72, 1, 8, 2), "kernel", (9, 4, 14, 8, 2, 2, 1, 72)),
+        ((7, 2, 9, 4), (72, 1, 8, 2), "matrix", (72, 7, 1, 1, 72, 1, 0, 0)),
+        ((80, 2, 9, 4), (1, 80, 640, 160), "matrix", (80, 72, 1, 1, 80, 1, 0, 0)),
+    ],
+)
+def test_layouts(shape, strides, view, layout):
+    assert layout_of(shape, strides, view) == Layout(*layout)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "view"),
+    [
+        ((9, 4), (8, 2), "matrix"),  # gaps
+        ((9, 4), (0, 1), "matrix"),  # overlaps
+        ((2, 3, 4), (3, 1, 6), "matrix"),  # the first dimension is in the midst
+        ((2, 3, 2, 9, 4), (1, 2, 6, 48, 12), "kernel"),  # a stack of three levels
+    ],
+)
+def test_layouts_that_strides_cannot_tell(shape, strides, view):
+    assert layout_of(shape, strides, view) is None

@@ -53,13 +53,24 @@ def compiled():
 
 
 def is_compiled(library):
-    dtype, size = library
-    if size is None:
+    dtype, rows, columns = library
+    if rows is None:
         return native.all_below(1.0, [torch.zeros(1, dtype=dtype)])
-    return native.why_no_code(dtype, size) is None
+    if rows > columns:
+        return native.tall_kernel(dtype, rows, columns, native.LANES_FROM) is not None
+    return native.why_no_code(dtype, rows) is None
 
 
-LIBRARIES = [(dtype, size) for dtype, lanes in LANES.items() for size in (*lanes, 0, LARGEST, None)]
+LIBRARIES = [
+    (dtype, rows, columns)
+    for dtype, lanes in LANES.items()
+    for rows, columns in (
+        *[(size, size) for size in (*lanes, 0, LARGEST)],
+        *[(size + 1, size) for size in lanes],
+        (300, 9),
+        (None, None),
+    )
+]
 
 
 # That a wrong access is found ---------------------------------------------------------------------
@@ -130,7 +141,7 @@ class TestWrongAccessesAreFound:
 
     def test_a_parameter_that_is_too_short(self, tmp_path):
         X, G = torch.eye(20), torch.zeros(19, 20)
-        row = [X.data_ptr(), G.data_ptr(), 0, 0, 0, 1, 0, 0]
+        row = [X.data_ptr(), G.data_ptr(), 0, 0, 0, 1, 20, 1, 1, 0, 0, 0, 0]
         packed = array("q", row)
         options = native.Options(*[0.1] * 11, *[0] * 6).pack()
         step = native.kernel(torch.float32, 20)
@@ -138,6 +149,17 @@ class TestWrongAccessesAreFound:
         report = report_of(lambda: step(options, start, 1, 20), tmp_path / "report")
         assert "AddressSanitizer: heap-buffer-overflow" in report
         assert "landing.cpp" in report
+
+    def test_a_tall_parameter_that_is_too_short(self, tmp_path):
+        X, G = torch.eye(20)[:, :9].contiguous(), torch.zeros(19, 9)
+        row = [X.data_ptr(), G.data_ptr(), 0, 0, 0, 1, 9, 1, 1, 0, 0, 0, 0]
+        packed = array("q", row)
+        options = native.Options(*[0.1] * 11, *[0] * 6).pack()
+        step = native.tall_kernel(torch.float32, 20, 9, 1)
+        start = packed.buffer_info()[0]
+        report = report_of(lambda: step(options, start, 1, 20, 9), tmp_path / "report")
+        assert "AddressSanitizer: heap-buffer-overflow" in report
+        assert "tall.cpp" in report
 
 
 def test_libraries_are_kept_apart_from_others():
@@ -163,8 +185,9 @@ def weights(draw, dtype):
     if kind == "square":
         return (draw(sizes(dtype)),) * 2, "matrix"
     if kind == "stack":
-        size = draw(sizes(dtype, 40))
-        return (draw(st.integers(1, 40)), size, size), "kernel"
+        size, more = draw(sizes(dtype, 40)), draw(st.integers(0, 9))
+        sides = draw(st.permutations((size, size + more)))
+        return (draw(st.integers(1, 40)), *sides), "kernel"
     if kind == "kernels":
         size = LANES[dtype][-1]  # not 1: kernels of 1 x 1 are refused
         return (draw(st.integers(1, 6)), draw(st.integers(1, 6)), size, size), "kernel"
@@ -299,8 +322,10 @@ def test_adam(run, options):
 @pytest.mark.parametrize("safe_step", ["frobenius", "tight", "spectral", None])
 def test_every_kind_of_step(dtype, attraction, safe_step):
     makers = [partial(ol.LandingSGD, **options) for options in DIRECTIONS]
-    for make, size in itertools.product([*makers, ol.LandingAdam], (*LANES[dtype], 20)):
-        held = [guarded((17, size, size), "kernel", dtype, i, i) for i in range(3)]
+    for make, size, more in itertools.product(
+        [*makers, ol.LandingAdam], (*LANES[dtype], 20), (0, 3)
+    ):
+        held = [guarded((17, size, size + more), "kernel", dtype, i, i) for i in range(3)]
         weights = [X for X, _ in held]
         optimizer = make(
             weights, lr=0.1, attraction=attraction, safe_step=safe_step, view="kernel", fused=True
@@ -320,8 +345,26 @@ def test_every_kind_of_size(dtype, options):
 
 
 @pytest.mark.parametrize("dtype", LANES, ids=str)
+@pytest.mark.parametrize("options", [{"momentum": 0.9}, {"attraction": "after"}], ids=str)
+def test_every_kind_of_tall_shape(dtype, options):
+    # Every rest of rows and columns that blocks and panels leave, rows in memory or columns.
+    shapes = [(p + more, p) for p in (*range(9, 34), 100, 127, 128) for more in (1, 13)]
+    shapes += [(rows, 17) for rows in range(238, 254)]
+    for column_major in (False, True):
+        held = [guarded(shape, "matrix", dtype, k, 1) for k, shape in enumerate(shapes)]
+        if column_major:
+            held = [(nn.Parameter(X.detach().view(X.shape[::-1]).mT), m) for X, m in held]
+            for X, _ in held:
+                ol.orthogonalize_(X)
+        optimizer = ol.LandingSGD([X for X, _ in held], lr=0.1, fused=True, **options)
+        step_once(optimizer, held)
+
+
+@pytest.mark.parametrize("dtype", LANES, ids=str)
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"maximize": True}], ids=str)
-@pytest.mark.parametrize("shape", [(129, 129), (160, 160), (193, 193), (150, 9), (7, 200)])
+@pytest.mark.parametrize(
+    "shape", [(300, 140), (129, 129), (160, 160), (193, 193), (150, 9), (7, 200)]
+)
 def test_large_matrices(shape, options, dtype):
     X, memory = guarded(shape, "matrix", dtype, 0, 1)
     optimizer = ol.LandingSGD([X], lr=0.1, fused=True, **options)
@@ -342,7 +385,9 @@ def step_once(optimizer, held):
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_work_is_shared_by_threads(dtype, momentum):
     small = LANES[dtype][-1]
-    for shape in [(40_000 // small, small, small), (150, 20, 20), (5, 100, 100)]:
+    shapes = [(40_000 // small, small, small), (150, 20, 20), (5, 100, 100)]
+    tall = [(40_000 // small, small + 1, small), (60, 50, 20), (1, 5001, 64), (1, 64, 5001)]
+    for shape in (*shapes, *tall):
         one, two, three = (stepped_by(n, shape, dtype, momentum) for n in (1, 2, 3))
         assert torch.equal(one, two)
         assert torch.equal(one, three)

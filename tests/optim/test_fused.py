@@ -170,8 +170,12 @@ def test_what_compiled_code_cannot_do_is_left_to_torch():
     assert not left_to_torch(square(), safe_step="tight")
     assert not left_to_torch(square(), safe_step="spectral")
     assert not left_to_torch(nn.Parameter(ol.random_orthogonal(7, 6, seed=0)))
-    assert left_to_torch(nn.Parameter(ol.random_orthogonal(7, 6, seed=0)), attraction="after")
-    assert left_to_torch(nn.Parameter(square().detach().mT))
+    assert not left_to_torch(nn.Parameter(ol.random_orthogonal(7, 6, seed=0)), attraction="after")
+    assert not left_to_torch(nn.Parameter(square().detach().mT))
+    assert not left_to_torch(nn.Parameter(ol.random_orthogonal(300, 129, seed=0)))
+    assert left_to_torch(nn.Parameter(ol.random_orthogonal(300, 129, seed=0)), momentum=0.9)
+    assert left_to_torch(nn.Parameter(ol.random_orthogonal(129, 300, seed=0)), attraction="after")
+    assert left_to_torch(nn.Parameter(ol.random_orthogonal(129, 129, seed=0).mT))
     assert not left_to_torch(nn.Parameter(ol.random_orthogonal(129, 129, seed=0)))
     assert left_to_torch(nn.Parameter(ol.random_orthogonal(2, 129, 129, seed=0)), view="kernel")
     assert left_to_torch(square(), lr=torch.tensor(0.1))
@@ -209,6 +213,8 @@ def test_autograd_notices_that_the_weight_was_written_to():
 
 
 LARGE = {
+    "many columns": (300, 140),
+    "many rows": (140, 300),
     "square": (150, 150),
     "power of two": (256, 256),
     "one more": (129, 129),
@@ -227,6 +233,8 @@ def test_large_matrices_agree(shape, dtype):
     for options in ({}, {"maximize": True}, *square, {"safe_step": None}, {"lam": 0.0}):
         for lr, scale in ((0.1, 1.0), (0.0, 1.0), (3.0, 1.0 if "safe_step" in options else 100.0)):
             settings = {"lr": lr / (10 if "safe_step" in options else 1), **options}
+            # With lam=0 nothing leads away from the edge, and later steps are roots of rounding.
+            settings["n_steps"] = 1 if options.get("lam") == 0.0 else 3
             runs = [run(shape, dtype, fused, scale=scale, **settings) for fused in (True, False)]
             assert_same(*runs, dtype, factor=10)
 

@@ -1,4 +1,4 @@
-"""Compiled code for the CPU: small square matrices, large ones.
+"""Compiled code for the CPU: steps of matrices, small and large.
 
 Nothing here is needed: without it the optimizers use torch's operations, with the same results up
 to rounding. Small matrices are then slower, because a step of many operations costs their launches
@@ -35,6 +35,7 @@ __all__ = [
     "SCALARS",
     "Kernel",
     "Options",
+    "TallKernel",
     "address",
     "all_below",
     "code_path",
@@ -42,12 +43,15 @@ __all__ = [
     "kernel",
     "large_steps",
     "library_folder",
+    "tall_kernel",
     "why_no_code",
 ]
 
 log = logging.getLogger(__name__)
 
-LARGEST_SIZE = 128  # as in landing.cpp
+LARGEST_SIZE = 128  # as in tiles.h
+LANES_FROM = 4  # matrices: from so many on, tall ones of few columns are computed side by side,
+LARGEST_IN_LANES = 512  # if they have no more entries than this, as in tall.cpp
 SCALARS = {torch.float32: "float", torch.float64: "double"}
 COMPILED_ATTRACTIONS = (0, 1, 2)  # by number: coupled, decoupled, after
 COMPILED_RULES = (1, 2, 3)  # of the safe step: frobenius, tight, spectral
@@ -57,6 +61,15 @@ _OPTIONS = struct.Struct("11d6i")  # struct Options of steps.h
 _POINTER = ctypes.c_void_p
 SIGNATURES = {
     "landing": {"ortholand_landing": (ctypes.c_char_p, _POINTER, ctypes.c_int, ctypes.c_int)},
+    "tall": {
+        "ortholand_tall": (
+            ctypes.c_char_p,
+            _POINTER,
+            ctypes.c_int,
+            ctypes.c_int64,
+            ctypes.c_int,
+        )
+    },
     "large": {
         "ortholand_residual": (*[_POINTER] * 3, ctypes.c_int64, ctypes.c_char_p),
         "ortholand_norm": (_POINTER, ctypes.c_int64),
@@ -73,6 +86,7 @@ SIGNATURES = {
 
 RESULTS = {
     "ortholand_landing": None,
+    "ortholand_tall": None,
     "ortholand_residual": ctypes.c_double,
     "ortholand_norm": ctypes.c_double,
     "ortholand_step": ctypes.c_double,
@@ -82,6 +96,8 @@ RESULTS = {
 
 # (packed options, address of the packed parameters, their number, size of the matrices)
 Kernel = Callable[[bytes, int, int, int], None]
+# The same, with rows and columns.
+TallKernel = Callable[[bytes, int, int, int, int], None]
 
 
 class Options(NamedTuple):
@@ -123,24 +139,42 @@ def kernel(dtype: torch.dtype, size: int) -> Kernel | None:
     return None if library is None else library.ortholand_landing
 
 
+def tall_kernel(dtype: torch.dtype, n: int, p: int, count: int) -> TallKernel | None:
+    """The compiled step for ``count`` matrices ``n x p``, n > p; None where there is none."""
+    if dtype not in SCALARS or not 0 < p <= LARGEST_SIZE or n <= p:
+        return None
+    library = None
+    if p <= LANES_UP_TO and n * p <= LARGEST_IN_LANES and count >= LANES_FROM:
+        library = _code("tall", SCALARS[dtype], p)
+    if library is None:
+        library = _code("tall", SCALARS[dtype], 0)
+    return None if library is None else library.ortholand_tall
+
+
 def large_steps(dtype: torch.dtype) -> ctypes.CDLL | None:
     """The passes of a large matrix's step (``large.cpp``); None where there are none."""
     return _code("large", SCALARS[dtype], 0) if dtype in SCALARS else None
 
 
-def why_no_code(dtype: torch.dtype, size: int = 0) -> str | None:
+def why_no_code(dtype: torch.dtype, size: int = 0, columns: int | None = None) -> str | None:
     """Why there is no compiled code for a type and size of matrix; None where there is.
 
     Args:
         dtype: type of the entries.
-        size: rows of a square matrix, or 0 for the code that serves most sizes. Above
-            ``LARGEST_SIZE`` it is the passes of a large matrix that are asked for.
+        size: rows of a matrix, or 0 for the code that serves most sizes. Of more than
+            ``LARGEST_SIZE`` columns it is the passes of a large matrix that are asked for.
+        columns: of a tall matrix; None for a square one.
     """
     if dtype not in SCALARS:
         name = str(dtype).removeprefix("torch.")
         return f"{name} is not compiled: float32 and float64 are"
-    source = "large" if size > LARGEST_SIZE else "landing"
-    found = _library(source, SCALARS[dtype], _compiled_size(size))
+    shorter = size if columns is None else columns
+    if shorter > LARGEST_SIZE:
+        found = _library("large", SCALARS[dtype], 0)
+    elif shorter < size:
+        found = _library("tall", SCALARS[dtype], 0)
+    else:
+        found = _library("landing", SCALARS[dtype], _compiled_size(size))
     return found if isinstance(found, str) else None
 
 

@@ -3,8 +3,12 @@
 Beyond it nothing is checked any more; a wrong address or length reads or overwrites other memory.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
+
+from ortholand.native.layout import are_alike, is_dense
 
 PLAIN_TYPES = frozenset((Tensor, nn.Parameter))  # subclasses may have no memory of their own
 BYTES = {torch.float32: 4, torch.float64: 8, torch.int64: 8}  # what compiled code knows; all real
@@ -37,6 +41,30 @@ def address_if_plain(tensor: Tensor, dtype: torch.dtype, numel: int) -> int | No
             and tensor.dtype is dtype
             and tensor.numel() == numel
             and tensor.is_contiguous()
+            and not tensor.is_neg()
+            and tensor.untyped_storage().nbytes()
+            >= (tensor.storage_offset() + numel) * BYTES[dtype]
+        ):
+            found = tensor.data_ptr()
+            return found if found or not numel else None
+    except (RuntimeError, KeyError):
+        pass
+    return None
+
+
+def address_if_dense(
+    tensor: Tensor, dtype: torch.dtype, shape: torch.Size, strides: Sequence[int]
+) -> int | None:
+    """The same for numbers of that shape that lie at these strides, in whatever order."""
+    try:
+        numel = shape.numel()
+        if (
+            type(tensor) in PLAIN_TYPES
+            and tensor.is_cpu
+            and tensor.dtype is dtype
+            and tensor.shape == shape
+            and is_dense(shape, strides)
+            and are_alike(shape, tensor.stride(), strides)
             and not tensor.is_neg()
             and tensor.untyped_storage().nbytes()
             >= (tensor.storage_offset() + numel) * BYTES[dtype]

@@ -53,7 +53,7 @@ def units() -> Iterator[Unit]:
     """Everything there is to compile, but for the question to the processor."""
     for path in sorted(SOURCES.glob("*.cpp")):
         if path.stem != PROCESSOR:
-            sizes = range(LANES_UP_TO + 1) if path.stem == "landing" else (0,)
+            sizes = range(LANES_UP_TO + 1) if path.stem in ("landing", "tall") else (0,)
             yield from (Unit(path.stem, scalar, size) for scalar in SCALARS for size in sizes)
 
 

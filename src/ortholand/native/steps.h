@@ -1,4 +1,4 @@
-// What the sources here share: the options of a step, and how far it may go.
+// What the sources here share: what is stepped, the options of a step, and how far it may go.
 
 #pragma once
 
@@ -13,6 +13,34 @@ extern "C" struct Options {
     double beta1, beta2, adam_eps;
     int32_t attraction, rule, maximize, moments, nesterov, threads;
 };
+
+// A parameter: `count` matrices, in memory that is the same for weight, gradient and state.
+// Mirrored by ortholand/optim/engines/compiled.py, field by field.
+extern "C" struct Parameter {
+    void* X;
+    const void* G;
+    void* matrix_state;  // momentum buffer or first moment, as X; or null
+    void* square_state;  // second moment, a number per matrix; or null
+    void* step_state;    // steps taken, a number per matrix; or null
+    int64_t count;
+    int64_t row_stride, column_stride;  // of a matrix with at least as many rows as columns
+    // Matrices are in groups of `inner`, so far from each other in a group and from group to group.
+    int64_t inner, inner_stride, outer_stride;
+    int64_t skipped;  // written: how many of the matrices did not take their step
+    int64_t limited;  // written: how many took one that was shorter than lr
+
+    int64_t offset(int64_t matrix) const {
+        if (outer_stride == inner * inner_stride) return matrix * inner_stride;  // no division
+        return matrix / inner * outer_stride + matrix % inner * inner_stride;
+    }
+    bool is_contiguous(int64_t rows, int64_t columns) const {
+        const bool stacked = inner_stride == rows * columns && outer_stride == inner * inner_stride;
+        return column_stride == 1 && row_stride == columns && (count == 1 || stacked);
+    }
+};
+
+enum Attraction { COUPLED = 0, DECOUPLED = 1, AFTER = 2 };
+enum Moments { NONE = 0, MOMENTUM = 1, ADAM = 2 };
 
 // Rules of the safe step (ortholand.safe_step); 0: no safe step.
 enum Rule { UNSAFE = 0, FROBENIUS = 1, TIGHT = 2, SPECTRAL = 3 };
@@ -40,7 +68,17 @@ inline bool is_a_step(const Options& o, double eta, double distance, double pull
     return (eta > 0 || o.lr == 0 || pull > 0) && (o.rule == UNSAFE || distance < 1);
 }
 
-// ortholand.safe_step.largest_step for a field of this norm, and lr if that is less.
+// ortholand.safe_step.largest_root: the largest eta with eta^2 norm^2 - 2 eta b <= room, where
+// slope = b / norm. Nothing cancels for negative slopes either.
+inline double largest_root(double norm, double slope, double room) {
+    const double reach = std::sqrt(at_least(slope * slope + room, 0));
+    const double ahead = slope >= 0 ? reach + slope : at_least(room, 0) / (reach - slope);
+    return at_most(at_least(ahead / norm, 0), LARGEST);
+}
+
+// Safe steps for a field of norm at most `norm`, which tangency lost to rounding may lead astray.
+
+// ortholand.safe_step.largest_step, and lr if that is less.
 template <class T>
 inline double coupled_step(const Options& o, double norm, double distance, double tangency_error) {
     if (o.rule == UNSAFE) return o.lr;
@@ -49,9 +87,56 @@ inline double coupled_step(const Options& o, double norm, double distance, doubl
     double room = o.aim - distance;
     // Nothing leads away from the edge: the root of what rounding leaves is no step.
     if (o.lam == 0 && room <= EDGE * std::numeric_limits<T>::epsilon()) room = at_most(room, 0);
-    const double reach = std::sqrt(at_least(slope * slope + room, 0));
-    // Nothing cancels for negative slopes either.
-    const double ahead = slope >= 0 ? reach + slope : at_least(room, 0) / (reach - slope);
-    const double step = at_most(at_least(ahead / norm, 0), LARGEST);
+    const double step = largest_root(norm, slope, room);
     return at_most(o.lam > 0 ? at_most(step, 1 / (2 * o.lam)) : step, o.lr);
 }
+
+// ortholand.safe_step.largest_step_decoupled, X D having the norm `normal`; how much of X D is taken.
+template <class T>
+inline double decoupled_step(const Options& o, double norm, double distance, double normal,
+                             double tangency_error, double& omega) {
+    omega = o.omega;
+    if (o.rule == UNSAFE) return o.lr;
+    norm = at_least(norm, SMALLEST);
+    const double gentle = distance * (1 - distance) /
+        at_least(normal * normal, std::numeric_limits<T>::min());
+    omega = at_most(omega, at_least(gentle, 0));
+    const double pull = omega * normal;
+    const double room = o.aim - distance + 2 * omega * distance * (1 - distance) - pull * pull;
+    return largest_root(norm, -pull - tangency_error / norm, room);
+}
+
+// ortholand.safe_step.largest_step_before_landing.
+inline double step_before_landing(const Options& o, double norm, double distance,
+                                  double tangency_error) {
+    if (o.rule == UNSAFE) return o.lr;
+    norm = at_least(norm, SMALLEST);
+    const double room = o.farthest - distance;
+    if (tangency_error == 0) return std::sqrt(at_least(room, 0)) / norm;
+    return largest_root(norm, -tangency_error / norm, room);
+}
+
+// Adam with one second moment per matrix: the numbers of one matrix.
+struct AdamNumbers {
+    double square = 0, steps = 0;  // the new ones
+    double scale = 0;              // what the mean is multiplied with
+    double corrected_for = 0, correction1 = 1, correction2 = 1;
+
+    // `norm` is that of the gradient, whose p columns share it.
+    void update(const Options& o, double norm, int p, double old_square, double old_steps) {
+        steps = old_steps + 1;
+        if (steps != corrected_for) {  // nearly always the same for all: they cost a lot
+            corrected_for = steps;
+            correction1 = one_minus_power(o.beta1, steps);
+            correction2 = one_minus_power(o.beta2, steps);
+        }
+        const double size = at_most(norm / std::sqrt(double(p)), 1e18);
+        square = o.beta2 * old_square + (1 - o.beta2) * size * size;
+        scale = 1 / (correction1 * (std::sqrt(square / correction2) + o.adam_eps));
+    }
+
+    // 1 - beta^step, to full precision also where the power is almost 1.
+    static double one_minus_power(double beta, double step) {
+        return beta > 0 ? -std::expm1(step * std::log(beta)) : 1.0;
+    }
+};

@@ -78,7 +78,7 @@ class LandingAdam(OrthogonalOptimizer):
         lam: float = 1.0,
         eps: float = 0.5,
         safe_step: str | None = DEFAULT_RULE,
-        attraction: str = "coupled",
+        attraction: str = "after",
         omega: float = 0.5,
         maximize: bool = False,
         foreach: bool | None = None,

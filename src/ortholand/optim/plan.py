@@ -31,7 +31,7 @@ class Plan:
     why_not_compiled: str | None = None  # why compiled code cannot step any weight of the group
     warned: set[str] = field(default_factory=set)  # the optimizer's own: what it has warned of
     packed: dict[int, bytes] = field(default_factory=dict)  # options for compiled code, by threads
-    verdicts: dict[Any, str] = field(default_factory=dict)  # compiled code's, by shape and type
+    verdicts: dict[Any, Any] = field(default_factory=dict)  # compiled code's, by shape and type
 
 
 def why_not_compiled(

@@ -1,7 +1,8 @@
 """The engine of compiled code (:mod:`ortholand.native`), on the CPU.
 
-Small square matrices step all at once, large ones one by one: torch's products, and compiled
-passes between them. Whatever gets there was checked first; ``matrix_step`` is the reference for it.
+Matrices of up to 128 columns step all at once, those of one shape in one call; larger ones one by
+one: torch's products, and compiled passes between them. Whatever gets there was checked first;
+``matrix_step`` is the reference for it.
 """
 
 import ctypes
@@ -17,62 +18,79 @@ from torch.autograd.graph import increment_version
 
 from ortholand.fields import tangency_bound
 from ortholand.geometry.matrices import gram_matrix, gram_minus_identity
-from ortholand.geometry.views import as_matrices
+from ortholand.geometry.views import as_matrices, matrices_shape
 from ortholand.landing.attraction import better_bounds
 from ortholand.landing.description import LandingStep
 from ortholand.landing.moments import AdamMoments, Momentum
 from ortholand.landing.step import LIMITED, SKIPPED, Slot, StateKind
-from ortholand.native import LARGEST_SIZE, Options, address, kernel, large_steps, why_no_code
-from ortholand.native.border import PLAIN_TYPES, address_if_plain
+from ortholand.native import (
+    LARGEST_SIZE,
+    Options,
+    address,
+    kernel,
+    large_steps,
+    tall_kernel,
+    why_no_code,
+)
+from ortholand.native.border import PLAIN_TYPES, address_if_dense, address_if_plain
+from ortholand.native.layout import Layout, are_alike, layout_of
 from ortholand.optim.plan import Plan
 from ortholand.safe_step import SafeStepRule, farthest_before_landing
 
 
 class CompiledEngine:
-    """Steps real matrices in plain memory of the CPU: square ones, and large ones by themselves."""
+    """Steps real matrices in plain memory of the CPU; those of many columns by themselves."""
 
     name = "compiled"
 
-    def refusal(self, slot: Slot, plan: Plan, *, alone: bool) -> str | None:
+    def refusal(self, slot: Slot, plan: Plan, *, alone: bool) -> str | None:  # noqa: ARG002
         """Why compiled code cannot step a weight."""
-        why_not = _group_refusal(plan) or _known_verdict(slot.weight, plan, alone=alone)
+        why_not = _group_refusal(plan)
         if why_not:
             return why_not
-        return _memory_refusal(slot, plan.state_kinds) if _row(slot, plan) is None else None
+        verdict = _known_verdict(slot.weight, plan)
+        if verdict.why_not:
+            return verdict.why_not
+        if _row(slot, plan, verdict) is None:
+            return _memory_refusal(slot, plan.state_kinds)
+        return None
 
     def claim(
-        self, slots: list[Slot], plan: Plan, *, alone: bool
+        self,
+        slots: list[Slot],
+        plan: Plan,
+        *,
+        alone: bool,  # noqa: ARG002
     ) -> tuple[Callable[[], None] | None, list[Slot]]:
         """The step of all weights that compiled code can step, and those that it cannot.
 
-        Small matrices of one size and type step in one call.
+        Matrices of one shape and type step in one call.
         """
         if _group_refusal(plan) is not None:
             return None, slots
-        small: dict[tuple[torch.dtype, int], list[_Row]] = {}
+        whole: dict[tuple[torch.dtype, int, int], list[_Row]] = {}
         large: list[Slot] = []
         refused: list[Slot] = []
         for slot in slots:
-            weight = slot.weight
-            row = None if _known_verdict(weight, plan, alone=alone) else _row(slot, plan)
+            verdict = _known_verdict(slot.weight, plan)
+            row = None if verdict.why_not else _row(slot, plan, verdict)
             if row is None:
                 refused.append(slot)
-                continue
-            if row.size:
-                small.setdefault((weight.dtype, row.size), []).append(row)
+            elif verdict.kind is not None:
+                whole.setdefault(verdict.kind, []).append(row)
             else:
                 large.append(slot._replace(gradient=row.gradient))
-        if not small and not large:
+        if not whole and not large:
             return None, refused
-        return partial(_run, small, large, plan), refused
+        return partial(_run, whole, large, plan), refused
 
 
 def _run(
-    small: Mapping[tuple[torch.dtype, int], list["_Row"]], large: list[Slot], plan: Plan
+    whole: Mapping[tuple[torch.dtype, int, int], list["_Row"]], large: list[Slot], plan: Plan
 ) -> None:
     options = _packed_options(plan)
-    for (dtype, size), rows in small.items():
-        _step_small(rows, dtype, size, options)
+    for (dtype, n, p), rows in whole.items():
+        _step_whole(rows, dtype, n, p, options)
     for slot in large:
         _step_large(slot, plan, options)
 
@@ -86,25 +104,41 @@ def _group_refusal(plan: Plan) -> str | None:
     return None
 
 
-def _known_verdict(weight: Tensor, plan: Plan, *, alone: bool) -> str:
-    """Why compiled code cannot step weights of this shape and type: what one is told, all are."""
-    key = (weight.dtype, weight.shape, alone)
+class _Verdict(NamedTuple):
+    """What compiled code says to weights of one type, shape and memory."""
+
+    why_not: str  # empty if it can step them
+    kind: tuple[torch.dtype, int, int] | None = None  # of what steps whole; None: by passes
+    contiguous: bool = True
+    layout: tuple[int, ...] = ()  # what ``struct Parameter`` wants to know
+
+
+def _known_verdict(weight: Tensor, plan: Plan) -> _Verdict:
+    """What compiled code says to a weight: what one is told, all like it are."""
+    key = (weight.dtype, weight.shape, weight.stride())
     verdict = plan.verdicts.get(key)
     if verdict is None:
-        verdict = plan.verdicts[key] = _shape_verdict(weight, plan, alone=alone)
+        verdict = plan.verdicts[key] = _verdict(weight, plan)
     return verdict
 
 
-def _shape_verdict(weight: Tensor, plan: Plan, *, alone: bool) -> str:
-    """Why compiled code cannot step weights of this shape and type; empty if it can."""
+def _verdict(weight: Tensor, plan: Plan) -> _Verdict:
     assert plan.landing is not None
-    n, p = _matrix_shape(weight, plan.view)
-    why_not = _shape_refusal(weight, n, p, plan.landing, alone=alone)
+    layout = layout_of(weight.shape, weight.stride(), plan.view)
+    n, p = matrices_shape(weight.shape, plan.view)[-2:]
+    whole = p <= LARGEST_SIZE
+    contiguous = weight.is_contiguous()
+    why_not = None if whole else _large_refusal(weight, n, p, plan.landing)
+    if why_not is None and (layout is None or not (whole or contiguous)):
+        why_not = f"memory of strides {weight.stride()}: use weight.contiguous()"
     if why_not is None:
-        why_not = why_no_code(weight.dtype, n if _is_small(n, p) else LARGEST_SIZE + 1)
+        why_not = why_no_code(weight.dtype, n, p)
         if why_not is not None and plan.fused:
             _warn_once(why_not, plan.warned)
-    return why_not or ""
+    if why_not is not None or layout is None:
+        return _Verdict(why_not or "")
+    kind = (weight.dtype, n, p) if whole else None
+    return _Verdict("", kind, contiguous, layout[2:])
 
 
 def _memory_refusal(slot: Slot, kinds: Mapping[str, StateKind]) -> str:
@@ -118,38 +152,23 @@ def _memory_refusal(slot: Slot, kinds: Mapping[str, StateKind]) -> str:
         return "marked as negated, or made in inference mode"
     if G.dtype is not p.dtype:
         return f"gradient of {G.dtype}, weight of {p.dtype}"
-    if not p.is_contiguous():
-        return f"memory that is not contiguous, strides {p.stride()}: use weight.contiguous()"
-    if not all(slot.state[name].is_contiguous() for name in kinds):
-        return "state that is not contiguous"
+    if any(type(slot.state[name]) not in PLAIN_TYPES for name in kinds):
+        return "state that is no plain tensor"
     return "memory that was freed, or is marked as negated"
 
 
-def _shape_refusal(
-    p: Tensor, n: int, columns: int, step: LandingStep, *, alone: bool
-) -> str | None:
-    """Why there is no compiled step for matrices of this shape; None if there is one."""
-    if _is_small(n, columns):
-        return None
-    many = p.numel() != n * columns
-    if many:
-        return f"several matrices of {n} x {columns}: compiled are square ones up to {LARGEST_SIZE}"
+def _large_refusal(weight: Tensor, n: int, p: int, step: LandingStep) -> str | None:
+    """Why there is no compiled step for matrices of many columns; None if there is one."""
+    if weight.numel() != n * p:
+        return f"several matrices of {n} x {p}: compiled are those of up to {LARGEST_SIZE} columns"
     attraction, moments = step.options.attraction, step.moments
     if attraction.field_coefficients is None or not isinstance(moments, Momentum):
         what = "Adam" if isinstance(moments, AdamMoments) else f"attraction {attraction.name!r}"
-        return f"{n} x {columns} with {what}: compiled are square matrices up to {LARGEST_SIZE}"
-    if n == columns:
+        return f"{n} x {p} with {what}: compiled are matrices of up to {LARGEST_SIZE} columns"
+    if n == p:
         damped = moments.nesterov or moments.dampening
         return f"{n} x {n} with nesterov or dampening" if damped else None
-    if moments.momentum:
-        return f"{n} x {columns} with momentum: square ones are compiled"
-    if not alone and n * columns <= LARGEST_SIZE**2:
-        return "several small weights that are not square: a batch is quicker"
-    return None
-
-
-def _is_small(n: int, p: int) -> bool:
-    return n == p <= LARGEST_SIZE
+    return f"{n} x {p} with momentum: square ones are compiled" if moments.momentum else None
 
 
 def _matrix_shape(p: Tensor, view: str) -> tuple[int, int]:
@@ -159,52 +178,111 @@ def _matrix_shape(p: Tensor, view: str) -> tuple[int, int]:
     return p.shape[0], p.numel() // p.shape[0]
 
 
-_ROW_LENGTH = 8  # integers in ``struct Parameter`` of ``landing.cpp``
+_ADDRESSES = 5  # in ``struct Parameter`` of ``steps.h``, whose layout and two counts follow
+_ROW_LENGTH = _ADDRESSES + len(Layout._fields) - 2 + 2
 
 
 class _Row(NamedTuple):
     """Where a weight, its gradient and its state are."""
 
-    places: list[int]  # ``struct Parameter`` of ``landing.cpp``
+    places: list[int]  # ``struct Parameter`` of ``steps.h``
     state: dict[str, Any]
     written: list[Tensor]  # autograd must know that they are written to
-    gradient: Tensor  # contiguous; held until the step is done
-    size: int  # of small square matrices; else 0
+    gradient: Tensor  # in memory as the weight is; held until the step is done
 
 
-def _row(slot: Slot, plan: Plan) -> _Row | None:
+def _row(slot: Slot, plan: Plan, verdict: _Verdict) -> _Row | None:
     """None unless all is real numbers in plain memory."""
-    p, G, state, kinds = slot.weight, slot.gradient, slot.state, plan.state_kinds
+    p, G = slot.weight, slot.gradient
     if type(G) is not Tensor or p.is_inference():
         return None
-    if not G.is_contiguous():
-        if not G.data_ptr():  # freed, and not to be read
-            return None
-        G = G.contiguous()
-    dtype, numel = p.dtype, p.numel()
-    n, columns = _matrix_shape(p, plan.view)
-    count, written = numel // (n * columns), [p]
+    row = None
+    if verdict.contiguous and G.is_contiguous():
+        row = _contiguous_row(slot, plan, verdict)
+    return _strided_row(slot, plan, verdict) if row is None else row
+
+
+def _contiguous_row(slot: Slot, plan: Plan, verdict: _Verdict) -> _Row | None:
+    """The row of what is contiguous, as nearly all is: a step takes 25 microseconds."""
+    p, G, state = slot.weight, slot.gradient, slot.state
+    dtype, numel, count, written = p.dtype, p.numel(), verdict.layout[0], [p]
     places = [address_if_plain(p, dtype, numel), address_if_plain(G, dtype, numel)]
-    for name, kind in kinds.items():
+    for name, kind in plan.state_kinds.items():
         value = state[name]
         places.append(address_if_plain(value, dtype, numel if kind == "matrix" else count))
         written.append(value)
+    return _packed_row(places, verdict, state, written, G)
+
+
+def _strided_row(slot: Slot, plan: Plan, verdict: _Verdict) -> _Row | None:
+    """The row of a weight in any dense layout; what lies otherwise than the weight is copied.
+
+    State is kept in the layout of its weight from then on.
+    """
+    p, state = slot.weight, slot.state
+    dtype, shape, strides = p.dtype, p.shape, p.stride()
+    G, written = _laid_out(slot.gradient, p), [p]
+    if G is None:
+        return None
+    places = [address_if_dense(tensor, dtype, shape, strides) for tensor in (p, G)]
+    for name, kind in plan.state_kinds.items():
+        value = state[name]
+        if kind == "matrix":
+            value = _laid_out(value, p)
+            if value is None:
+                return None
+            state[name] = value
+            places.append(address_if_dense(value, dtype, shape, strides))
+        else:
+            places.append(address_if_plain(value, dtype, verdict.layout[0]))
+        written.append(value)
+    return _packed_row(places, verdict, state, written, G)
+
+
+def _laid_out(tensor: Tensor, like: Tensor) -> Tensor | None:
+    """The tensor in memory as another; None where it cannot be read."""
+    if type(tensor) not in PLAIN_TYPES or not tensor.is_cpu:
+        return None
+    if tensor.shape != like.shape or tensor.dtype is not like.dtype:
+        return None
+    if are_alike(like.shape, tensor.stride(), like.stride()):
+        return tensor
+    if not tensor.data_ptr():  # freed, and not to be read
+        return None
+    with torch.no_grad():
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).copy_(tensor)
+
+
+def _packed_row(
+    places: list[int | None],
+    verdict: _Verdict,
+    state: dict[str, Any],
+    written: list[Tensor],
+    gradient: Tensor,
+) -> _Row | None:
     if None in places:
         return None
-    nothing = [0] * (_ROW_LENGTH - 3 - len(places))
-    row = [*cast("list[int]", places), *nothing, count, 0, 0]
-    return _Row(row, state, written, G, n if _is_small(n, columns) else 0)
+    nothing = [0] * (_ADDRESSES - len(places))
+    row = [*cast("list[int]", places), *nothing, *verdict.layout, 0, 0]
+    return _Row(row, state, written, gradient)
 
 
-def _step_small(rows: list[_Row], dtype: torch.dtype, size: int, options: bytes) -> None:
-    """Step square matrices of one small size."""
-    step = kernel(dtype, size)
-    assert step is not None  # refusal
+def _step_whole(rows: list[_Row], dtype: torch.dtype, n: int, p: int, options: bytes) -> None:
+    """Step matrices of one shape, each as a whole."""
     packed = array("q")
     for row in rows:
         packed.fromlist(row.places)
         increment_version(row.written)
-    step(options, packed.buffer_info()[0], len(rows), size)
+    start = packed.buffer_info()[0]
+    if n == p:
+        step = kernel(dtype, p)
+        assert step is not None  # refusal
+        step(options, start, len(rows), p)
+    else:
+        count = sum(packed[_ADDRESSES::_ROW_LENGTH])
+        step_tall = tall_kernel(dtype, n, p, count)
+        assert step_tall is not None  # refusal
+        step_tall(options, start, len(rows), n, p)
     for i, name in ((2, SKIPPED), (1, LIMITED)):
         counts = packed[_ROW_LENGTH - i :: _ROW_LENGTH]
         if any(counts):

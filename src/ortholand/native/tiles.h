@@ -1,0 +1,391 @@
+// Layouts of square matrices in memory, for which an algorithm is written once:
+//
+// - Lanes<T, P, W>: W matrices of size P <= 8 side by side, entry by entry, so that every operation
+//   is one on vectors of W numbers. No matrix is too small for the vector units that way.
+// - Single<T>: one larger matrix, its rows padded to whole vectors, products in register blocks.
+//
+// "tile" is what a layout works on. Scalars per matrix (norms, steps) are doubles: squares of
+// large float entries would overflow.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "steps.h"
+
+namespace {
+
+template <class T, int P_, int W_>
+struct Lanes {
+    using Scalar = T;
+    static constexpr int W = W_, P = P_, PP = P_ * P_;
+    typedef T Vector __attribute__((vector_size(W_ * sizeof(T)), may_alias));
+    struct alignas(64) Buffer {
+        T v[PP * W];
+    };
+    static constexpr int p() { return P; }
+
+    // f(entry, lane) for every entry of the tile.
+    template <class F>
+    static inline void each(F f) {
+        for (int e = 0; e < PP; ++e) {
+#pragma omp simd
+            for (int l = 0; l < W; ++l) f(e * W + l, l);
+        }
+    }
+
+    // f(entry, transposed entry, lane).
+    template <class F>
+    static inline void each_pair(F f) {
+        for (int i = 0; i < P; ++i)
+            for (int j = 0; j < P; ++j) {
+#pragma omp simd
+                for (int l = 0; l < W; ++l) f((i * P + j) * W + l, (j * P + i) * W + l, l);
+            }
+    }
+
+    static inline void clear_padding(Buffer&) {}  // there is none
+
+    static inline void subtract_identity(Buffer& S) {
+        for (int i = 0; i < P; ++i) {
+#pragma omp simd
+            for (int l = 0; l < W; ++l) S.v[(i * P + i) * W + l] -= T(1);
+        }
+    }
+
+    // C = A B. Compiled once where it is long: it is asked for in many places.
+    static void product(Buffer& C, const Buffer& A, const Buffer& B) {
+        if constexpr (P <= 3)
+            inlined_product(C, A, B);
+        else
+            long_product(C, A, B);
+    }
+
+    __attribute__((noinline)) static void long_product(Buffer& C, const Buffer& A,
+                                                       const Buffer& B) {
+        inlined_product(C, A, B);
+    }
+
+    static inline void inlined_product(Buffer& C, const Buffer& A, const Buffer& B) {
+        const Vector *a = vectors(A), *b = vectors(B);
+        Vector* c = reinterpret_cast<Vector*>(C.v);
+#pragma GCC unroll 8
+        for (int i = 0; i < P; ++i)
+#pragma GCC unroll 8
+            for (int j = 0; j < P; ++j) {
+                Vector sum = a[i * P] * b[j];
+#pragma GCC unroll 8
+                for (int k = 1; k < P; ++k) sum += a[i * P + k] * b[k * P + j];
+                c[i * P + j] = sum;
+            }
+    }
+
+    static inline const Vector* vectors(const Buffer& A) {
+        return reinterpret_cast<const Vector*>(A.v);
+    }
+
+    // The diagonal of D = Y Y^T - I, summed in double precision.
+    static inline void sharpen_diagonal(Buffer& D, const Buffer& Y) {
+        for (int i = 0; i < P; ++i) {
+            double sum[W];
+            for (int l = 0; l < W; ++l) sum[l] = -1;
+            for (int k = 0; k < P; ++k) {
+#pragma omp simd
+                for (int l = 0; l < W; ++l) {
+                    double y = Y.v[(i * P + k) * W + l];
+                    sum[l] += y * y;
+                }
+            }
+#pragma omp simd
+            for (int l = 0; l < W; ++l) D.v[(i * P + i) * W + l] = T(sum[l]);
+        }
+    }
+
+    static inline void add_to_diagonal(Buffer& A, const T* values) {
+        for (int i = 0; i < P; ++i) {
+#pragma omp simd
+            for (int l = 0; l < W; ++l) A.v[(i * P + i) * W + l] += values[l];
+        }
+    }
+
+    static inline void trace(const Buffer& A, double* sums) {
+        for (int l = 0; l < W; ++l) sums[l] = 0;
+        for (int i = 0; i < P; ++i)
+            for (int l = 0; l < W; ++l) sums[l] += A.v[(i * P + i) * W + l];
+    }
+
+    // tr(A^T B)
+    static inline void inner(const Buffer& A, const Buffer& B, double* sums) {
+        for (int l = 0; l < W; ++l) sums[l] = 0;
+        for (int e = 0; e < PP; ++e) {
+#pragma omp simd
+            for (int l = 0; l < W; ++l) sums[l] += double(A.v[e * W + l]) * double(B.v[e * W + l]);
+        }
+    }
+
+    static inline void sum_of_squares(const Buffer& A, double* sums) {
+        for (int l = 0; l < W; ++l) sums[l] = 0;
+        for (int e = 0; e < PP; ++e) {
+#pragma omp simd
+            for (int l = 0; l < W; ++l) {
+                double x = A.v[e * W + l];
+                sums[l] += x * x;
+            }
+        }
+    }
+
+    // Matrices [first, first + filled) of a parameter, whose numbers begin at `from`.
+    static inline void read(Buffer& A, const T* from, const Parameter& parameter, int64_t first,
+                            int filled) {
+        const bool plain = parameter.is_contiguous(P, P);
+        if (plain && filled == W) {
+            const T* start = from + first * PP;
+            for (int e = 0; e < PP; ++e)
+                for (int l = 0; l < W; ++l) A.v[e * W + l] = start[l * PP + e];
+            return;
+        }
+        if (filled < W) A = Buffer{};
+        const int64_t down = parameter.row_stride, across = parameter.column_stride;
+        for (int l = 0; l < filled; ++l) {
+            const T* start = from + parameter.offset(first + l);
+            for (int i = 0; i < P; ++i)
+                for (int j = 0; j < P; ++j)
+                    A.v[(i * P + j) * W + l] = start[i * down + j * across];
+        }
+    }
+
+    static inline void write(const Buffer& A, T* to, const Parameter& parameter, int64_t first,
+                             int filled, const bool* taken) {
+        const bool plain = parameter.is_contiguous(P, P);
+        const int64_t down = parameter.row_stride, across = parameter.column_stride;
+        for (int l = 0; l < filled; ++l) {
+            if (!taken[l]) continue;
+            if (plain) {
+                for (int e = 0; e < PP; ++e) to[(first + l) * PP + e] = A.v[e * W + l];
+                continue;
+            }
+            T* start = to + parameter.offset(first + l);
+            for (int i = 0; i < P; ++i)
+                for (int j = 0; j < P; ++j)
+                    start[i * down + j * across] = A.v[(i * P + j) * W + l];
+        }
+    }
+};
+
+template <class T>
+struct Single {
+    using Scalar = T;
+    static constexpr int W = 1;
+    static constexpr int V = 32 / sizeof(T);  // numbers in a vector
+    typedef T Vector __attribute__((vector_size(32), aligned(32), may_alias));
+    static constexpr int LARGEST_P = 128;
+    struct alignas(32) Buffer {
+        T v[LARGEST_P * LARGEST_P];
+    };
+    static inline thread_local int size = 0, stride = 0;
+    static int p() { return size; }
+    static void resize(int p) {
+        size = p;
+        stride = (p + V - 1) / V * V;
+    }
+
+    template <class F>
+    static inline void each(F f) {
+        const int n = size * stride;
+#pragma omp simd
+        for (int e = 0; e < n; ++e) f(e, 0);
+    }
+
+    template <class F>
+    static inline void each_pair(F f) {
+        // In blocks: a column of a whole matrix would be a cache line for every entry.
+        constexpr int B = 16;
+        for (int ib = 0; ib < size; ib += B)
+            for (int jb = 0; jb < size; jb += B)
+                for (int i = ib; i < std::min(ib + B, size); ++i)
+                    for (int j = jb; j < std::min(jb + B, size); ++j)
+                        f(i * stride + j, j * stride + i, 0);
+    }
+
+    // What fills the rows up to whole vectors must be zero; each_pair leaves it as it was, which
+    // may be NaN from the matrix before.
+    static inline void clear_padding(Buffer& A) {
+        for (int i = 0; i < size; ++i)
+            std::fill(A.v + i * stride + size, A.v + (i + 1) * stride, T(0));
+    }
+
+    static inline void subtract_identity(Buffer& S) {
+        for (int i = 0; i < size; ++i) S.v[i * stride + i] -= T(1);
+    }
+
+    // R rows by N vectors of C, held in registers while k runs.
+    template <int R, int N>
+    static inline void block(T* C, const T* A, const T* B) {
+        Vector sum[R][N] = {};
+        for (int k = 0; k < size; ++k) {
+            Vector b[N];
+            for (int n = 0; n < N; ++n)
+                b[n] = *reinterpret_cast<const Vector*>(B + k * stride + n * V);
+            for (int r = 0; r < R; ++r) {
+                const T a = A[r * stride + k];
+                for (int n = 0; n < N; ++n) sum[r][n] += a * b[n];
+            }
+        }
+        for (int r = 0; r < R; ++r)
+            for (int n = 0; n < N; ++n)
+                *reinterpret_cast<Vector*>(C + r * stride + n * V) = sum[r][n];
+    }
+
+    template <int R>
+    static inline void rows(T* C, const T* A, const T* B) {
+        int j = 0;
+        for (; j + 2 * V <= stride; j += 2 * V) block<R, 2>(C + j, A, B + j);
+        if (j < stride) block<R, 1>(C + j, A, B + j);
+    }
+
+    __attribute__((noinline)) static void product(Buffer& C, const Buffer& A, const Buffer& B) {
+        int i = 0;
+        for (; i + 6 <= size; i += 6) rows<6>(C.v + i * stride, A.v + i * stride, B.v);
+        T *c = C.v + i * stride;
+        const T *a = A.v + i * stride;
+        switch (size - i) {
+            case 5: return rows<5>(c, a, B.v);
+            case 4: return rows<4>(c, a, B.v);
+            case 3: return rows<3>(c, a, B.v);
+            case 2: return rows<2>(c, a, B.v);
+            case 1: return rows<1>(c, a, B.v);
+        }
+    }
+
+    static inline void sharpen_diagonal(Buffer& D, const Buffer& Y) {
+        for (int i = 0; i < size; ++i) {
+            double sum = -1;
+#pragma omp simd reduction(+ : sum)
+            for (int k = 0; k < size; ++k) {
+                double y = Y.v[i * stride + k];
+                sum += y * y;
+            }
+            D.v[i * stride + i] = T(sum);
+        }
+    }
+
+    static inline void add_to_diagonal(Buffer& A, const T* values) {
+        for (int i = 0; i < size; ++i) A.v[i * stride + i] += *values;
+    }
+
+    static inline void trace(const Buffer& A, double* sums) {
+        *sums = 0;
+        for (int i = 0; i < size; ++i) *sums += A.v[i * stride + i];
+    }
+
+    static inline void inner(const Buffer& A, const Buffer& B, double* sums) {
+        double sum = 0;
+        const int n = size * stride;
+#pragma omp simd reduction(+ : sum)
+        for (int e = 0; e < n; ++e) sum += double(A.v[e]) * double(B.v[e]);
+        *sums = sum;
+    }
+
+    static inline void sum_of_squares(const Buffer& A, double* sums) {
+        double sum = 0;
+        const int n = size * stride;
+#pragma omp simd reduction(+ : sum)
+        for (int e = 0; e < n; ++e) {
+            double x = A.v[e];
+            sum += x * x;
+        }
+        sums[0] = sum;
+    }
+
+    static inline void read(Buffer& A, const T* from, const Parameter& parameter, int64_t first,
+                            int) {
+        const int64_t down = parameter.row_stride, across = parameter.column_stride;
+        from += parameter.offset(first);
+        for (int i = 0; i < size; ++i) {
+            if (across == 1) {
+                std::memcpy(A.v + i * stride, from + i * down, size * sizeof(T));
+                continue;
+            }
+            for (int j = 0; j < size; ++j) A.v[i * stride + j] = from[i * down + j * across];
+        }
+        clear_padding(A);
+    }
+
+    static inline void write(const Buffer& A, T* to, const Parameter& parameter, int64_t first,
+                             int, const bool* taken) {
+        if (!taken[0]) return;
+        const int64_t down = parameter.row_stride, across = parameter.column_stride;
+        to += parameter.offset(first);
+        for (int i = 0; i < size; ++i) {
+            if (across == 1) {
+                std::memcpy(to + i * down, A.v + i * stride, size * sizeof(T));
+                continue;
+            }
+            for (int j = 0; j < size; ++j) to[i * down + j * across] = A.v[i * stride + j];
+        }
+    }
+};
+
+// What is asked of tiles of any layout.
+template <class L>
+struct Tiles {
+    using T = typename L::Scalar;
+    using Buffer = typename L::Buffer;
+    static constexpr int W = L::W;
+
+    static inline void transpose(Buffer& to, const Buffer& from) {
+        L::each_pair([&](int e, int t, int) { to.v[e] = from.v[t]; });
+        L::clear_padding(to);
+    }
+
+    static inline void norms(double* values, const Buffer& M) {
+        L::sum_of_squares(M, values);
+#pragma omp simd
+        for (int l = 0; l < W; ++l) values[l] = std::sqrt(values[l]);
+    }
+
+    // Each matrix divided by its norm; one that is too small for that becomes zero.
+    static inline void scale_to_one(Buffer& to, const Buffer& from, const double* norm) {
+        T inverse[W];
+        for (int l = 0; l < W; ++l) inverse[l] = norm[l] < TINY ? T(0) : T(1 / norm[l]);
+        L::each([&](int e, int l) { to.v[e] = inverse[l] * from.v[e]; });
+        L::clear_padding(to);
+    }
+
+    // From the norm of a field L, and Q = L^T L of L divided by it, the bound that the rule has of
+    // ||L^T L||^(1/2): as ortholand.safe_step, Tight and Spectral.
+    static void better_bounds(double* bound, const Buffer& Q, Buffer& scratch, int rule) {
+        double size[W];
+        norms(size, Q);
+        if (rule == SPECTRAL) {
+            L::product(scratch, Q, Q);
+            norms(size, scratch);
+            for (int l = 0; l < W; ++l) size[l] = std::sqrt(size[l]);
+        }
+        for (int l = 0; l < W; ++l)
+            if (!(bound[l] < TINY)) bound[l] *= std::sqrt(size[l]);
+    }
+
+    // As ortholand.safe_step.spectral_distance, from d = ||D||; U, V, Z are scratch.
+    static void spectral_distance(double* d, const Buffer& D, double eps, Buffer& U, Buffer& V,
+                                  Buffer& Z) {
+        scale_to_one(U, D, d);
+        L::product(V, U, U);
+        L::product(Z, V, V);
+        double second[W], fourth[W];
+        norms(second, V);
+        norms(fourth, Z);
+        for (int l = 0; l < W; ++l) {
+            const double rounding = 1 + EDGE * std::numeric_limits<T>::epsilon();
+            const double below =
+                rounding * d[l] * std::sqrt(fourth[l] / at_least(second[l], SMALLEST));
+            const double above = at_most(d[l] * std::sqrt(std::sqrt(fourth[l])), d[l]);
+            d[l] = at_least(at_most(above, eps), below);
+        }
+    }
+};
+
+}  // namespace
