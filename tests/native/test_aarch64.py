@@ -34,7 +34,8 @@ int main(int, char** arguments) {
         G[e] = (e * 7 % 11 - 5) / 10.0f;
     }
     Options o = {0.1, 1, 0.5, 0.5, 0.4, 0.25, 0, 0, 0.9, 0.99, 1e-8, 0, FROBENIUS, 0, 0, 0, 2};
-    Parameter parameter = {X.data(), G.data(), nullptr, nullptr, nullptr, count, 0, 0};
+    Parameter parameter = {X.data(), G.data(), nullptr, nullptr, nullptr, count, 3, 1,
+                           count, entries, int64_t(count) * entries, 0, 0};
     for (int i = 0; i < 3; ++i) step(&o, &parameter, 1, 3);
     for (int e = 0; e < 5 * entries; ++e) std::printf("%.9g ", X[e]);
     double sum = 0;

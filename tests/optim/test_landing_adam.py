@@ -18,7 +18,9 @@ def test_steps_equal_adam_written_out(shape, dtype):
     """With lam = 0 and a step that is never cut, X moves along the Adam direction alone."""
     X = ol.random_orthogonal(*shape, seed=0, dtype=dtype)
     weight = nn.Parameter(X.clone())
-    optimizer = ol.LandingAdam([weight], lr=0.01, betas=(0.8, 0.95), lam=0.0, eps=0.9)
+    optimizer = ol.LandingAdam(
+        [weight], lr=0.01, betas=(0.8, 0.95), lam=0.0, eps=0.9, attraction="coupled"
+    )
     m, v = torch.zeros_like(X), 0.0
     for t in range(1, 8):
         G = gaussian(*shape, seed=t, dtype=dtype)

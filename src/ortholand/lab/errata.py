@@ -374,7 +374,7 @@ def procrustes_scale() -> tuple[str, bool]:
 
 def _landing_distances(problem: Procrustes, scale: float, steps: int) -> Tensor:
     X = torch.nn.Parameter(torch.eye(problem.p, dtype=problem.A.dtype))
-    optimizer, path = LandingSGD([X], lr=0.1, lam=1.0, eps=0.5), []
+    optimizer, path = LandingSGD([X], lr=0.1, lam=1.0, eps=0.5, safe_step="frobenius"), []
     for _ in range(steps):
         X.grad = scale * problem.grad(X.detach())
         optimizer.step()

@@ -30,9 +30,11 @@ RETRACTION_METHODS = ("exponential", "cayley")
 TRIVIALIZATION_METHODS = tuple(m for m in TRAINING_METHODS if m.startswith("trivialization"))
 ADAPTIVE_METHODS = ("trivialization-adam", "trivialization-rmsprop")
 
+PAPER_RULE = "frobenius"  # the paper's ball; the library's default is one in the spectral norm
+
 _OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    "landing": LandingSGD,
-    "landing-momentum": LandingSGD,
+    "landing": partial(LandingSGD, safe_step=PAPER_RULE),
+    "landing-momentum": partial(LandingSGD, safe_step=PAPER_RULE),
     **{name: partial(RiemannianSGD, retraction=name) for name in RETRACTIONS},
     "trivialization-sgd": torch.optim.SGD,
     "trivialization-momentum": torch.optim.SGD,

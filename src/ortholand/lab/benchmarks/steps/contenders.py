@@ -30,42 +30,71 @@ class StepsCase:
     count: int
     shape: tuple[int, ...]
     view: str = "matrix"
+    others: tuple[tuple[int, ...], ...] = ()  # shapes of more parameters
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shape of each parameter."""
+        return (self.shape,) * self.count + self.others
 
     @property
     def rows(self) -> int:
-        """Rows of a matrix."""
-        return self.shape[-2]
+        """Rows of the matrices, of the largest if they differ."""
+        return max(shape[-2] for shape in self.shapes)
 
     @property
     def matrices(self) -> int:
         """Number of all matrices."""
-        return self.count * int(torch.Size(self.shape[:-2]).numel())
+        return sum(torch.Size(shape[:-2]).numel() for shape in self.shapes)
 
     @property
     def numel(self) -> int:
         """Number of all entries."""
-        return self.count * int(torch.Size(self.shape).numel())
+        return sum(torch.Size(shape).numel() for shape in self.shapes)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the matrices of some parameters have orthonormal rows, fewer than columns."""
+        return any(shape[-2] < shape[-1] for shape in self.shapes)
 
 
-def parameters(case: StepsCase, *, flat: bool = False, stacked: bool = False) -> list[nn.Parameter]:
+# ResNet-18's convolutions seen as matrices: (filters, channels x height x width).
+RESNET_SHAPES = (
+    (64, 147),
+    *[(64, 576)] * 4,
+    *[(128, 576), (128, 64)],
+    *[(128, 1152)] * 3,
+    *[(256, 1152), (256, 128)],
+    *[(256, 2304)] * 3,
+    *[(512, 2304), (512, 256)],
+    *[(512, 4608)] * 3,
+)
+
+
+def parameters(
+    case: StepsCase, *, flat: bool = False, stacked: bool = False, tall: bool = False
+) -> list[nn.Parameter]:
     """Orthogonal parameters with gradients.
 
-    ``flat``: all leading dimensions are one; ``stacked``: single matrices have one too.
+    ``flat``: all leading dimensions are one; ``stacked``: single matrices have one too; ``tall``:
+    wide ones are transposed.
     """
     result = []
-    for i in range(case.count):
-        X = random_orthogonal(*case.shape, seed=i)
+    for i, shape in enumerate(case.shapes):
+        X = random_orthogonal(*shape, seed=i)
         if stacked or (flat and X.ndim > 2):
-            X = X.reshape(-1, *case.shape[-2:])
+            X = X.reshape(-1, *shape[-2:])
+        if tall and shape[-2] < shape[-1]:
+            X = X.mT.contiguous()
         p = nn.Parameter(X)
         noise = torch.randn(X.shape, generator=torch.Generator().manual_seed(i))
-        p.grad = noise / case.rows**0.5
+        p.grad = noise / shape[-2] ** 0.5
         result.append(p)
     return result
 
 
 def _pairs(case: StepsCase) -> list[tuple[Tensor, Tensor]]:
-    params = parameters(case, flat=True)
+    params = parameters(case, flat=True, tall=True)
     return [(p.detach(), p.grad) for p in params if p.grad is not None]
 
 
@@ -74,24 +103,30 @@ def bare_products(case: StepsCase) -> Step:
 
     Square: ``G X^T``, ``X X^T``, ``M X``. Tall: ``X^T X``, ``G^T X``, ``G D``, ``X M``.
     """
-    pairs = _pairs(case)
-    multiply: Callable[..., Tensor] = torch.mm if pairs[0][0].ndim == 2 else torch.bmm
-    n, p = case.shape[-2:]
-    out = torch.empty_like(pairs[0][0])
-    small = pairs[0][0].new_empty(*out.shape[:-2], p, p)
+    steps = [_products_of(X, G) for X, G in _pairs(case)]
+
+    def all_products() -> None:
+        for step in steps:
+            step()
+
+    return all_products
+
+
+def _products_of(X: Tensor, G: Tensor) -> Step:
+    multiply: Callable[..., Tensor] = torch.mm if X.ndim == 2 else torch.bmm
+    n, p = X.shape[-2:]
+    out, small = torch.empty_like(X), X.new_empty(*X.shape[:-2], p, p)
 
     def square() -> None:
-        for X, G in pairs:
-            multiply(G, X.mT, out=small)
-            multiply(X, X.mT, out=small)
-            multiply(small, X, out=out)
+        multiply(G, X.mT, out=small)
+        multiply(X, X.mT, out=small)
+        multiply(small, X, out=out)
 
     def tall() -> None:
-        for X, G in pairs:
-            multiply(X.mT, X, out=small)
-            multiply(G.mT, X, out=small)
-            multiply(G, small, out=out)
-            multiply(X, small, out=out)
+        multiply(X.mT, X, out=small)
+        multiply(G.mT, X, out=small)
+        multiply(G, small, out=out)
+        multiply(X, small, out=out)
 
     return square if n == p else tall
 
@@ -127,10 +162,13 @@ def ours(case: StepsCase) -> dict[str, Step]:
         "LandingSGD": landing,
         "LandingSGD, momentum": partial(landing, momentum=0.9),
         "LandingSGD, after": partial(landing, attraction="after"),
+        "LandingSGD, momentum, after": partial(landing, momentum=0.9, attraction="after"),
         "LandingSGD, not compiled": partial(landing, fused=False),
         "LandingAdam, after": partial(LandingAdam, lr=LR, view=case.view, attraction="after"),
     }
     for name in ("cayley", "qr"):
+        if case.others:  # minutes
+            continue
         if case.rows <= 600 or name == "qr":
             retraction = partial(RiemannianSGD, lr=LR, view=case.view, retraction=name)
             makers[f"RiemannianSGD, {name}"] = retraction
@@ -142,43 +180,57 @@ def muon(case: StepsCase) -> dict[str, Step]:
 
     Its products are in bfloat16: on a CPU, seconds for a large matrix, not worth the wait.
     """
-    if len(case.shape) != 2 or case.rows > 300 or not hasattr(torch.optim, "Muon"):
+    if len(case.shape) != 2 or case.numel > 3_000_000 or case.rows > 300:
+        return {}
+    if not hasattr(torch.optim, "Muon"):
         return {}
     return {"torch Muon": torch.optim.Muon(parameters(case), lr=LR).step}
 
 
 def pogo(case: StepsCase) -> dict[str, Step]:
-    """POGO with its two base optimizers. It wants stacks of matrices."""
+    """POGO with its two base optimizers. It wants stacks of matrices, all of them tall or wide."""
     if not find_spec("pogo"):
         return {}
     library, bases = import_module("pogo"), import_module("pogo.base")
+    contenders = {
+        "SGD": bases.SGD(),
+        "SGD, momentum": bases.SGD(momentum=0.9),
+        "VectorAdam": bases.VectorAdam(),
+    }
+    params = partial(parameters, case, stacked=True)
     return {
-        f"POGO + {base}": library.POGO(
-            parameters(case, stacked=True), getattr(bases, base)(), LR, rows=False
-        ).step
-        for base in ("SGD", "VectorAdam")
+        f"POGO + {name}": library.POGO(params(), base, LR, rows=case.is_wide).step
+        for name, base in contenders.items()
     }
 
 
 def geoopt(case: StepsCase) -> dict[str, Step]:
-    """geoopt's RiemannianSGD with its two Stiefel manifolds."""
+    """geoopt's RiemannianSGD with its two Stiefel manifolds, and its RiemannianAdam."""
     if not find_spec("geoopt"):
         return {}
     library = import_module("geoopt")
     steps: dict[str, Step] = {}
     for name in ("Stiefel", "EuclideanStiefel"):
-        params = []
-        for p in parameters(case, flat=True):
-            q = library.ManifoldParameter(p.detach().clone(), manifold=getattr(library, name)())
-            q.grad = p.grad
-            params.append(q)
-        steps[f"geoopt, {name}"] = library.optim.RiemannianSGD(params, lr=LR).step
+        if not case.others:  # minutes
+            params = _on_manifold(case, library, name)
+            steps[f"geoopt, {name}"] = library.optim.RiemannianSGD(params, lr=LR).step
+    params = _on_manifold(case, library, "EuclideanStiefel")
+    steps["geoopt, RiemannianAdam"] = library.optim.RiemannianAdam(params, lr=LR).step
     return steps
+
+
+def _on_manifold(case: StepsCase, library: Any, name: str) -> list[Any]:
+    params = []
+    for p in parameters(case, flat=True, tall=True):
+        q = library.ManifoldParameter(p.detach().clone(), manifold=getattr(library, name)())
+        q.grad = p.grad
+        params.append(q)
+    return params
 
 
 def parametrizations(case: StepsCase) -> dict[str, Step]:
     """torch's and geotorch's parametrizations with the Cayley map, and SGD."""
-    if case.rows > 600 or case.matrices > 10_000 or case.count > 10:  # seconds: not worth the wait
+    if case.rows > 600 or case.matrices > 10_000 or len(case.shapes) > 10:  # seconds, each
         return {}
     by_torch = partial(nn.utils.parametrizations.orthogonal, orthogonal_map="cayley")
     steps = {"torch parametrization, Cayley": _parametrized(case, by_torch)}
@@ -214,6 +266,7 @@ def steps_of(case: StepsCase) -> dict[str, Step]:
         steps["bare Cayley solve"] = cayley_solve(case)
     steps["landing by hand, unsafe"] = unsafe_landing(case)
     steps["torch SGD, unconstrained"] = torch.optim.SGD(parameters(case), lr=LR).step  # the floor
+    steps["torch AdamW, unconstrained"] = torch.optim.AdamW(parameters(case), lr=LR).step
     for make in (ours, muon, pogo, geoopt, parametrizations):
         steps.update(make(case))
     return steps

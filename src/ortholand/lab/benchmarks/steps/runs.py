@@ -3,12 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ortholand.lab.benchmarks.steps.contenders import Step, StepsCase, lenet_iterations, steps_of
+from ortholand.lab.benchmarks.steps.contenders import (
+    RESNET_SHAPES,
+    Step,
+    StepsCase,
+    lenet_iterations,
+    steps_of,
+)
 from ortholand.lab.study.environment import torch_threads
 from ortholand.lab.study.records import Result
 from ortholand.lab.study.spec import Context, Unit
 from ortholand.lab.study.timing import Action, medians, peak_bytes, time_in_turn
 
+RESNET = "resnet-18"
 CASES: dict[str, StepsCase] = {
     "40x40": StepsCase(1, (40, 40)),
     "100x100": StepsCase(1, (100, 100)),
@@ -21,6 +28,13 @@ CASES: dict[str, StepsCase] = {
     "lenet-96-of-5x5": StepsCase(1, (16, 6, 5, 5), "kernel"),
     "lenet-1920-of-4x4": StepsCase(1, (120, 16, 4, 4), "kernel"),
     "262144-of-3x3": StepsCase(1, (512, 512, 3, 3), "kernel"),
+    "24-of-384x64": StepsCase(24, (384, 64)),
+    "48-of-768x16": StepsCase(48, (768, 16)),
+    "48-of-16x768": StepsCase(48, (16, 768)),
+    "1000-of-8x3": StepsCase(1, (1000, 8, 3), "kernel"),
+    "12-of-384x384": StepsCase(12, (384, 384)),
+    "200-of-32x32": StepsCase(200, (32, 32)),
+    RESNET: StepsCase(1, RESNET_SHAPES[-1], others=RESNET_SHAPES[:-1]),
 }
 TRAINING = "lenet-training"
 

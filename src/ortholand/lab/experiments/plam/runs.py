@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ortholand.geometry import distance
+from ortholand.lab.methods import PAPER_RULE
 from ortholand.lab.study.records import Result
 from ortholand.lab.study.spec import Context, Unit
 from ortholand.lab.study.timing import marks
@@ -115,7 +116,11 @@ def iterates(
     # PLAM as it is; landing with its safe step.
     shared = dict(lr=task.lr, lam=task.lam, view="kernel")
     plam = task.method == "plam"
-    optimizer = PlamSGD([X], **shared) if plam else LandingSGD([X], eps=task.eps, **shared)
+    optimizer = (
+        PlamSGD([X], **shared)
+        if plam
+        else LandingSGD([X], eps=task.eps, safe_step=PAPER_RULE, **shared)
+    )
     yield 0, X.detach()
     for k in range(1, task.iterations + 1):
         X.grad = gradient(X.detach())

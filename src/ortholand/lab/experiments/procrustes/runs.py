@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ortholand.fields import landing_field, landing_from_relative
 from ortholand.geometry import distance, relative_gradient, sym
 from ortholand.lab.experiments.descents import follow, iterate, make_optimizer
+from ortholand.lab.methods import PAPER_RULE
 from ortholand.lab.study.records import Result
 from ortholand.lab.study.spec import Context, Unit
 from ortholand.lab.study.timing import Action, Timing, marks, time_runs, timing_unit
@@ -107,7 +108,8 @@ class Descent:
         self.optimum = self.referee.solution(determinant=1)
         start = torch.eye(settings.p, dtype=self.problem.A.dtype, device=context.device)
         self.X = nn.Parameter(start)
-        options = dict(momentum=run.momentum, lam=settings.lam, eps=settings.eps)
+        ball = dict(lam=settings.lam, eps=settings.eps, safe_step=PAPER_RULE)
+        options: dict[str, Any] = dict(momentum=run.momentum, **ball)
         self.optimizer = make_optimizer(self.X, run.method, settings.lr, **options)
         self.largest_distance = 0.0
 
@@ -144,7 +146,8 @@ class Descent:
         if run.momentum and self.X in self.optimizer.state:
             A = A + run.momentum * self.optimizer.state[self.X]["momentum_buffer"]
         L, d, _ = landing_from_relative(X, A, settings.lam)
-        return min(settings.lr, float(safe_step_size(L, d, lam=settings.lam, eps=settings.eps)))
+        safe = safe_step_size(L, d, lam=settings.lam, eps=settings.eps, rule=PAPER_RULE)
+        return min(settings.lr, float(safe))
 
     def curvature(self) -> float:
         """Smallest eigenvalue of the Riemannian Hessian at the optimum.
