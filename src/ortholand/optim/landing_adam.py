@@ -47,7 +47,8 @@ class LandingAdam(OrthogonalOptimizer):
         lam: strength of the coupled attraction.
         eps: radius of the ball that the safe step keeps, in (0, 1). *Not* Adam's eps.
         safe_step: as in :class:`ortholand.LandingSGD`.
-        attraction: as in :class:`ortholand.LandingSGD`.
+        attraction: as in :class:`ortholand.LandingSGD`, but for the default: ``"after"``, move, then
+            land, with an orthogonality error at rounding.
         omega: as in :class:`ortholand.LandingSGD`.
         maximize: ascend instead of descend.
         foreach: as in :class:`ortholand.LandingSGD`.
@@ -59,7 +60,7 @@ class LandingAdam(OrthogonalOptimizer):
 
     >>> import torch, ortholand
     >>> X = torch.nn.Parameter(ortholand.random_orthogonal(8, 3, seed=0))
-    >>> optimizer = LandingAdam([X], lr=0.01, attraction="after")
+    >>> optimizer = LandingAdam([X], lr=0.01)
     >>> X[0].sum().backward()
     >>> optimizer.step()
     >>> ortholand.orthogonality_error(optimizer) < 1e-4
