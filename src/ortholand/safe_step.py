@@ -101,7 +101,7 @@ class FieldBounds(NamedTuple):
 
 
 # Bounds of a field and of the distance, each pair better and dearer than the one before. All but
-# the last take a Frobenius norm for the distance, and count inside of the ball only.
+# the last may take a Frobenius norm for the distance: they count inside of the ball only.
 BetterBounds = Iterator[tuple[Tensor, Tensor]]
 
 

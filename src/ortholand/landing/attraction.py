@@ -180,7 +180,7 @@ def step_length(options: LandingOptions, field: FieldBounds, largest: Largest) -
     for bound, distance in bounds:
         safe = largest(bound, distance)
         # Outside of the ball a Frobenius norm promises nothing of the spectral one.
-        if stops and bool(((safe >= lr) & (d <= options.aim)).all()):
+        if stops and bool(((safe >= lr) & (distance <= options.aim)).all()):
             return Length(torch.full_like(norm, float(lr)), distance, None)
     return _limited(lr, safe, distance)
 
@@ -221,19 +221,20 @@ def better_bounds(
     stops: bool,
 ) -> BetterBounds:
     """The rule's bounds of a field that is there; only the best unless one may stop before."""
-    rule = options.rule
+    rule, distance = options.rule, d
     assert rule is not None
+    # Where the Frobenius norm tells that a matrix is in the ball, it may do for the distance.
+    does = not rule.spectral or (stops and bool((d <= options.aim).all()))
+    if not does:
+        distance = spectral_distance(residual(), options.eps).to(d.dtype)
     if stops and rule.quick_bound is not None and not rule.is_patched:
         quick = rule.quick_bound(L)
         if quick is not None:
-            yield quick, d
+            yield quick, distance
     bound = rule.bound(L)
-    if rule.spectral:
-        if stops:
-            yield bound, d
+    yield bound, distance
+    if rule.spectral and does:
         yield bound, spectral_distance(residual(), options.eps).to(d.dtype)
-    else:
-        yield bound, d
 
 
 def may_go(bound: Tensor, eta: Tensor, d: Tensor, pull: float, options: LandingOptions) -> Tensor:

@@ -47,8 +47,8 @@ class LandingAdam(OrthogonalOptimizer):
         lam: strength of the coupled attraction.
         eps: radius of the ball that the safe step keeps, in (0, 1). *Not* Adam's eps.
         safe_step: as in :class:`ortholand.LandingSGD`.
-        attraction: as in :class:`ortholand.LandingSGD`, but for the default: ``"after"``, move, then
-            land, with an orthogonality error at rounding.
+        attraction: as in :class:`ortholand.LandingSGD`, but for the default: ``"after"``, which
+            moves, then lands, and leaves an orthogonality error at rounding.
         omega: as in :class:`ortholand.LandingSGD`.
         maximize: ascend instead of descend.
         foreach: as in :class:`ortholand.LandingSGD`.

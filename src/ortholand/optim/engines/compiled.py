@@ -318,6 +318,7 @@ class _Field(NamedTuple):
     distance: float
     tangency_error: float
     new_buffer: Tensor | None = None
+    residual: Tensor | None = None  # X^T X - I, where it is small and still there
 
 
 def _square_field(
@@ -355,7 +356,7 @@ def _tall_field(
     torch.mm(G, b.neg_() if plan.maximize else b, out=L)
     L.addmm_(X, a)
     norm = passes.ortholand_norm(address(gradient, dtype, numel), numel)
-    return _Field(field, d, tangency_bound(X.shape[0], dtype, d, norm))
+    return _Field(field, d, tangency_bound(X.shape[0], dtype, d, norm), residual=D)
 
 
 def _follow(
@@ -371,20 +372,20 @@ def _follow(
 
     As :func:`ortholand.landing.attraction.step_length`: better bounds where the free ones bind.
     """
-    L, d, error, new_buffer = field
+    L, d, error, new_buffer = field[:4]
     dtype, numel, rule, lr = p.dtype, p.numel(), landing.options.rule, landing.options.lr
     place = address(L, dtype, numel)
     norm = passes.ortholand_norm(place, numel)
     eta = passes.ortholand_step(norm, d, error, options)
     if rule is not None and rule.improves and not (eta >= lr and d <= landing.options.aim):
         X, F = _one_matrix(p, plan), _one_matrix(L.view_as(p), plan)
-        free, is_inside = torch.full((), d, dtype=dtype), d <= landing.options.aim
-        for bound, distance in better_bounds(
-            landing.options, F, free, lambda: gram_minus_identity(X), stops=is_inside
-        ):
+        free, residual = torch.full((), d, dtype=dtype), lambda: gram_minus_identity(X)
+        if field.residual is not None:
+            residual = lambda: field.residual  # noqa: E731
+        for bound, distance in better_bounds(landing.options, F, free, residual, stops=True):
             d = float(distance)
             eta = passes.ortholand_step(float(bound), d, error, options)
-            if is_inside and eta >= lr:
+            if eta >= lr and d <= landing.options.aim:
                 break
     held = [0, 0]
     if buffer is not None and new_buffer is not None:
