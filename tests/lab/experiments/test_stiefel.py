@@ -1,3 +1,4 @@
+import math
 from dataclasses import asdict, replace
 
 import pytest
@@ -15,11 +16,12 @@ from ortholand.lab.experiments.stiefel.runs import (
     STIEFEL_METHODS,
     STIEFEL_RETRACTIONS,
     TIGHT,
-    TIMED_ITERATION,
     TIMED_METHODS,
     StiefelSettings,
+    TimedIteration,
     begin,
     householder_step,
+    iterations_timed,
     make_problem,
     plan,
     run_unit,
@@ -35,6 +37,7 @@ from ortholand.lab.study.timing import TIMING
 from ortholand.retractions import retract
 
 CONTEXT = Context(seed=3, device=torch.device("cpu"), tick=lambda _: None)
+TIMED = [(method, k) for method in TIMED_METHODS for k in iterations_timed(method)]
 SMALL = StiefelSettings(n=30, sizes=(3, 5), iterations=9, every=4, repetitions=2)
 TASK = plan(SMALL)[0].task
 
@@ -104,18 +107,20 @@ def test_the_timing_has_every_method_and_two_more():
     timing = plan(SMALL)[len(STIEFEL_METHODS)].task
     ticks = []
     series = run_unit(timing, replace(CONTEXT, tick=ticks.append)).series
-    assert [run.method for run in timing.runs] == [*STIEFEL_METHODS, HOUSEHOLDER, GRADIENT]
+    assert [(run.method, run.iteration) for run in timing.runs] == TIMED
+    assert list(dict(TIMED)) == [*STIEFEL_METHODS, HOUSEHOLDER, GRADIENT]
     turns = [i for i in range(len(timing.runs)) for _ in range(timing.repetitions)]
     assert sorted(series["run"]) == turns
     assert sum(ticks) == timing.warm_up + timing.repetitions
     assert min(series["seconds"]) > 0
 
 
+@pytest.mark.parametrize("k", [1, 6])
 @pytest.mark.parametrize("method", STIEFEL_METHODS)
-def test_a_timed_iteration_is_always_the_same_one_of_its_run(method):
-    run = replace(TASK, method=method)
+def test_a_timed_iteration_is_always_the_same_one_of_its_run(method, k):
+    run = TimedIteration(SMALL, method, 3, k)
     Y, _, advance = begin(run, CONTEXT)
-    for _ in range(TIMED_ITERATION):
+    for _ in range(k):
         before = Y.detach().clone()
         advance()
     action = timed_iteration(run, CONTEXT)
@@ -132,6 +137,14 @@ def test_the_same_seed_gives_the_same_numbers_and_another_does_not():
     assert run_unit(TASK, CONTEXT) != run_unit(TASK, replace(CONTEXT, seed=4))
 
 
+def test_every_iteration_is_stood_for_once():
+    for method in TIMED_METHODS:
+        timed = iterations_timed(method)
+        first = [1, *(last + 1 for last in timed.values())]
+        assert all(a <= k <= b for a, k, b in zip(first, timed, timed.values(), strict=False))
+        assert list(timed.values())[-1] == math.inf
+
+
 # Claims, on records made by hand.
 
 SIZES = (50, 100)
@@ -145,8 +158,8 @@ def record(unit, task, series):
 
 def timing_series(times):
     """The series of a timing: one of three repetitions is disturbed."""
-    turns = [(i, t) for i, m in enumerate(TIMED_METHODS) for t in (times[m], 1000 * times[m])]
-    turns += [(i, times[m]) for i, m in enumerate(TIMED_METHODS)]
+    turns = [(i, t) for i, (m, _) in enumerate(TIMED) for t in (times[m], 1000 * times[m])]
+    turns += [(i, times[m]) for i, (m, _) in enumerate(TIMED)]
     return dict(zip(("run", "seconds"), zip(*turns, strict=True), strict=True))
 
 
@@ -179,6 +192,22 @@ def hand_made(sizes=SIZES, *, times=None, iterations=None, ends=None, largest=0.
 def statement(part):
     (found,) = [c for c in STIEFEL.claims if part in c.statement]
     return found
+
+
+def test_the_first_iterations_of_landing_count_as_what_they_take():
+    records = hand_made(iterations={LANDING: 40})
+    timing = records[unit_name(TIMING, 50)]
+    dear = TIMED.index((LANDING, 2))
+    seconds = [
+        5.0 if i == dear else s
+        for i, s in zip(timing.series("run"), timing.series("seconds"), strict=True)
+    ]
+    series = {**timing.result.series, "seconds": seconds}
+    changed = Records(
+        {**records, unit_name(TIMING, 50): replace(timing, result=Result(series, {}))}
+    )
+    assert claims.time_needed(records, LANDING, 50) == pytest.approx(40)
+    assert claims.time_needed(changed, LANDING, 50) == pytest.approx(3 * 5 + 37)
 
 
 def test_times_are_medians_and_products():

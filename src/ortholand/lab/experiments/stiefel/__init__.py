@@ -7,7 +7,7 @@ need not be much faster there, since the Cayley retraction takes a solve of size
 from ortholand.lab.experiments.stiefel.claims import STIEFEL_CLAIMS
 from ortholand.lab.experiments.stiefel.figures import STIEFEL_FIGURES
 from ortholand.lab.experiments.stiefel.runs import (
-    TIMED_ITERATION,
+    LANDING_TIMED,
     StiefelSettings,
     plan,
     run_unit,
@@ -30,9 +30,9 @@ STIEFEL = Study(
         "all, with lam = 1/2, so that eta lam = 1/2 lands at once. The library's QR is Cholesky's "
         "from 64 columns on, and its Cayley a solve of size 2p; QR by Householder's method, as a "
         "short program has it, is timed too. Times are medians of iterations that took turns, on "
-        f"one thread: of iteration {TIMED_ITERATION}, in which landing still pays for a better "
-        "bound than the free one (later it does not). Errors are measured in float64. Quick and "
-        "smoke have smaller matrices."
+        f"one thread; landing's of iterations {', '.join(map(str, LANDING_TIMED))}, weighted by "
+        "how many are like them: the first pay for better bounds of the safe step. Errors are "
+        "measured in float64. Quick and smoke have smaller matrices."
     ),
     settings={
         "smoke": StiefelSettings(n=200, sizes=(10, 20, 40), every=4, repetitions=5),

@@ -3,6 +3,7 @@
 C is diagonal, so that its gradient costs little beside the step of any method.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,8 +36,10 @@ STIEFEL_RETRACTIONS = ("qr", "cayley")
 STIEFEL_METHODS = (*STIEFEL_LANDINGS, *STIEFEL_RETRACTIONS)
 HOUSEHOLDER, GRADIENT = "qr-householder", "gradient-dense"  # timed only
 TIMED_METHODS = (*STIEFEL_METHODS, HOUSEHOLDER, GRADIENT)
-# On its way, where landing's step still asks for more than the free bound, as in a third of a run.
-TIMED_ITERATION = 6
+# The iterations that are timed, each with the last of those that it stands for. Landing's first
+# ones pay for better bounds of the safe step; those of other methods are all alike.
+LANDING_TIMED = {2: 3, 6: 8, 12: 20, 30: math.inf}
+OTHERS_TIMED = {6: math.inf}
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,18 @@ class StiefelRun:
     p: int
 
 
+@dataclass(frozen=True)
+class TimedIteration(StiefelRun):
+    """One iteration of a run."""
+
+    iteration: int = 1
+
+
+def iterations_timed(method: str) -> dict[int, float]:
+    """Those of a method, each with the last of those that it stands for."""
+    return LANDING_TIMED if method in (LANDING, AFTER) else OTHERS_TIMED
+
+
 def unit_name(method: str, p: int) -> str:
     """Name of the run of a method, or of the timing, at a size."""
     return f"{method}-p-{p}"
@@ -73,15 +88,18 @@ def plan(settings: StiefelSettings) -> list[Unit[Any]]:
     """Every method at every size, and the timing at every size."""
     units = []
     for p in settings.sizes:
-        runs = {method: StiefelRun(settings, method, p) for method in TIMED_METHODS}
-        units += [Unit(unit_name(m, p), runs[m], settings.iterations) for m in STIEFEL_METHODS]
+        runs = {method: StiefelRun(settings, method, p) for method in STIEFEL_METHODS}
+        units += [Unit(unit_name(m, p), run, settings.iterations) for m, run in runs.items()]
         repetitions = settings.repetitions * max(settings.sizes) // p
-        timing = Timing(tuple(runs.values()), warm_up=1, repetitions=repetitions)
+        iterations = [
+            TimedIteration(settings, m, p, k) for m in TIMED_METHODS for k in iterations_timed(m)
+        ]
+        timing = Timing(tuple(iterations), warm_up=1, repetitions=repetitions)
         units.append(timing_unit(timing, unit_name(TIMING, p)))
     return units
 
 
-def run_unit(task: StiefelRun | Timing[StiefelRun], context: Context) -> Result:
+def run_unit(task: StiefelRun | Timing[TimedIteration], context: Context) -> Result:
     """Iterate in float32, measuring in float64; or time single iterations in turn."""
     if isinstance(task, Timing):
         return time_runs(task, timed_iteration, context)
@@ -102,7 +120,7 @@ def run_unit(task: StiefelRun | Timing[StiefelRun], context: Context) -> Result:
     return Result(follow(marks, advance, measure, context.tick), {})
 
 
-def timed_iteration(run: StiefelRun, context: Context) -> Action:
+def timed_iteration(run: TimedIteration, context: Context) -> Action:
     """Gradient and step, each time from the same iterate; or a gradient with a dense matrix."""
     n = run.settings.n
     if run.method == GRADIENT:
@@ -110,7 +128,7 @@ def timed_iteration(run: StiefelRun, context: Context) -> Action:
         dense = torch.randn(n, n, generator=generator).to(context.device)
         return Action(partial(PCA(dense, run.p).grad, start(run, context)))
     X, _, advance = begin(replace(run, method="qr") if run.method == HOUSEHOLDER else run, context)
-    for _ in range(TIMED_ITERATION - 1):
+    for _ in range(run.iteration - 1):
         advance()
     X0 = X.detach().clone()
     if run.method == HOUSEHOLDER:
