@@ -148,7 +148,7 @@ class TestWrongAccessesAreFound:
         start = packed.buffer_info()[0]
         report = report_of(lambda: step(options, start, 1, 20), tmp_path / "report")
         assert "AddressSanitizer: heap-buffer-overflow" in report
-        assert "landing.cpp" in report
+        assert "tiles.h" in report or "landing.cpp" in report  # as a compiler inlines it
 
     def test_a_tall_parameter_that_is_too_short(self, tmp_path):
         X, G = torch.eye(20)[:, :9].contiguous(), torch.zeros(19, 9)
