@@ -52,11 +52,6 @@ class StepsCase:
         """Number of all entries."""
         return sum(torch.Size(shape).numel() for shape in self.shapes)
 
-    @property
-    def is_wide(self) -> bool:
-        """Whether the matrices of some parameters have orthonormal rows, fewer than columns."""
-        return any(shape[-2] < shape[-1] for shape in self.shapes)
-
 
 # ResNet-18's convolutions seen as matrices: (filters, channels x height x width).
 RESNET_SHAPES = (
@@ -188,7 +183,7 @@ def muon(case: StepsCase) -> dict[str, Step]:
 
 
 def pogo(case: StepsCase) -> dict[str, Step]:
-    """POGO with its two base optimizers. It wants stacks of matrices, all of them tall or wide."""
+    """POGO with its two base optimizers. It wants stacks of tall matrices."""
     if not find_spec("pogo"):
         return {}
     library, bases = import_module("pogo"), import_module("pogo.base")
@@ -197,9 +192,9 @@ def pogo(case: StepsCase) -> dict[str, Step]:
         "SGD, momentum": bases.SGD(momentum=0.9),
         "VectorAdam": bases.VectorAdam(),
     }
-    params = partial(parameters, case, stacked=True)
+    params = partial(parameters, case, stacked=True, tall=True)
     return {
-        f"POGO + {name}": library.POGO(params(), base, LR, rows=case.is_wide).step
+        f"POGO + {name}": library.POGO(params(), base, LR, rows=False).step
         for name, base in contenders.items()
     }
 
