@@ -14,6 +14,7 @@ from ortholand import native
 from ortholand.native import build
 from ortholand.native.layout import Layout
 from ortholand.optim.engines import compiled
+from tests.native import agreement
 
 pytestmark = pytest.mark.skipif(
     native.tall_kernel(torch.float64, 9, 3, 1) is None, reason="no C++ compiler"
@@ -96,16 +97,7 @@ def run(shape, dtype, fused, gradients, layout=contiguous, seed=0, **options):
 
 
 def assert_same(one, other, dtype, factor=1.0):
-    (X, state), (Y, other_state) = one, other
-    tolerance = 200 * factor * torch.finfo(dtype).eps
-    torch.testing.assert_close(X, Y, rtol=tolerance, atol=tolerance)
-    assert state.keys() == other_state.keys()
-    assert state["skipped"] == other_state["skipped"]
-    for name in state.keys() - {"skipped", "limited"}:  # a step may be lr but for rounding
-        size = float(other_state[name].abs().max()) or 1.0
-        torch.testing.assert_close(
-            state[name], other_state[name], rtol=tolerance, atol=tolerance * size
-        )
+    agreement.assert_same(one, other, dtype, 2 * factor)  # a pass more
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

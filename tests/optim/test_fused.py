@@ -11,6 +11,7 @@ from torch import nn
 
 import ortholand as ol
 from ortholand.native import LARGEST_SIZE, kernel
+from tests.native.agreement import assert_same
 
 pytestmark = pytest.mark.skipif(
     kernel(torch.float64, 3) is None, reason="no C++ compiler: there are no compiled steps"
@@ -63,19 +64,6 @@ def run(shape, dtype, fused, n_steps=3, scale=1.0, seed=0, **options):
         X.grad = (scale * noise / shape[-1] ** 0.5).to(dtype)
         optimizer.step()
     return X.detach(), optimizer.state[X]
-
-
-def assert_same(one, other, dtype, factor=1.0):
-    (X, state), (Y, other_state) = one, other
-    tolerance = 100 * factor * torch.finfo(dtype).eps
-    torch.testing.assert_close(X, Y, rtol=tolerance, atol=tolerance)
-    assert state.keys() == other_state.keys()
-    assert state["skipped"] == other_state["skipped"]
-    for name in state.keys() - {"skipped", "limited"}:  # a step may be lr but for rounding
-        size = float(other_state[name].abs().max()) or 1.0
-        torch.testing.assert_close(
-            state[name], other_state[name], rtol=tolerance, atol=tolerance * size
-        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

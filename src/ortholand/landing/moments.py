@@ -26,6 +26,7 @@ from ortholand.geometry.matrices import (
     sharp_gram_minus_identity,
     subtract_product_,
     sym,
+    wide_dtype,
 )
 from ortholand.landing.attraction import LandingOptions, Move
 from ortholand.landing.gram import Gram, cast, combine, inner, times
@@ -368,8 +369,7 @@ def _in_algebra_type(X: Tensor, rows: Rows, *matrices: Tensor) -> list[Tensor]:
     single = torch.finfo(X.dtype).bits <= 32 and X.device.type != "mps"
     if not single or rows.total < DOUBLE_FROM * X.shape[-1]:
         return list(matrices)
-    dtype = torch.complex128 if X.is_complex() else torch.float64
-    return [cast(M, dtype) for M in matrices]
+    return [cast(M, wide_dtype(X)) for M in matrices]
 
 
 def _trace(T: Tensor) -> Tensor:

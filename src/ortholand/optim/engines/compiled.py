@@ -317,8 +317,8 @@ class _Field(NamedTuple):
     L: Tensor
     distance: float
     tangency_error: float
+    residual: Callable[[], Tensor]  # gives X^T X - I
     new_buffer: Tensor | None = None
-    residual: Tensor | None = None  # X^T X - I, where it is small and still there
 
 
 def _square_field(
@@ -332,8 +332,8 @@ def _square_field(
     d = passes.ortholand_residual(*places, held, n, options)
     # With momentum P holds the new buffer; else it is free.
     if buffer is None:
-        return _Field(torch.mm(S, X, out=P), d, 0.0)
-    return _Field(torch.mm(S, X), d, 0.0, P)
+        return _Field(torch.mm(S, X, out=P), d, 0.0, partial(gram_minus_identity, X))
+    return _Field(torch.mm(S, X), d, 0.0, partial(gram_minus_identity, X), P)
 
 
 def _tall_field(
@@ -356,7 +356,7 @@ def _tall_field(
     torch.mm(G, b.neg_() if plan.maximize else b, out=L)
     L.addmm_(X, a)
     norm = passes.ortholand_norm(address(gradient, dtype, numel), numel)
-    return _Field(field, d, tangency_bound(X.shape[0], dtype, d, norm), residual=D)
+    return _Field(field, d, tangency_bound(X.shape[0], dtype, d, norm), lambda: D)
 
 
 def _follow(
@@ -372,17 +372,15 @@ def _follow(
 
     As :func:`ortholand.landing.attraction.step_length`: better bounds where the free ones bind.
     """
-    L, d, error, new_buffer = field[:4]
+    L, d, error, _, new_buffer = field
     dtype, numel, rule, lr = p.dtype, p.numel(), landing.options.rule, landing.options.lr
     place = address(L, dtype, numel)
     norm = passes.ortholand_norm(place, numel)
     eta = passes.ortholand_step(norm, d, error, options)
     if rule is not None and rule.improves and not (eta >= lr and d <= landing.options.aim):
-        X, F = _one_matrix(p, plan), _one_matrix(L.view_as(p), plan)
-        free, residual = torch.full((), d, dtype=dtype), lambda: gram_minus_identity(X)
-        if field.residual is not None:
-            residual = lambda: field.residual  # noqa: E731
-        for bound, distance in better_bounds(landing.options, F, free, residual, stops=True):
+        F = _one_matrix(L.view_as(p), plan)
+        free = torch.full((), d, dtype=dtype)
+        for bound, distance in better_bounds(landing.options, F, free, field.residual, stops=True):
             d = float(distance)
             eta = passes.ortholand_step(float(bound), d, error, options)
             if eta >= lr and d <= landing.options.aim:

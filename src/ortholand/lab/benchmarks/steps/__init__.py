@@ -31,5 +31,5 @@ STEPS = Study(
     claims=CLAIMS,
     figures=FIGURES,
     tables=TABLES,
-    seconds={"smoke": 15, "quick": 300, "full": 600},
+    seconds={"smoke": 15, "quick": 600, "full": 1200},
 )

@@ -161,9 +161,7 @@ def ours(case: StepsCase) -> dict[str, Step]:
         "LandingSGD, not compiled": partial(landing, fused=False),
         "LandingAdam, after": partial(LandingAdam, lr=LR, view=case.view, attraction="after"),
     }
-    for name in ("cayley", "qr"):
-        if case.others:  # minutes
-            continue
+    for name in () if case.others else ("cayley", "qr"):  # minutes where they differ: ResNet-18
         if case.rows <= 600 or name == "qr":
             retraction = partial(RiemannianSGD, lr=LR, view=case.view, retraction=name)
             makers[f"RiemannianSGD, {name}"] = retraction

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from ortholand.lab.experiments.descents import FASTER, iterations_to
@@ -61,18 +62,17 @@ def large_sizes(records: Records) -> list[int]:
 
 
 def iteration_time(records: Records, method: str, p: int) -> float:
-    """Median seconds of an iteration, in the mean over those to the accuracy (if they reach it)."""
-    needed = 1.0
-    if method in STIEFEL_METHODS:
-        needed = iterations_needed(records, method, p)
-    needed = needed if math.isfinite(needed) else 1.0
-    total, before = 0.0, 0.0
-    for iteration, last in iterations_timed(method).items():
-        timing = records[unit_name(TIMING, p)]
-        seconds = seconds_per_iteration(timing, method=method, iteration=iteration)
-        total += max(0.0, min(needed, last) - before) * seconds
-        before = last
-    return total / needed
+    """Median seconds of an iteration, in the mean over those to the accuracy (if it is reached)."""
+    timing, timed = records[unit_name(TIMING, p)], iterations_timed(method)
+    times = [seconds_per_iteration(timing, method=method, iteration=k) for k in timed]
+    if len(times) == 1:
+        return times[0]
+    needed = iterations_needed(records, method, p)
+    if not math.isfinite(needed):
+        return times[-1]
+    ends = [min(needed, last) for last in timed.values()]
+    spans = [end - start for start, end in pairwise([0.0, *ends])]
+    return sum(map(math.prod, zip(spans, times, strict=True))) / needed
 
 
 def iterations_needed(records: Records, method: str, p: int) -> float:

@@ -11,17 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ortholand.geometry import distance, random_orthogonal
 from ortholand.geometry.derivatives import relative_gradient_times_x
 from ortholand.geometry.manifold import orthonormal_factor
-from ortholand.geometry.matrices import gram_minus_identity
 from ortholand.lab.experiments.descents import follow, iterate, make_optimizer
 from ortholand.lab.study.records import Result
 from ortholand.lab.study.spec import Context, Unit
 from ortholand.lab.study.timing import TIMING, Action, Timing, time_runs, timing_unit
-from ortholand.optim import LandingSGD
 from ortholand.problems import PCA
 
 LANDING, AFTER = "landing", "landing-after"
@@ -104,15 +101,14 @@ def run_unit(task: StiefelRun | Timing[TimedIteration], context: Context) -> Res
     if isinstance(task, Timing):
         return time_runs(task, timed_iteration, context)
     referee = make_problem(task, context, torch.float64)
-    X, optimizer, advance = begin(task, context)
+    X, advance = begin(task, context)
 
     def measure() -> dict[str, float]:
         Y = X.detach().double()
         return {
             "error": float(referee.subspace_error(Y)),
             "to_manifold": float(distance(Y)),
-            "spectral_distance": float(spectral_distance(Y)),
-            "limited": optimizer.limited_steps() if isinstance(optimizer, LandingSGD) else 0,
+            "spectral_distance": float(distance(Y, spectral=True)),
         }
 
     iterations, every = task.settings.iterations, task.settings.every
@@ -127,7 +123,7 @@ def timed_iteration(run: TimedIteration, context: Context) -> Action:
         generator = torch.Generator().manual_seed(context.seed)
         dense = torch.randn(n, n, generator=generator).to(context.device)
         return Action(partial(PCA(dense, run.p).grad, start(run, context)))
-    X, _, advance = begin(replace(run, method="qr") if run.method == HOUSEHOLDER else run, context)
+    X, advance = begin(replace(run, method="qr") if run.method == HOUSEHOLDER else run, context)
     for _ in range(run.iteration - 1):
         advance()
     X0 = X.detach().clone()
@@ -137,13 +133,12 @@ def timed_iteration(run: TimedIteration, context: Context) -> Action:
     return Action(advance, partial(X.data.copy_, X0))
 
 
-def begin(run: StiefelRun, context: Context) -> tuple[nn.Parameter, Optimizer, Callable[[], None]]:
-    """The start of a run, its optimizer, and what makes the next iterate."""
+def begin(run: StiefelRun, context: Context) -> tuple[nn.Parameter, Callable[[], None]]:
+    """The start of a run, and what makes the next iterate of it."""
     settings, problem = run.settings, make_problem(run, context, torch.float32)
     X = nn.Parameter(start(run, context))
     options = dict(lam=settings.lam, eps=settings.eps, **STIEFEL_LANDINGS.get(run.method, {}))
-    optimizer = make_optimizer(X, run.method, settings.lr, **options)
-    return X, optimizer, partial(iterate, X, problem, optimizer)
+    return X, partial(iterate, X, problem, make_optimizer(X, run.method, settings.lr, **options))
 
 
 def make_problem(run: StiefelRun, context: Context, dtype: torch.dtype) -> PCA:
@@ -156,11 +151,6 @@ def make_problem(run: StiefelRun, context: Context, dtype: torch.dtype) -> PCA:
 def start(run: StiefelRun, context: Context) -> Tensor:
     """A random start, the same for all methods."""
     return random_orthogonal(run.settings.n, run.p, seed=context.seed).to(context.device)
-
-
-def spectral_distance(X: Tensor) -> Tensor:
-    """``||X^T X - I||_2``."""
-    return torch.linalg.eigvalsh(gram_minus_identity(X)).abs().max()
 
 
 def householder_step(X: Tensor, G: Tensor, lr: float) -> Tensor:
