@@ -361,13 +361,21 @@ def test_every_kind_of_tall_shape(dtype, options):
 
 
 @pytest.mark.parametrize("dtype", LANES, ids=str)
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"maximize": True}], ids=str)
 @pytest.mark.parametrize(
-    "shape", [(300, 140), (129, 129), (160, 160), (193, 193), (150, 9), (7, 200)]
+    "options",
+    [{}, {"momentum": 0.9}, {"maximize": True}, {"attraction": "after", "momentum": 0.9}, "adam"],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "shape", [(300, 140), (129, 129), (160, 160), (193, 193), (150, 9), (7, 200), (2, 130, 130)]
 )
 def test_large_matrices(shape, options, dtype):
-    X, memory = guarded(shape, "matrix", dtype, 0, 1)
-    optimizer = ol.LandingSGD([X], lr=0.1, fused=True, **options)
+    view = "matrix" if len(shape) == 2 else "kernel"
+    X, memory = guarded(shape, view, dtype, 0, 1)
+    if options == "adam":
+        optimizer = ol.LandingAdam([X], lr=1e-3, fused=True, view=view)
+    else:
+        optimizer = ol.LandingSGD([X], lr=0.1, fused=True, view=view, **options)
     for _ in range(2):
         step_once(optimizer, [(X, memory)])
 

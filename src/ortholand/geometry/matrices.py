@@ -73,16 +73,16 @@ HERMITIAN_FROM = 192  # columns from which half of a Gram matrix is computed, th
 BLOCKS = 4  # of columns: 5/8 of the products, in 0.7 of the time
 
 
-def gram_matrix(X: Tensor) -> Tensor:
-    """``X^H X`` of each matrix.
+def gram_matrix(X: Tensor, out: Tensor | None = None) -> Tensor:
+    """``X^H X`` of each matrix, in new memory or in that of another.
 
     It is Hermitian: of large ones only the blocks of columns on and above the diagonal are
     computed. (On the CPU, where products take as long as their arithmetic.)
     """
     if X.shape[-1] < HERMITIAN_FROM or not is_plain_cpu(X) or is_tracked(X):
-        return X.mH @ X
+        return torch.matmul(X.mH, X, out=out)
     p, width = X.shape[-1], -(-X.shape[-1] // BLOCKS)
-    S = X.new_empty(*X.shape[:-2], p, p)
+    S = X.new_empty(*X.shape[:-2], p, p) if out is None else out
     for matrix, square in zip(X.reshape(-1, *X.shape[-2:]), S.view(-1, p, p), strict=True):
         for i in range(0, p, width):
             left, right = matrix[:, i : i + width], matrix[:, i:]

@@ -54,7 +54,8 @@ class After(Attraction):
 
         What rounding adds to it is in the D of the next step.
         """
-        field = FieldGram(gram)
+        near = gram.is_near(options.lr)
+        field = FieldGram(gram, near=near)
         bounds = field.bounds(gram.unit, options.rule, options.eps)
         eta, m, taken, limited = step_and_taken(bounds, gram.D.shape[-1], options)
         c = (m + 1).rsqrt()
@@ -64,10 +65,11 @@ class After(Attraction):
         W = times(-cube, E)  # c (I - (Y^H Y - I) / 2) - I
         W.diagonal(dim1=-2, dim2=-1).add_((1.5 * c - 1 - cube)[..., None])
         a, b = field.tangent_coefficients
-        a, b = times(tangent, a), times(tangent, b)
+        a = times(tangent, a)
         new_a = add_product(W + a, a, W)
         new_a = unless_zero(options.lr, new_a, torch.zeros_like(a))
-        return Coefficients(new_a, add_product(b, b, W), taken, limited)
+        new_b = b + W / 2 if gram.hides(W) else add_product(b, b, W)  # b = (I + D) / 2
+        return Coefficients(new_a, times(tangent, new_b), taken, limited)
 
 
 def step_and_taken(

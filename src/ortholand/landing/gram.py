@@ -21,7 +21,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ortholand.geometry.matrices import add_product, add_product_, per_matrix, product, skew, sym
+from ortholand.geometry.matrices import (
+    add_product,
+    add_product_,
+    is_plain_cpu,
+    per_matrix,
+    product,
+    skew,
+    sym,
+)
 from ortholand.safe_step import (
     FROBENIUS,
     BetterBounds,
@@ -29,6 +37,9 @@ from ortholand.safe_step import (
     SafeStepRule,
     spectral_distance,
 )
+
+# What is less than this share of what rounding does anyway is left out, with its products.
+LITTLE = 0.125
 
 
 class Gram(NamedTuple):
@@ -51,6 +62,25 @@ class Gram(NamedTuple):
         """Bound of what rounding leaves of ``Sym(X^H R)``, R the tangent part of B."""
         return (1 + self.distance) * (self.unit * self.size) * self.roundoff
 
+    def is_near(self, lr: float | Tensor) -> bool:
+        """Whether D changes less of ``R^H R``, for steps up to lr, than rounding does.
+
+        A branch, so only where that waits for no device.
+        """
+        if isinstance(lr, Tensor):
+            return False
+        return self._is_little(4 * (lr * self.unit * self.size) ** 2)
+
+    def hides(self, W: Tensor) -> bool:
+        """Whether ``D W`` is less than what rounding does to the identity."""
+        return self._is_little(torch.linalg.vector_norm(W, dim=(-2, -1)))
+
+    def _is_little(self, factor: Tensor) -> bool:
+        """Whether D times so much is. A branch, so only where that waits for no device."""
+        if self.apart or not is_plain_cpu(self.D):
+            return False
+        return bool((self.distance * factor <= LITTLE * self.roundoff).all())
+
 
 class Coefficients(NamedTuple):
     """A step ``X + X a + B1 b``, and which matrices may take it."""
@@ -62,13 +92,26 @@ class Coefficients(NamedTuple):
 
 
 class FieldGram:
-    """A field ``L1 = share R1 + pull X D``, R1 the tangent part of B1; a ``FieldProducts``."""
+    """A field ``L1 = share R1 + pull X D``, R1 the tangent part of B1; a ``FieldProducts``.
 
-    def __init__(self, gram: Gram, share: Tensor | float = 1.0, pull: Tensor | float = 0.0) -> None:
-        self.gram, self.share, self.pull = gram, share, pull
+    ``near``: D is so small that its products with M and T are left out; what they would have
+    changed is added to bounds, as what rounding may have eaten is.
+    """
+
+    def __init__(
+        self,
+        gram: Gram,
+        share: Tensor | float = 1.0,
+        pull: Tensor | float = 0.0,
+        *,
+        near: bool = False,
+    ) -> None:
+        self.gram, self.share, self.pull, self.near = gram, share, pull, near
         self.S = gram.D.clone()
         self.S.diagonal(dim1=-2, dim2=-1).add_(1)
-        self.MS, self.TS = product(gram.M, self.S), product(gram.T, self.S)
+        self.MS, self.TS = gram.M, gram.T
+        if not near:
+            self.MS, self.TS = product(gram.M, self.S), product(gram.T, self.S)
 
     @property
     def tangent_coefficients(self) -> tuple[Tensor, Tensor]:
@@ -78,9 +121,10 @@ class FieldGram:
     @property
     def tangent_square(self) -> Tensor:
         """``R1^H R1``."""
-        M, S = self.gram.M, self.S
-        half = add_product(product(S, self.TS), M, self.MS, alpha=-2)
-        return sym(add_product(half, self.MS, M.mH)) / 4
+        # M S M^H is Hermitian: both products with M on the left in one.
+        mixed = 2 * self.MS - self.MS.mH
+        STS = self.TS if self.near else product(self.S, self.TS)
+        return sym(add_product(STS, self.gram.M, mixed, alpha=-1)) / 4
 
     @property
     def square(self) -> Tensor:
@@ -96,7 +140,8 @@ class FieldGram:
     def squared_norm(self) -> Tensor:
         """``||L1||_F^2``: the two parts are orthogonal."""
         M, MS = self.gram.M, self.MS
-        tangent = inner(self.S, self.TS) - 2 * inner(M.mH, MS) + inner(M, MS)
+        size = trace(self.TS) if self.near else inner(self.S, self.TS)
+        tangent = size - 2 * inner(M.mH, MS) + inner(M, MS)
         square = tangent * (0.25 * self.share * self.share)
         if isinstance(self.pull, float):
             return square
@@ -106,8 +151,10 @@ class FieldGram:
         """The rule's bound of L1, with what rounding may have eaten of its square added again."""
         gram, rule = self.gram, FROBENIUS if rule is None else rule
         assert rule.squared_gram_bound is not None
-        error = (1 + gram.distance).square() * (gram.roundoff * gram.size * gram.size)
-        error = error * (self.share * self.share)
+        unknown = (1 + gram.distance).square() * gram.roundoff
+        if self.near:
+            unknown = unknown + 4 * gram.distance
+        error = unknown * (gram.size * gram.size) * (self.share * self.share)
         return (rule.squared_gram_bound(self).clamp(min=0) + error).sqrt()
 
     def bounds(self, unit: Tensor, rule: SafeStepRule | None, eps: float) -> FieldBounds:
@@ -124,6 +171,12 @@ class FieldGram:
 
         norm = unit * self.bound(None)
         return FieldBounds(norm, gram.distance, gram.tangency_error, better, not gram.apart)
+
+
+def trace(T: Tensor) -> Tensor:
+    """The trace of each Hermitian matrix, summed in float64 where there is one."""
+    dtype = None if T.device.type == "mps" else torch.float64
+    return T.diagonal(dim1=-2, dim2=-1).real.sum(-1, dtype=dtype)
 
 
 def squared_normal_norm(D: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from ortholand.geometry.matrices import (
     wide_dtype,
 )
 from ortholand.landing.attraction import LandingOptions, Move
-from ortholand.landing.gram import Gram, cast, combine, inner, times
+from ortholand.landing.gram import Gram, cast, combine, inner, times, trace
 from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows, StateKind
 
 State = dict[str, Tensor]
@@ -199,7 +199,7 @@ class Momentum:
     ) -> MatrixStep:
         D, T, M = _in_algebra_type(X, rows, *sums.hermitian, sums.others[0])
         others = sums.others[1:]
-        size = _trace(T).sqrt() if rows.apart else 1.0
+        size = trace(T).sqrt() if rows.apart else 1.0
         if len(others) > bool(self.nesterov):  # the flags of all ranks
             # The first gradient enters whole, as in torch; no nesterov with dampening.
             first = 1 - others[-1].real.clamp(max=1).double()
@@ -257,8 +257,9 @@ class AdamMoments:
     ) -> PendingStep:
         """The step of tall matrices of which these rows are here.
 
-        The mean ``F - X C``, ``F = beta1 m + (1 - beta1) G``, loses the normal part of the gradient
-        only when ``X^H G`` is known; its Gram matrices lose theirs by algebra.
+        The mean is ``F - X C``, ``F = beta1 m + (1 - beta1) G``: the normal part of the gradient is
+        taken from it. It is known only when ``X^H G`` is; but ``X C X^H`` is Hermitian, so F stands
+        for the same direction as the mean.
         """
         beta1, m = self.betas[0], state["exp_avg"]
         F = torch.mul(G, 1 - beta1).add_(m, alpha=beta1)
@@ -292,19 +293,16 @@ class AdamMoments:
         if rows.apart:
             norm_m, norm_G = norm_m.sqrt(), norm_G.sqrt()
         H = times(1 / unit, sym(XG))
-        C = (1 - beta1) * H
-        DC, CXF = D @ C, C @ XF
-        M = XF - C - DC
-        T = T - CXF - CXF.mH + C @ C + C @ DC
         tangent = unit * _tangent_norm(H, D, norm_G / unit, rows.total, X.dtype)
         scale, numbers = self.scale(tangent, X.shape[-1], state)
         size = (beta1 * norm_m + (1 - beta1) * norm_G) / unit
-        gram = _gram(D, M, T, scale * unit, size, rows, X.dtype)
+        gram = _gram(D, XF, T, scale * unit, size, rows, X.dtype)
         assert options.attraction.coefficients is not None
         a, b, taken, limited = options.attraction.coefficients(gram, options)
-        moved = combine(X, F1, a - C @ b, b)
+        moved = combine(X, F1, a, b)
         # F1 is free now.
-        mean = subtract_product_(F1, X, cast(C, X.dtype)).mul_(per_matrix(unit, X))
+        C = cast((1 - beta1) * H, X.dtype)
+        mean = subtract_product_(F1, X, C).mul_(per_matrix(unit, X))
         return MatrixStep(moved, taken, {"exp_avg": mean, **numbers}, limited)
 
 
@@ -370,12 +368,6 @@ def _in_algebra_type(X: Tensor, rows: Rows, *matrices: Tensor) -> list[Tensor]:
     if not single or rows.total < DOUBLE_FROM * X.shape[-1]:
         return list(matrices)
     return [cast(M, wide_dtype(X)) for M in matrices]
-
-
-def _trace(T: Tensor) -> Tensor:
-    """The trace of each Hermitian matrix, summed in float64 where there is one."""
-    dtype = None if T.device.type == "mps" else torch.float64
-    return T.diagonal(dim1=-2, dim2=-1).real.sum(-1, dtype=dtype)
 
 
 def _tangent_norm(H: Tensor, D: Tensor, norm: Tensor, n: int, dtype: torch.dtype) -> Tensor:

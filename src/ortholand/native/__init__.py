@@ -71,11 +71,19 @@ SIGNATURES = {
         )
     },
     "large": {
-        "ortholand_residual": (*[_POINTER] * 3, ctypes.c_int64, ctypes.c_char_p),
+        "ortholand_generator": (
+            *[_POINTER] * 2,
+            ctypes.c_int64,
+            *[ctypes.c_double] * 2,
+            ctypes.c_char_p,
+        ),
+        "ortholand_field": (*[_POINTER] * 2, ctypes.c_int64, ctypes.c_double, ctypes.c_char_p),
+        "ortholand_shift": (*[_POINTER] * 2, ctypes.c_int64, *[ctypes.c_double] * 2),
+        "ortholand_overshoot": (*[_POINTER] * 3, ctypes.c_int64, ctypes.c_double),
         "ortholand_norm": (_POINTER, ctypes.c_int64),
         "ortholand_step": (*[ctypes.c_double] * 3, ctypes.c_char_p),
         "ortholand_move": (
-            *[_POINTER] * 4,
+            *[_POINTER] * 2,
             ctypes.c_int64,
             *[ctypes.c_double] * 3,
             ctypes.c_char_p,
@@ -87,7 +95,10 @@ SIGNATURES = {
 RESULTS = {
     "ortholand_landing": None,
     "ortholand_tall": None,
-    "ortholand_residual": ctypes.c_double,
+    "ortholand_generator": ctypes.c_double,
+    "ortholand_field": ctypes.c_double,
+    "ortholand_shift": None,
+    "ortholand_overshoot": ctypes.c_double,
     "ortholand_norm": ctypes.c_double,
     "ortholand_step": ctypes.c_double,
     "ortholand_move": ctypes.c_int,

@@ -1,7 +1,7 @@
-// What a landing step of a large matrix needs besides its products: two passes over memory.
+// What a landing step of a large matrix needs besides its products: some passes over memory.
 //
 // The products are torch's; between them torch's own operations would read and write the matrices
-// ten times, and hold four more of them.
+// ten times and more, and hold four to six of them.
 
 #include <algorithm>
 #include <cstdint>
@@ -28,28 +28,22 @@ double sum_of_squares(const T* x, int64_t n) {
     return sum;
 }
 
-// S <- A + lam (S - I) in a tile where Skew(P) is given; the sum of squares of S - I in it.
-double apply(const T (*skew)[TILE + 1], int64_t height, int64_t width, int64_t first_row,
-             int64_t first_column, T* P, T* S, const T* buffer, int64_t n, const Options& o) {
-    const T lam = T(o.lam), momentum = T(o.momentum);
+// A tile of the new first moment, from Skew(P) there; the sum of squares of Skew(P) in it.
+double accumulate(const T (*skew)[TILE + 1], int64_t height, int64_t width, int64_t first_row,
+                  int64_t first_column, T* P, const T* buffer, T decay, T share, int64_t n) {
     double sum = 0;
     for (int64_t r = 0; r < height; ++r) {
         const int64_t start = (first_row + r) * n + first_column;
-        T A[TILE];
-        std::copy_n(skew[r], width, A);
-        if (buffer) {
-#pragma omp simd
-            for (int64_t c = 0; c < width; ++c) A[c] += momentum * buffer[start + c];
-            std::copy_n(A, width, P + start);
-        }
-        const int64_t diagonal = first_row + r - first_column;
-        if (0 <= diagonal && diagonal < width) S[start + diagonal] -= T(1);
+        const T* row = skew[r];
 #pragma omp simd reduction(+ : sum)
-        for (int64_t c = 0; c < width; ++c) {
-            const T D = S[start + c];
-            S[start + c] = A[c] + lam * D;
-            sum += double(D) * double(D);
+        for (int64_t c = 0; c < width; ++c) sum += double(row[c]) * double(row[c]);
+        if (!buffer) {
+            std::copy_n(row, width, P + start);
+            continue;
         }
+#pragma omp simd
+        for (int64_t c = 0; c < width; ++c)
+            P[start + c] = share * row[c] + decay * buffer[start + c];
     }
     return sum;
 }
@@ -58,9 +52,10 @@ double apply(const T (*skew)[TILE + 1], int64_t height, int64_t width, int64_t f
 
 extern "C" {
 
-// From P = G X^T and S = X X^T, square: S becomes M = A + lam (S - I), where A = Skew(P), or
-// A = Skew(P) + momentum * buffer, which then takes P's place. Gives ||S - I||.
-double ortholand_residual(T* P, T* S, const T* buffer, int64_t n, const Options* o) {
+// P = G X^T, square, becomes the generator A: Skew(P), or share * Skew(P) + decay * buffer.
+// Gives ||Skew(P)||.
+double ortholand_generator(T* P, const T* buffer, int64_t n, double decay, double share,
+                           const Options* o) {
     const T half = half_of_descent<T>(*o);
     double sum = 0;
     for (int64_t ib = 0; ib < n; ib += TILE)
@@ -74,12 +69,59 @@ double ortholand_residual(T* P, T* S, const T* buffer, int64_t n, const Options*
             for (int64_t i = 0; i < height; ++i)
                 for (int64_t j = 0; j < width; ++j)
                     above[i][j] = half * (P[(ib + i) * n + jb + j] - below[j][i]);
-            sum += apply(above, height, width, ib, jb, P, S, buffer, n, *o);
+            sum += accumulate(above, height, width, ib, jb, P, buffer, T(decay), T(share), n);
             if (ib == jb) continue;
             for (int64_t i = 0; i < height; ++i)
                 for (int64_t j = 0; j < width; ++j) below[j][i] = -above[i][j];
-            sum += apply(below, width, height, jb, ib, P, S, buffer, n, *o);
+            sum += accumulate(below, width, height, jb, ib, P, buffer, T(decay), T(share), n);
         }
+    return std::sqrt(sum);
+}
+
+// S = X X^T becomes scale * A + lam (S - I). Gives ||S - I||.
+double ortholand_field(T* S, const T* A, int64_t n, double scale, const Options* o) {
+    const T lam = T(o->lam), factor = T(scale);
+    double sum = 0;
+    for (int64_t row = 0; row < n; ++row) {
+        T* s = S + row * n;
+        const T* a = A + row * n;
+        s[row] -= T(1);
+#pragma omp simd reduction(+ : sum)
+        for (int64_t c = 0; c < n; ++c) {
+            const T D = s[c];
+            s[c] = factor * a[c] + lam * D;
+            sum += double(D) * double(D);
+        }
+    }
+    return std::sqrt(sum);
+}
+
+// R becomes c (X - step R).
+void ortholand_shift(T* R, const T* X, int64_t n, double step, double c) {
+    const T factor = T(c), length = T(c * step);
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) R[i] = factor * X[i] - length * R[i];
+}
+
+// E = Y^T Y, n x n, becomes E - I, its diagonal summed in double precision: sums that are almost 1
+// are coarse in float. Gives ||Y^T Y / c^2 - I||. `columns` is memory for n numbers.
+double ortholand_overshoot(T* E, const T* Y, double* columns, int64_t n, double c) {
+    std::fill(columns, columns + n, 0.0);
+    for (int64_t row = 0; row < n; ++row) {
+        const T* y = Y + row * n;
+#pragma omp simd
+        for (int64_t j = 0; j < n; ++j) columns[j] += double(y[j]) * double(y[j]);
+    }
+    const double scale = 1 / (c * c);
+    double sum = 0;
+    for (int64_t row = 0; row < n; ++row) {
+        T* e = E + row * n;
+        e[row] = T(0);
+        sum += scale * scale * sum_of_squares(e, n);
+        e[row] = T(columns[row] - 1);
+        const double diagonal = columns[row] * scale - 1;
+        sum += diagonal * diagonal;
+    }
     return std::sqrt(sum);
 }
 
@@ -91,14 +133,13 @@ double ortholand_step(double norm, double distance, double tangency_error, const
     return coupled_step<T>(*o, norm, distance, tangency_error);
 }
 
-// X <- X - eta L for a field of this norm; the new buffer is A, where there is one. 1 if taken.
-int ortholand_move(T* X, const T* L, T* buffer, const T* A, int64_t n, double eta, double norm,
-                   double distance, const Options* o) {
+// X <- X - eta L for a field of this norm. 1 if taken.
+int ortholand_move(T* X, const T* L, int64_t n, double eta, double norm, double distance,
+                   const Options* o) {
     if (!is_a_step(*o, eta, distance, o->lam) || !(eta * norm < INFINITY)) return 0;
     const T step = T(eta);
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) X[i] -= step * L[i];
-    if (buffer) std::copy(A, A + n, buffer);
     return 1;
 }
 }

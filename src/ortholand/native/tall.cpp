@@ -840,6 +840,9 @@ struct Step : Tiles<typename R::Tile> {
     static constexpr int W = R::W;
     using Tiles<L>::norms;
 
+    // What is less than this share of what rounding does anyway is left out, with its products.
+    static constexpr double LITTLE = 0.125;
+
     const Options& o;
     const int64_t n;
     const double roundoff;  // relative, of sums of n products: ortholand.fields.product_roundoff
@@ -944,14 +947,20 @@ struct Step : Tiles<typename R::Tile> {
         L::clear_padding(to);
     }
 
-    // Adam: B - X C is the new mean, C the part of the gradient's normal part that is in it.
+    // Adam: B - X C is the new mean, C the part of the gradient's normal part that is in it. Both
+    // stand for the same direction: X C X^T is symmetric. B will do where its products are known.
     void adapt(const Matrix<T>* matrices, int filled) {
         symmetric_part(U, N);
-        L::product(Z, D, U);
-        double gradient[W], pulled[W], mixed[W];
+        double gradient[W], pulled[W] = {}, mixed[W] = {};
         L::sum_of_squares(U, gradient);
-        L::inner(U, Z, pulled);
-        L::inner(U, M, mixed);
+        bool seen = !wanted.square;  // whether D makes a difference
+        for (int l = 0; l < W; ++l)
+            seen |= finite[l] && !(d[l] * gradient[l] <= LITTLE * roundoff * squares_of_K[l]);
+        if (seen) {
+            L::product(Z, D, U);
+            L::inner(U, Z, pulled);
+        }
+        if (!wanted.square) L::inner(U, M, mixed);
         const double fresh = 1 - o.beta1;
         AdamNumbers numbers;
         for (int l = 0; l < W; ++l) {
@@ -963,19 +972,15 @@ struct Step : Tiles<typename R::Tile> {
                            there ? double(*matrices[l].steps) : 0);
             square[l] = numbers.square, steps[l] = numbers.steps;
             unit[l] *= numbers.scale;
+            if (wanted.square) continue;
             size[l] += 2 * fresh * std::sqrt(squares_of_K[l]);
             const double rest = squares_of_B[l] - fresh * (2 * mixed[l]) +
                                 fresh * fresh * (gradient[l] + pulled[l]);
             squares_of_B[l] = at_least(rest, 0) + roundoff * size[l] * size[l];
         }
         const T share = T(fresh);
-        L::each([&](int e, int) { N.v[e] = share * U.v[e], Z.v[e] = share * Z.v[e]; });
-        if (wanted.square) {  // Q - C M - (C M)^T + C (C + D C)
-            L::each([&](int e, int) { U.v[e] = M.v[e] - T(0.5) * (N.v[e] + Z.v[e]); });
-            L::product(a, N, U);
-            L::each_pair([&](int e, int t, int) { Q.v[e] -= a.v[e] + a.v[t]; });
-        }
-        L::each([&](int e, int) { M.v[e] -= N.v[e] + Z.v[e]; });
+        L::each([&](int e, int) { N.v[e] = share * U.v[e]; });
+        if (!wanted.square) L::each([&](int e, int) { M.v[e] -= N.v[e] + share * Z.v[e]; });
     }
 
     // A bound of ||R||, R = (B (I + D) - X M^T) / 2 times `unit`, that is free.
@@ -999,9 +1004,9 @@ struct Step : Tiles<typename R::Tile> {
         L::add_to_diagonal(b, t);
     }
 
-    // Adam's direction is along B - X C: X a + (B - X C) b = X (a - C b) + B b.
+    // Along fields Adam's generator is B - X C: X a + (B - X C) b = X (a - C b) + B b.
     void use_mean() {
-        if (o.moments != ADAM) return;
+        if (o.moments != ADAM || o.attraction == AFTER) return;
         L::product(U, N, b);
         L::each([&](int e, int) { a.v[e] -= U.v[e]; });
     }
@@ -1093,7 +1098,12 @@ struct Step : Tiles<typename R::Tile> {
     // Y = c (X - eta R), then Y - Y (Y^T Y - I) / 2, where Y^T Y - I is derived.
     void after() {
         double squares[W], share[W];
-        tangent_square(squares);
+        bool seen = false;  // whether D makes a difference to R^T R
+        for (int l = 0; l < W; ++l) {
+            const double length = o.lr * unit[l] * size[l];
+            seen |= finite[l] && !(4 * d[l] * length * length <= LITTLE * roundoff);
+        }
+        tangent_square(squares, seen);
         const auto lengths = [&] {
             for (int l = 0; l < W; ++l)
                 eta[l] = step_before_landing(o, bound[l], d[l], error[l]);
@@ -1101,7 +1111,8 @@ struct Step : Tiles<typename R::Tile> {
         int shorter = 0;  // than lr: whether the roots and quotients of a safe step must be known
 #pragma omp simd reduction(+ : shorter)
         for (int l = 0; l < W; ++l) {
-            const double rest = (1 + d[l]) * (1 + d[l]) * roundoff * size[l] * size[l];
+            const double unknown = (1 + d[l]) * (1 + d[l]) * roundoff + (seen ? 0 : 4 * d[l]);
+            const double rest = unknown * size[l] * size[l];
             const double square = at_least(squares[l], 0);
             norm[l] = unit[l] * std::sqrt(square);
             bound[l] = unit[l] * std::sqrt(square + rest);
@@ -1145,13 +1156,17 @@ struct Step : Tiles<typename R::Tile> {
         L::add_to_diagonal(a, rest);
     }
 
-    // Q becomes R^T R in place of B^T B, and `squares` its trace.
-    void tangent_square(double* squares) {
-        L::product(U, M, D);
-        L::product(Z, Q, D);
-        L::each([&](int e, int) { U.v[e] += M.v[e], Z.v[e] += Q.v[e]; });
-        L::product(a, D, Z);
-        L::each([&](int e, int) { a.v[e] += Z.v[e]; });  // (I + D) Q (I + D)
+    // Q becomes R^T R in place of B^T B, and `squares` its trace; without D where that is not seen.
+    void tangent_square(double* squares, bool with_D) {
+        if (with_D) {
+            L::product(U, M, D);
+            L::product(Z, Q, D);
+            L::each([&](int e, int) { U.v[e] += M.v[e], Z.v[e] += Q.v[e]; });
+            L::product(a, D, Z);
+            L::each([&](int e, int) { a.v[e] += Z.v[e]; });  // (I + D) Q (I + D)
+        } else {
+            L::each([&](int e, int) { U.v[e] = M.v[e], a.v[e] = Q.v[e]; });
+        }
         L::each_pair([&](int e, int t, int) { Z.v[e] = U.v[t] - 2 * U.v[e]; });
         L::clear_padding(Z);
         L::product(b, M, Z);
@@ -1185,10 +1200,17 @@ struct Step : Tiles<typename R::Tile> {
         L::clear_padding(Z);
         L::product(a, Z, U);
         L::each([&](int e, int) { a.v[e] += U.v[e] + Z.v[e]; });
+        double landing[W];
+        norms(landing, U);
+        bool seen = false;  // whether D U makes a difference
+        for (int l = 0; l < W; ++l)
+            seen |= finite[l] && !(d[l] * landing[l] <= LITTLE * roundoff);
         L::each([&](int e, int l) { Z.v[e] = minus[l] * D.v[e]; });
-        L::add_to_diagonal(Z, minus);
-        L::product(b, Z, U);
-        L::each([&](int e, int) { b.v[e] += Z.v[e]; });
+        if (seen) L::product(b, Z, U);
+        L::each([&](int e, int l) {
+            b.v[e] = (seen ? b.v[e] : T(0)) + Z.v[e] + minus[l] * U.v[e];
+        });
+        L::add_to_diagonal(b, minus);
     }
 
     void finish(const Matrix<T>* matrices, int filled) {

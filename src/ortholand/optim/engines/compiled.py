@@ -5,7 +5,6 @@ one: torch's products, and compiled passes between them. Whatever gets there was
 ``matrix_step`` is the reference for it.
 """
 
-import ctypes
 import warnings
 from array import array
 from collections.abc import Callable, Mapping
@@ -16,24 +15,20 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from ortholand.fields import tangency_bound
-from ortholand.geometry.matrices import gram_matrix, gram_minus_identity
-from ortholand.geometry.views import as_matrices, matrices_shape
-from ortholand.landing.attraction import better_bounds
+from ortholand.geometry.views import matrices_shape
 from ortholand.landing.description import LandingStep
 from ortholand.landing.moments import AdamMoments, Momentum
 from ortholand.landing.step import LIMITED, SKIPPED, Slot, StateKind
 from ortholand.native import (
     LARGEST_SIZE,
     Options,
-    address,
     kernel,
-    large_steps,
     tall_kernel,
     why_no_code,
 )
 from ortholand.native.border import PLAIN_TYPES, address_if_dense, address_if_plain
 from ortholand.native.layout import Layout, are_alike, layout_of
+from ortholand.optim.engines.large import large_refusal, step_large
 from ortholand.optim.plan import Plan
 from ortholand.safe_step import SafeStepRule, farthest_before_landing
 
@@ -92,7 +87,7 @@ def _run(
     for (dtype, n, p), rows in whole.items():
         _step_whole(rows, dtype, n, p, options)
     for slot in large:
-        _step_large(slot, plan, options)
+        step_large(slot, plan, options)
 
 
 def _group_refusal(plan: Plan) -> str | None:
@@ -128,7 +123,7 @@ def _verdict(weight: Tensor, plan: Plan) -> _Verdict:
     n, p = matrices_shape(weight.shape, plan.view)[-2:]
     whole = p <= LARGEST_SIZE
     contiguous = weight.is_contiguous()
-    why_not = None if whole else _large_refusal(weight, n, p, plan.landing)
+    why_not = None if whole else large_refusal(n, p, plan.landing)
     if why_not is None and (layout is None or not (whole or contiguous)):
         why_not = f"memory of strides {weight.stride()}: use weight.contiguous()"
     if why_not is None:
@@ -155,27 +150,6 @@ def _memory_refusal(slot: Slot, kinds: Mapping[str, StateKind]) -> str:
     if any(type(slot.state[name]) not in PLAIN_TYPES for name in kinds):
         return "state that is no plain tensor"
     return "memory that was freed, or is marked as negated"
-
-
-def _large_refusal(weight: Tensor, n: int, p: int, step: LandingStep) -> str | None:
-    """Why there is no compiled step for matrices of many columns; None if there is one."""
-    if weight.numel() != n * p:
-        return f"several matrices of {n} x {p}: compiled are those of up to {LARGEST_SIZE} columns"
-    attraction, moments = step.options.attraction, step.moments
-    if attraction.field_coefficients is None or not isinstance(moments, Momentum):
-        what = "Adam" if isinstance(moments, AdamMoments) else f"attraction {attraction.name!r}"
-        return f"{n} x {p} with {what}: compiled are matrices of up to {LARGEST_SIZE} columns"
-    if n == p:
-        damped = moments.nesterov or moments.dampening
-        return f"{n} x {n} with nesterov or dampening" if damped else None
-    return f"{n} x {p} with momentum: square ones are compiled" if moments.momentum else None
-
-
-def _matrix_shape(p: Tensor, view: str) -> tuple[int, int]:
-    """Rows and columns of the weight's matrices, as they lie in memory."""
-    if view == "kernel":
-        return p.shape[-2], p.shape[-1]
-    return p.shape[0], p.numel() // p.shape[0]
 
 
 _ADDRESSES = 5  # in ``struct Parameter`` of ``steps.h``, whose layout and two counts follow
@@ -288,115 +262,6 @@ def _step_whole(rows: list[_Row], dtype: torch.dtype, n: int, p: int, options: b
         if any(counts):
             for row, count in zip(rows, counts, strict=True):
                 row.state[name].add_(count)
-
-
-@torch.no_grad()
-def _step_large(slot: Slot, plan: Plan, options: bytes) -> None:
-    """Step one large matrix: ``X <- X - eta L``, with two temporaries of its size or less."""
-    p, landing = slot.weight, plan.landing
-    assert landing is not None
-    passes = large_steps(p.dtype)
-    assert passes is not None  # refusal
-    buffer = slot.state["momentum_buffer"] if landing.moments.state_kinds else None
-    n, columns = _matrix_shape(p, plan.view)
-    if n == columns:
-        field = _square_field(p, slot.gradient, buffer, n, options, passes)
-    else:
-        field = _tall_field(p, slot.gradient, plan, landing, passes)
-    taken, limited = _follow(field, p, buffer, plan, landing, options, passes)
-    increment_version([p] if buffer is None else [p, buffer])
-    if not taken:
-        slot.state[SKIPPED].add_(1)
-    if limited:
-        slot.state[LIMITED].add_(1)
-
-
-class _Field(NamedTuple):
-    """The field of a large matrix, as it lies in memory, and what was found out on the way."""
-
-    L: Tensor
-    distance: float
-    tangency_error: float
-    residual: Callable[[], Tensor]  # gives X^T X - I
-    new_buffer: Tensor | None = None
-
-
-def _square_field(
-    p: Tensor, G: Tensor, buffer: Tensor | None, n: int, options: bytes, passes: ctypes.CDLL
-) -> _Field:
-    """The field of a square matrix, with or without momentum."""
-    X, G, dtype, numel = p.view(n, n), G.view(n, n), p.dtype, n * n
-    P, S = torch.mm(G, X.mT), gram_matrix(X.mT)
-    held = 0 if buffer is None else address(buffer, dtype, numel)
-    places = address(P, dtype, numel), address(S, dtype, numel)
-    d = passes.ortholand_residual(*places, held, n, options)
-    # With momentum P holds the new buffer; else it is free.
-    if buffer is None:
-        return _Field(torch.mm(S, X, out=P), d, 0.0, partial(gram_minus_identity, X))
-    return _Field(torch.mm(S, X), d, 0.0, partial(gram_minus_identity, X), P)
-
-
-def _tall_field(
-    p: Tensor, gradient: Tensor, plan: Plan, landing: LandingStep, passes: ctypes.CDLL
-) -> _Field:
-    """The field of a tall matrix, or of a wide one by its transpose.
-
-    ``L = X a + G b`` with the attraction's own coefficients, which need no product but L's.
-    """
-    dtype, numel = p.dtype, p.numel()
-    field = torch.empty_like(p, memory_format=torch.contiguous_format)
-    X, G, L = (_one_matrix(t, plan) for t in (p, gradient, field))
-    D = gram_minus_identity(X)
-    d = passes.ortholand_norm(address(D, dtype, D.numel()), D.numel())
-    assert landing.options.attraction.field_coefficients is not None
-    M = torch.mm(X.mT, G)
-    if plan.maximize:
-        M.neg_()
-    a, b = landing.options.attraction.field_coefficients(D, M, landing.options)
-    torch.mm(G, b.neg_() if plan.maximize else b, out=L)
-    L.addmm_(X, a)
-    norm = passes.ortholand_norm(address(gradient, dtype, numel), numel)
-    return _Field(field, d, tangency_bound(X.shape[0], dtype, d, norm), lambda: D)
-
-
-def _follow(
-    field: _Field,
-    p: Tensor,
-    buffer: Tensor | None,
-    plan: Plan,
-    landing: LandingStep,
-    options: bytes,
-    passes: ctypes.CDLL,
-) -> tuple[bool, bool]:
-    """Follow a field as far as is safe; whether that was done, and less far than lr.
-
-    As :func:`ortholand.landing.attraction.step_length`: better bounds where the free ones bind.
-    """
-    L, d, error, _, new_buffer = field
-    dtype, numel, rule, lr = p.dtype, p.numel(), landing.options.rule, landing.options.lr
-    place = address(L, dtype, numel)
-    norm = passes.ortholand_norm(place, numel)
-    eta = passes.ortholand_step(norm, d, error, options)
-    if rule is not None and rule.improves and not (eta >= lr and d <= landing.options.aim):
-        F = _one_matrix(L.view_as(p), plan)
-        free = torch.full((), d, dtype=dtype)
-        for bound, distance in better_bounds(landing.options, F, free, field.residual, stops=True):
-            d = float(distance)
-            eta = passes.ortholand_step(float(bound), d, error, options)
-            if eta >= lr and d <= landing.options.aim:
-                break
-    held = [0, 0]
-    if buffer is not None and new_buffer is not None:
-        held = [address(t, dtype, numel) for t in (buffer, new_buffer)]
-    places = address(p, dtype, numel), place
-    taken = passes.ortholand_move(*places, *held, numel, eta, norm, d, options)
-    return bool(taken), rule is not None and eta < lr
-
-
-def _one_matrix(weight: Tensor, plan: Plan) -> Tensor:
-    """The one matrix that a weight is, n >= p: a view of its memory."""
-    matrices = as_matrices(weight, plan.view)
-    return matrices.reshape(matrices.shape[-2:])
 
 
 def _packed_options(plan: Plan) -> bytes:

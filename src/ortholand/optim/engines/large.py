@@ -1,0 +1,255 @@
+"""Large matrices, one by one: torch's products, and compiled passes between them.
+
+Every form of a step here has its reference in :mod:`ortholand.landing`; what is saved is passes
+over memory, temporaries and, for "move, then land", a product. A matrix is ``(rows, columns)`` as
+it lies in memory.
+"""
+
+import ctypes
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from ortholand.fields import tangency_bound
+from ortholand.geometry.matrices import gram_matrix, gram_minus_identity, tall
+from ortholand.landing.after import After
+from ortholand.landing.attraction import better_bounds
+from ortholand.landing.description import LandingStep
+from ortholand.landing.moments import AdamMoments, Momentum
+from ortholand.landing.step import LIMITED, SKIPPED, Slot
+from ortholand.native import LARGEST_SIZE, address, large_steps
+from ortholand.optim.plan import Plan
+from ortholand.safe_step import farthest_before_landing
+
+
+def large_refusal(n: int, p: int, step: LandingStep) -> str | None:
+    """Why there is no compiled step for matrices of many columns; None if there is one."""
+    attraction, moments = step.options.attraction, step.moments
+    along_field = attraction.field_coefficients is not None
+    if n > p and not (along_field and isinstance(moments, Momentum) and not moments.momentum):
+        what = f"{n} x {p} with {_described(step)}"
+        return f"{what}: compiled are square matrices, and those of up to {LARGEST_SIZE} columns"
+    if not along_field and not isinstance(attraction, After):
+        what = f"{n} x {p} with attraction {attraction.name!r}"
+        return f"{what}: compiled are matrices of up to {LARGEST_SIZE} columns"
+    if isinstance(moments, Momentum) and (moments.nesterov or moments.dampening):
+        return f"{n} x {p} with nesterov or dampening"
+    return None
+
+
+def _described(step: LandingStep) -> str:
+    if isinstance(step.moments, AdamMoments):
+        return "Adam"
+    if step.moments.state_kinds:
+        return "momentum"
+    return f"attraction {step.options.attraction.name!r}"
+
+
+@torch.no_grad()
+def step_large(slot: Slot, plan: Plan, options: bytes) -> None:
+    """Step the large matrices of a weight, each by itself."""
+    assert plan.landing is not None
+    passes = large_steps(slot.weight.dtype)
+    assert passes is not None  # refusal
+    step = _LargeStep(plan.landing, plan.maximize, options, passes)
+    skipped = limited = 0
+    for matrix in _matrices(slot, plan):
+        outcome = step.take(matrix)
+        skipped += not outcome.taken
+        limited += outcome.limited
+    increment_version([slot.weight, *(slot.state[name] for name in plan.state_kinds)])
+    for name, count in ((SKIPPED, skipped), (LIMITED, limited)):
+        if count:
+            slot.state[name].add_(count)
+
+
+class _Matrix(NamedTuple):
+    """A matrix, its gradient and its state: views of the weight's memory."""
+
+    X: Tensor
+    G: Tensor
+    state: dict[str, Tensor]
+
+
+class _Outcome(NamedTuple):
+    taken: bool
+    limited: bool
+
+
+class _Generator(NamedTuple):
+    """A square matrix's direction ``scale A X``; A is also the first moment that will be kept."""
+
+    A: Tensor
+    scale: float
+    state: dict[str, Tensor]  # the new one
+
+
+def _matrices(slot: Slot, plan: Plan) -> Iterator[_Matrix]:
+    weight = slot.weight
+    rows = weight.shape[-2] if plan.view == "kernel" else weight.shape[0]
+    columns = weight.shape[-1] if plan.view == "kernel" else weight.numel() // rows
+    shape = (-1, rows, columns)
+    kinds: dict[str, Any] = dict(plan.state_kinds)
+    state = {k: slot.state[k].view(shape if v == "matrix" else -1) for k, v in kinds.items()}
+    gradients = slot.gradient.view(shape)
+    for i, X in enumerate(weight.view(shape)):
+        yield _Matrix(X, gradients[i], {name: value[i] for name, value in state.items()})
+
+
+class _LargeStep:
+    """The step of a plan, for one matrix after the other."""
+
+    def __init__(
+        self, landing: LandingStep, maximize: bool, options: bytes, passes: ctypes.CDLL
+    ) -> None:
+        self.landing, self.maximize = landing, maximize
+        self.options, self.packed, self.passes = landing.options, options, passes
+
+    def take(self, matrix: _Matrix) -> _Outcome:
+        """Step a matrix, if that is safe."""
+        if matrix.X.shape[0] != matrix.X.shape[1]:
+            return self._follow(matrix, self._tall_field(matrix))
+        generator = self._generator(matrix)
+        if self.options.attraction.field_coefficients is not None:
+            return self._follow(matrix, self._square_field(matrix, generator))
+        return self._move_and_land(matrix, generator)
+
+    def _address(self, M: Tensor) -> int:
+        return address(M, M.dtype, M.numel())
+
+    # --- directions
+
+    def _generator(self, matrix: _Matrix) -> _Generator:
+        """The skew matrix that a square one is turned by, in one product."""
+        X, G, state = matrix
+        A, moments, n = torch.mm(G, X.mT), self.landing.moments, X.shape[0]
+        adam = isinstance(moments, AdamMoments)
+        kept = "exp_avg" if adam else "momentum_buffer"
+        buffer = self._address(state[kept]) if kept in state else 0
+        weights = (moments.betas[0], 1 - moments.betas[0]) if adam else (moments.momentum, 1.0)
+        norm = self.passes.ortholand_generator(self._address(A), buffer, n, *weights, self.packed)
+        if not isinstance(moments, AdamMoments):
+            return _Generator(A, 1.0, {kept: A} if buffer else {})
+        scale, numbers = moments.scale(torch.tensor(norm, dtype=torch.float64), n, state)
+        return _Generator(A, float(scale), {kept: A, **numbers})
+
+    def _square_field(self, matrix: _Matrix, generator: _Generator) -> "_Field":
+        """``(scale A + lam (X X^T - I)) X``."""
+        X, (A, scale, new_state) = matrix.X, generator
+        S = gram_matrix(X.mT)
+        places = self._address(S), self._address(A)
+        d = self.passes.ortholand_field(*places, X.shape[0], scale, self.packed)
+        L = torch.mm(S, X, out=None if new_state else A)
+        return _Field(L, d, 0.0, partial(gram_minus_identity, X), new_state)
+
+    def _tall_field(self, matrix: _Matrix) -> "_Field":
+        """The field of a tall matrix, or of a wide one by its transpose.
+
+        ``L = X a + G b`` with the attraction's own coefficients, which need no product but L's.
+        """
+        field, options = torch.empty_like(matrix.X), self.options
+        X, G, L = tall(matrix.X), tall(matrix.G), tall(field)
+        D = gram_minus_identity(X)
+        d = self._norm(D)
+        assert options.attraction.field_coefficients is not None
+        M = torch.mm(X.mT, G)
+        if self.maximize:
+            M.neg_()
+        a, b = options.attraction.field_coefficients(D, M, options)
+        torch.mm(G, b.neg_() if self.maximize else b, out=L)
+        L.addmm_(X, a)
+        error = tangency_bound(X.shape[0], X.dtype, d, self._norm(matrix.G))
+        return _Field(field, d, error, lambda: D, {})
+
+    def _norm(self, M: Tensor) -> float:
+        return self.passes.ortholand_norm(self._address(M), M.numel())
+
+    # --- attractions
+
+    def _follow(self, matrix: _Matrix, field: "_Field") -> _Outcome:
+        """Follow a field as far as is safe.
+
+        As :func:`ortholand.landing.attraction.step_length`: better bounds where the free ones bind.
+        """
+        L, d, error, residual, new_state = field
+        options, rule, lr = self.options, self.options.rule, self.options.lr
+        assert not isinstance(lr, Tensor)
+        norm = self._norm(L)
+        eta = self.passes.ortholand_step(norm, d, error, self.packed)
+        if rule is not None and rule.improves and not (eta >= lr and d <= options.aim):
+            free = torch.full((), d, dtype=L.dtype)
+            for bound, distance in better_bounds(options, tall(L), free, residual, stops=True):
+                d = float(distance)
+                eta = self.passes.ortholand_step(float(bound), d, error, self.packed)
+                if eta >= lr and d <= options.aim:
+                    break
+        places = self._address(matrix.X), self._address(L)
+        taken = self.passes.ortholand_move(*places, L.numel(), eta, norm, d, self.packed)
+        if taken:
+            _keep(matrix.state, new_state)
+        return _Outcome(bool(taken), rule is not None and eta < lr)
+
+    def _move_and_land(self, matrix: _Matrix, generator: _Generator) -> _Outcome:
+        """To ``Y = c (X - lr R)``, and a Newton-Schulz step from there.
+
+        Y's Gram matrix, which landing needs anyway, tells nearly always that lr was safe, and
+        ``X^T X`` is never formed.
+        """
+        X, (A, scale, new_state) = matrix.X, generator
+        lr, n = self.options.lr, X.shape[0]
+        assert not isinstance(lr, Tensor)
+        R = torch.mm(A, X)
+        length = lr * scale * self._norm(R)
+        if not self._may_be_safe(length * length, 0.0):
+            return self._by_reference(matrix, generator)
+        c = 1 / math.sqrt(1 + length * length / n)
+        self.passes.ortholand_shift(self._address(R), self._address(X), n * n, lr * scale, c)
+        Y, E = R, gram_matrix(R, out=None if new_state else A)
+        columns = torch.empty(n, dtype=torch.float64)
+        places = self._address(E), self._address(Y), self._address(columns)
+        overshoot = self.passes.ortholand_overshoot(*places, n, c)
+        if not self._may_be_safe(length * length, overshoot):
+            return self._by_reference(matrix, generator if new_state else self._generator(matrix))
+        if lr > 0:
+            torch.addmm(Y, Y, E, alpha=-0.5, out=X)
+        _keep(matrix.state, new_state)
+        return _Outcome(taken=True, limited=False)
+
+    def _may_be_safe(self, square: float, overshoot: float) -> bool:
+        """Whether the free bound of the safe step allows lr.
+
+        With ``e = ||D + lr^2 R^T R||``, the distance d is at most ``e + lr^2 ||R||^2``, the square.
+        """
+        if self.options.rule is None:
+            return square < math.inf
+        distance, farthest = overshoot + square, farthest_before_landing(self.options.aim)
+        return distance <= self.options.aim and distance + square <= farthest
+
+    def _by_reference(self, matrix: _Matrix, generator: _Generator) -> _Outcome:
+        X, (A, scale, new_state) = matrix.X, generator
+        move = self.options.attraction.move(X, scale * A, self.options)
+        if move.taken:
+            X.copy_(move.moved)
+            _keep(matrix.state, new_state)
+        limited = getattr(move, "limited", None)
+        return _Outcome(bool(move.taken), limited is not None and bool(limited))
+
+
+class _Field(NamedTuple):
+    """The field of a large matrix, and what was found out on the way."""
+
+    L: Tensor
+    distance: float
+    tangency_error: float
+    residual: Callable[[], Tensor]  # gives X^T X - I, X tall
+    new_state: dict[str, Tensor]
+
+
+def _keep(state: dict[str, Tensor], new: dict[str, Tensor]) -> None:
+    for name, value in new.items():
+        state[name].copy_(value)
