@@ -9,11 +9,11 @@ from functools import partial
 
 import pytest
 import torch
-from benchmarks.half_precision import BATCHES, METHODS, SHAPES, Task, train
 from torch import nn
 
 import ortholand as ol
 from ortholand.geometry.rounding import COMPENSATION, HALF_TYPES, ROUNDINGS, SEED
+from ortholand.lab.benchmarks.half_precision import BATCHES, METHODS, SHAPES, Teaching, train
 from tests.optim import test_conformance as conformance
 from tests.optim.cases import CASES, Case, each_case
 from tests.optim.recorder import Recorder
@@ -30,10 +30,10 @@ each_rounding = pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("method", METHODS)
 def test_bfloat16_trains_as_float32_does(method, shape, batch):
-    task = Task.of(SHAPES[shape], seed=7)
+    task = Teaching.of(SHAPES[shape], seed=7)
     options = {"batch": BATCHES[batch], "seed": 7}
-    full = train(task, method, torch.float32, **options)
-    half = train(task, method, torch.bfloat16, **options)
+    full = train(task, METHODS[method], torch.float32, **options)
+    half = train(task, METHODS[method], torch.bfloat16, **options)
     assert half.loss == pytest.approx(full.loss, rel=0.02)
     # What storing costs, and nothing that has added up.
     assert half.error < full.error + 2**-9 * math.sqrt(2 * SHAPES[shape][1])
@@ -44,19 +44,19 @@ def test_bfloat16_trains_as_float32_does(method, shape, batch):
     [(torch.float16, None), (torch.float16, "stochastic"), (torch.bfloat16, "stochastic")],
 )
 def test_the_other_type_and_random_rounding_train_too(dtype, rounding):
-    task = Task.of(SHAPES["tall"], seed=8)
+    task = Teaching.of(SHAPES["tall"], seed=8)
     for method in ("LandingAdam, lr 1e-3", "LandingSGD, lr 0.01"):
-        full = train(task, method, torch.float32)
-        half = train(task, method, dtype, rounding=rounding)
+        full = train(task, METHODS[method], torch.float32)
+        half = train(task, partial(METHODS[method], rounding=rounding), dtype)
         assert half.loss == pytest.approx(full.loss, rel=0.02)
 
 
 def test_rounding_to_nearest_is_what_stands_still():
     """Else the tests above would show nothing."""
-    task = Task.of(SHAPES["tall"], seed=7)
+    task = Teaching.of(SHAPES["tall"], seed=7)
     for method in ("LandingAdam, lr 1e-3", "LandingSGD, lr 0.01"):
-        full = train(task, method, torch.float32)
-        half = train(task, method, torch.bfloat16, rounding="nearest")
+        full = train(task, METHODS[method], torch.float32)
+        half = train(task, partial(METHODS[method], rounding="nearest"), torch.bfloat16)
         assert half.loss > 1.1 * full.loss
 
 

@@ -1,6 +1,7 @@
 """Benchmarks: ``ortholand bench`` runs them. Each is a study, and one line here."""
 
 from ortholand.lab.benchmarks.epochs import CIFAR_STEPS, MNIST_EPOCH
+from ortholand.lab.benchmarks.half_precision import HALF_PRECISION
 from ortholand.lab.benchmarks.orthogonality import ORTHOGONALITY
 from ortholand.lab.benchmarks.sharded import SHARDED
 from ortholand.lab.benchmarks.solvers import SOLVERS
@@ -9,7 +10,15 @@ from ortholand.lab.study.spec import AnyStudy
 
 BENCHMARKS: dict[str, AnyStudy] = {
     study.name: study
-    for study in (STEPS, ORTHOGONALITY, SOLVERS, SHARDED, MNIST_EPOCH, CIFAR_STEPS)
+    for study in (
+        STEPS,
+        ORTHOGONALITY,
+        HALF_PRECISION,
+        SOLVERS,
+        SHARDED,
+        MNIST_EPOCH,
+        CIFAR_STEPS,
+    )
 }
 
 __all__ = ["BENCHMARKS"]
