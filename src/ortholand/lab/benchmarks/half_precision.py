@@ -123,7 +123,8 @@ def train(
     steps: int = 500,
 ) -> Outcome:
     """Train from the start, with minibatches that depend on the seed only."""
-    layer = nn.Linear(*reversed(teaching.start.shape))
+    outputs, inputs = teaching.start.shape
+    layer = nn.Linear(inputs, outputs)
     with torch.no_grad():
         layer.weight.copy_(teaching.start)
         layer.bias.zero_()
