@@ -184,3 +184,70 @@ def test_error_counts_every_kernel():
 def test_calls_that_make_no_sense(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def noise(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+class TestScales:
+    """What is projected and measured is X = weight / scale."""
+
+    def test_tensors(self):
+        W = noise(12, 3)
+        P = ol.orthogonalize_(W.clone())
+        torch.testing.assert_close(ol.orthogonalize_(W.clone(), scale=3.7), 3.7 * P)
+        torch.testing.assert_close(ol.orthogonalize_(W.clone(), scale="fan"), 2 * P)
+        assert ol.orthogonality_error(3.7 * P, scale=3.7) < 1e-5
+        assert ol.orthogonality_error(2 * P, scale="fan", spectral=True) < 1e-5
+        assert ol.orthogonality_error(2 * P) > 1
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64], ids=str)
+    def test_types(self, dtype):
+        W = ol.orthogonalize_(noise(12, 3).to(dtype), scale=0.1)
+        assert W.dtype == dtype
+        assert ol.orthogonality_error(W, scale=0.1) < 0.02
+
+    def test_models_and_views(self):
+        model = nn.Sequential(nn.Conv2d(2, 3, (5, 3)), nn.Linear(4, 16))
+        for view, expected in (("matrix", 1.0), ("kernel", (5 / 3) ** 0.5)):
+            ol.orthogonalize_(model, orthogonal="0.*", view=view, scale="fan")
+            X = model[0].weight.detach() / expected
+            assert ol.orthogonality_error(X, view=view) < 1e-5
+            options = {"orthogonal": "0.*", "view": view, "scale": "fan"}
+            assert ol.orthogonality_error(model, **options) < 1e-5
+
+    def test_groups_and_optimizers_state_their_own(self):
+        model = nn.Sequential(nn.Linear(4, 16), nn.Linear(16, 4))
+        groups = ol.param_groups(model, nn.Linear, scale="fan")
+        assert [group.get("scale") for group in groups] == ["fan", None]
+        assert all("scale" not in group for group in ol.param_groups(model, nn.Linear))
+        ol.orthogonalize_(groups)
+        assert ol.orthogonality_error(groups) < 1e-5
+        optimizer = ol.LandingAdam(groups)
+        assert ol.orthogonality_error(optimizer) < 1e-5
+        with torch.no_grad():
+            model[0].weight.mul_(1.1)
+        assert ol.orthogonality_error(optimizer) > 0.3
+        ol.orthogonalize_(optimizer)
+        norms = [float(layer.weight.detach().norm()) for layer in model]
+        assert norms == pytest.approx([4, 2], rel=1e-5)
+        for target in (groups, optimizer):
+            with pytest.raises(ValueError, match="Groups state their own scale: leave scale out"):
+                ol.orthogonalize_(target, scale=2.0)
+
+    @pytest.mark.parametrize("scale", [0, -1.0, float("nan"), "fun", True, [2.0]])
+    def test_bad_scales_change_nothing(self, scale):
+        W = noise(4, 4)
+        before, model = W.clone(), nn.Linear(4, 4)
+        calls = [
+            lambda: ol.orthogonalize_(W, scale=scale),
+            lambda: ol.orthogonality_error(W, scale=scale),
+            lambda: ol.orthogonalize_([{"params": [W], "scale": scale}]),
+            lambda: ol.param_groups(model, "weight", scale=scale),
+            lambda: ol.random_orthogonal(4, 4, seed=0, scale=scale),
+        ]
+        for call in calls:
+            with pytest.raises((TypeError, ValueError), match="scale must be a positive"):
+                call()
+        assert torch.equal(W, before)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ortholand.geometry.precision import without_autocast
+from ortholand.geometry.scales import Scale, check_scale, check_scale_fits, scale_of
 from ortholand.geometry.views import VIEWS, View, check_view, check_weight
 from ortholand.sharding.manifold import all_finite, distances, project_
 
@@ -24,6 +25,7 @@ def param_groups(
     orthogonal: Selectors,
     *,
     view: View = "matrix",
+    scale: Scale | None = None,
     options: Mapping[str, Any] | None = None,
     other_options: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
@@ -36,6 +38,8 @@ def param_groups(
             several of these. A pattern, a type or a module takes the parameters of rank 2 and
             more that it covers, and leaves biases to the rest.
         view: how the orthogonal weights are seen as matrices.
+        scale: what the orthogonal weights are times orthonormal, as the option of the optimizers:
+            a positive number, or ``"fan"``; None leaves it to the optimizer.
         options: further options of the orthogonal group, such as ``lr``.
         other_options: further options of the rest, such as ``weight_decay``.
 
@@ -52,6 +56,8 @@ def param_groups(
     False ['0.bias', '2.weight', '2.bias']
     """
     check_view(view)
+    if scale is not None:
+        check_scale(scale)
     _reshard(model)
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     chosen = _select(model, named, orthogonal)
@@ -60,6 +66,7 @@ def param_groups(
             "params": [(name, p) for name, p in named.items() if name in chosen],
             "orthogonal": True,
             "view": view,
+            **({} if scale is None else {"scale": scale}),
             **(options or {}),
         },
         {
@@ -73,7 +80,11 @@ def param_groups(
 
 @torch.no_grad()
 def orthogonalize_(
-    target: T, *, orthogonal: Selectors | None = None, view: View | None = None
+    target: T,
+    *,
+    orthogonal: Selectors | None = None,
+    view: View | None = None,
+    scale: Scale | None = None,
 ) -> T:
     """Replace orthogonal weights, in place, by the nearest matrices with orthonormal columns.
 
@@ -83,6 +94,8 @@ def orthogonalize_(
         orthogonal: for a model, as in :func:`param_groups`.
         view: how tensors or a model's weights are seen as matrices, ``"matrix"`` if not given.
             Groups and optimizers say it themselves.
+        scale: what tensors or a model's weights shall be times orthonormal: a number, 1 if not
+            given, or ``"fan"``. Groups and optimizers say it themselves.
 
     Returns:
         The target, so that a call can stand inside another.
@@ -99,7 +112,7 @@ def orthogonalize_(
     tensor([[1., 0.],
             [0., 1.]])
     """
-    weights = _checked_weights(target, orthogonal, view)
+    weights = _checked_weights(target, orthogonal, view, scale)
     for weight in weights:
         if not all_finite(weight.tensor):
             raise ValueError(
@@ -108,7 +121,7 @@ def orthogonalize_(
             )
     with without_autocast(w.tensor for w in weights):
         for this in VIEWS:
-            project_([w.tensor for w in weights if w.view == this], this)
+            project_([(w.tensor, w.scale) for w in weights if w.view == this], this)
     return target
 
 
@@ -118,6 +131,7 @@ def orthogonality_error(
     *,
     orthogonal: Selectors | None = None,
     view: View | None = None,
+    scale: Scale | None = None,
     reduce: Literal["max", "mean"] = "max",
     spectral: bool = False,
 ) -> float: ...
@@ -129,6 +143,7 @@ def orthogonality_error(
     *,
     orthogonal: Selectors | None = None,
     view: View | None = None,
+    scale: Scale | None = None,
     reduce: None,
     spectral: bool = False,
 ) -> dict[str, float]: ...
@@ -140,6 +155,7 @@ def orthogonality_error(
     *,
     orthogonal: Selectors | None = None,
     view: View | None = None,
+    scale: Scale | None = None,
     reduce: Literal["max", "mean"] | None = "max",
     spectral: bool = False,
 ) -> float | dict[str, float]:
@@ -149,6 +165,7 @@ def orthogonality_error(
         target: as for :func:`orthogonalize_`; an optimizer reports its orthogonal groups.
         orthogonal: for a model, as in :func:`param_groups`.
         view: as for :func:`orthogonalize_`.
+        scale: as for :func:`orthogonalize_`; the error is that of X = weight / scale.
         reduce: ``"max"`` or ``"mean"`` over all matrices, or ``None`` for a dictionary that gives
             for each parameter's name the largest error of its matrices.
         spectral: ``||X^H X - I||_2`` instead, by eigenvalues: what the safe step of the landing
@@ -163,9 +180,12 @@ def orthogonality_error(
     """
     if reduce not in ("max", "mean", None):
         raise ValueError(f"reduce must be 'max', 'mean' or None, got {reduce!r}.")
-    weights = _checked_weights(target, orthogonal, view)
+    weights = _checked_weights(target, orthogonal, view, scale)
     with without_autocast(w.tensor for w in weights):
-        each = [distances(w.tensor, w.view, spectral=spectral).flatten().double() for w in weights]
+        each = [
+            distances(w.tensor, w.view, spectral=spectral, scale=w.scale).flatten().double()
+            for w in weights
+        ]
     if not each:
         return {} if reduce is None else 0.0
     if reduce is None:
@@ -188,45 +208,65 @@ def _reshard(model: nn.Module) -> None:
             part.reshard()
 
 
+class _Seen(NamedTuple):
+    """How a weight is seen."""
+
+    view: View = "matrix"
+    scale: Scale = 1.0
+
+
 class _Weight(NamedTuple):
     name: str
     tensor: Tensor
     view: View
+    scale: float
 
 
-def _checked_weights(target: Any, orthogonal: Selectors | None, view: View | None) -> list[_Weight]:
+def _checked_weights(
+    target: Any, orthogonal: Selectors | None, view: View | None, scale: Scale | None
+) -> list[_Weight]:
     """The orthogonal weights, all of them matrices with values."""
-    weights = list(_orthogonal_weights(target, orthogonal, view))
-    for weight in weights:
-        check_weight(weight.tensor, weight.name)
-        if weight.tensor.device.type == "meta":
+    weights = []
+    for name, tensor, seen in _orthogonal_weights(target, orthogonal, view, scale):
+        check_weight(tensor, name)
+        if tensor.device.type == "meta":
             raise ValueError(
-                f"A weight must have values, but {weight.name} is on the meta device. Initialise "
+                f"A weight must have values, but {name} is on the meta device. Initialise "
                 'it first: model.to_empty(device="cpu"), then reset_parameters() of its modules.'
             )
+        number = scale_of(seen.scale, tensor.shape, seen.view)
+        check_scale_fits(number, tensor.dtype, name)
+        weights.append(_Weight(name, tensor, seen.view, number))
     return weights
 
 
 def _orthogonal_weights(
-    target: Any, orthogonal: Selectors | None, view: View | None
-) -> Iterator[_Weight]:
-    """The orthogonal weights of whatever the user handed over."""
+    target: Any, orthogonal: Selectors | None, view: View | None, scale: Scale | None
+) -> Iterator[tuple[str, Tensor, _Seen]]:
+    """The orthogonal weights of whatever the user handed over, with their names."""
     if view is not None:
         check_view(view)
+    if scale is not None:
+        check_scale(scale)
+    seen = _Seen(view or "matrix", 1.0 if scale is None else scale)
     if isinstance(target, nn.Module):
         if orthogonal is None:
             raise ValueError(
                 "For a model, say which parameters are orthogonal: orthogonal=nn.Linear, "
                 'orthogonal="layers.*.weight", or a predicate.'
             )
-        yield from _weights_of_groups(param_groups(target, orthogonal, view=view or "matrix"))
+        groups = param_groups(target, orthogonal, view=seen.view, scale=seen.scale)
+        yield from _weights_of_groups(groups)
         return
     if orthogonal is not None:
         raise ValueError(f"orthogonal=... selects from a model, but got {type(target).__name__}.")
     groups = target.param_groups if isinstance(target, Optimizer) else _as_list(target)
     if groups and all(isinstance(group, Mapping) for group in groups):
-        if view is not None:
-            raise ValueError("Groups state their own view: leave view out, or set it there.")
+        for name, given in (("view", view), ("scale", scale)):
+            if given is not None:
+                raise ValueError(
+                    f"Groups state their own {name}: leave {name} out, or set it there."
+                )
         yield from _weights_of_groups(groups)
         return
     for i, tensor in enumerate(groups):
@@ -235,22 +275,26 @@ def _orthogonal_weights(
                 "Expected a tensor, tensors, parameter groups, an optimizer or a model, got "
                 f"{type(tensor).__name__}."
             )
-        yield _Weight(str(i), tensor, view or "matrix")
+        yield str(i), tensor, seen
 
 
 def _as_list(target: Any) -> list[Any]:
     return [target] if isinstance(target, Tensor | Mapping) else list(target)
 
 
-def _weights_of_groups(groups: Iterable[Mapping[str, Any]]) -> Iterator[_Weight]:
+def _weights_of_groups(
+    groups: Iterable[Mapping[str, Any]],
+) -> Iterator[tuple[str, Tensor, _Seen]]:
     for g, group in enumerate(groups):
         if not group.get("orthogonal", True):
             continue
+        seen = _Seen(group.get("view", "matrix"), group.get("scale", 1.0))
+        check_scale(seen.scale)
         names = group.get("param_names")
         members = _as_list(group["params"])
         for i, member in enumerate(members):
             name, tensor = member if isinstance(member, tuple) else (f"{g}.{i}", member)
-            yield _Weight(names[i] if names else name, tensor, group.get("view", "matrix"))
+            yield names[i] if names else name, tensor, seen
 
 
 def _select(model: nn.Module, named: Mapping[str, nn.Parameter], orthogonal: Selectors) -> set[str]:

@@ -10,11 +10,13 @@ import ortholand as ol
 from tests.distributed.training import sharded
 
 
-def bag(shapes: list[tuple[int, ...]], dtype: torch.dtype = torch.float64) -> nn.Module:
+def bag(
+    shapes: list[tuple[int, ...]], dtype: torch.dtype = torch.float64, scale: Any = 1.0
+) -> nn.Module:
     """A module of orthogonal weights: in the view "kernel" if they have more than 2 dimensions."""
     module = nn.Module()
     for i, shape in enumerate(shapes):
-        weight = ol.random_orthogonal(*shape, seed=i, dtype=dtype)
+        weight = ol.random_orthogonal(*shape, seed=i, dtype=dtype, scale=scale)
         module.register_parameter(f"w{i}", nn.Parameter(weight))
     return module
 
@@ -39,8 +41,8 @@ def twins(
     shapes: list[tuple[int, ...]], make: Callable[..., Any], **options: Any
 ) -> tuple[nn.Module, Any, nn.Module, Any]:
     """A module of weights in one process, and the same under FSDP2, with their optimizers."""
-    dtype = options.pop("dtype", torch.float64)
-    single, spread = bag(shapes, dtype), sharded(bag(shapes, dtype))
+    dtype, scale = options.pop("dtype", torch.float64), options.get("scale", 1.0)
+    single, spread = bag(shapes, dtype, scale), sharded(bag(shapes, dtype, scale))
     return single, make(by_view(single), **options), spread, make(by_view(spread), **options)
 
 

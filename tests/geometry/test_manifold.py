@@ -33,6 +33,16 @@ def test_global_random_state_is_left_alone():
     assert torch.equal(torch.rand(1), expected)
 
 
+@pytest.mark.parametrize(
+    ("shape", "scale", "expected"),
+    [((8, 2), 3.7, 3.7), ((8, 2), "fan", 2.0), ((2, 8), "fan", 1.0), ((5, 9, 4), "fan", 1.5)],
+)
+def test_scaled_matrices_are_the_same_ones_times_a_number(shape, scale, expected):
+    X = ol.random_orthogonal(*shape, seed=0, dtype=torch.float64)
+    scaled = ol.random_orthogonal(*shape, seed=0, dtype=torch.float64, scale=scale)
+    torch.testing.assert_close(scaled, expected * X, rtol=1e-15, atol=0)
+
+
 def test_haar_measure_moments():
     """Haar: E X = 0, E X_ij^2 = 1/n, E (tr X)^2 = 1; both determinants equally likely."""
     X = ol.random_orthogonal(20_000, 3, 3, seed=0, dtype=torch.float64)

@@ -143,7 +143,7 @@ class TestWrongAccessesAreFound:
         X, G = torch.eye(20), torch.zeros(19, 20)
         row = [X.data_ptr(), G.data_ptr(), 0, 0, 0, 1, 20, 1, 1, 0, 0, 0, 0]
         packed = array("q", row)
-        options = native.Options(*[0.1] * 11, *[0] * 6).pack()
+        options = native.Options(*[0.1] * 12, *[0] * 6).pack()
         step = native.kernel(torch.float32, 20)
         start = packed.buffer_info()[0]
         report = report_of(lambda: step(options, start, 1, 20), tmp_path / "report")
@@ -154,7 +154,7 @@ class TestWrongAccessesAreFound:
         X, G = torch.eye(20)[:, :9].contiguous(), torch.zeros(19, 9)
         row = [X.data_ptr(), G.data_ptr(), 0, 0, 0, 1, 9, 1, 1, 0, 0, 0, 0]
         packed = array("q", row)
-        options = native.Options(*[0.1] * 11, *[0] * 6).pack()
+        options = native.Options(*[0.1] * 12, *[0] * 6).pack()
         step = native.tall_kernel(torch.float32, 20, 9, 1)
         start = packed.buffer_info()[0]
         report = report_of(lambda: step(options, start, 1, 20, 9), tmp_path / "report")
@@ -207,6 +207,7 @@ LANDING = {
     "attraction": st.sampled_from(["coupled", "decoupled", "after"]),
     "safe_step": st.sampled_from(["frobenius", "tight", "spectral", None]),
     "maximize": st.booleans(),
+    "scale": st.sampled_from([1.0, 1.0, 0.1, 3.7, "fan"]),
 }
 DIRECTIONS = [
     {},
@@ -236,10 +237,11 @@ def gradient(shape, dtype, layout, seed):
     return noise(*shape)
 
 
-def guarded(shape, view, dtype, seed, offset):
+def guarded(shape, view, dtype, seed, offset, scale=1.0):
     """A weight somewhere in memory that has more in it, and that memory."""
     rows, columns = shape[-2:] if view == "kernel" else (shape[0], torch.Size(shape[1:]).numel())
-    X = ol.random_orthogonal(*(shape[:-2] if view == "kernel" else ()), rows, columns, seed=seed)
+    stack = shape[:-2] if view == "kernel" else ()
+    X = ol.random_orthogonal(*stack, rows, columns, seed=seed, scale=scale)
     memory = torch.full((X.numel() + 2 * offset,), GUARD, dtype=dtype)
     inner = memory[offset : offset + X.numel()]
     inner.copy_(X.flatten())
@@ -282,9 +284,9 @@ def threads(number):
 
 def step_all(make, run, **options):
     """Steps with every layout of gradients, each after a reload of the state."""
-    dtype = run["dtype"]
+    dtype, scale = run["dtype"], run["options"]["scale"]
     held = [
-        (guarded(shape, view, dtype, run["seed"] + i, run["offset"]), view)
+        (guarded(shape, view, dtype, run["seed"] + i, run["offset"], scale), view)
         for i, (shape, view) in enumerate(run["shapes"])
     ]
     groups = [{"params": [X], "view": view} for (X, _), view in held]
@@ -325,10 +327,16 @@ def test_every_kind_of_step(dtype, attraction, safe_step):
     for make, size, more in itertools.product(
         [*makers, ol.LandingAdam], (*LANES[dtype], 20), (0, 3)
     ):
-        held = [guarded((17, size, size + more), "kernel", dtype, i, i) for i in range(3)]
-        weights = [X for X, _ in held]
+        scale = 0.1 if size % 2 else 1.0
+        held = [guarded((17, size, size + more), "kernel", dtype, i, i, scale) for i in range(3)]
         optimizer = make(
-            weights, lr=0.1, attraction=attraction, safe_step=safe_step, view="kernel", fused=True
+            [X for X, _ in held],
+            lr=0.1,
+            attraction=attraction,
+            safe_step=safe_step,
+            view="kernel",
+            scale=scale,
+            fused=True,
         )
         for _ in range(2):
             step_once(optimizer, held)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -50,6 +51,16 @@ COMMON_ERRORS: Errors = (
     ({"foreach": 1}, TypeError, "foreach must be True or False"),
     ({"rounding": "up"}, ValueError, "rounding must be one of .*'compensated'.*, got 'up'"),
     ({"view": "rows"}, ValueError, r"view must be one of \('matrix', 'kernel'\), got 'rows'"),
+    ({"scale": 0.0}, ValueError, "scale must be a positive finite number, or .* got 0.0"),
+    ({"scale": -2}, ValueError, "scale must be a positive .* got -2.*negate"),
+    ({"scale": float("nan")}, ValueError, "scale must be a positive finite number, .* got nan"),
+    ({"scale": float("inf")}, ValueError, "scale must be a positive finite number, .* got inf"),
+    ({"scale": 10**400}, ValueError, "scale must be a positive finite number"),
+    ({"scale": "fun"}, ValueError, "or \"fan\" for .* got 'fun'"),
+    ({"scale": True}, TypeError, "scale must be .* got True of type bool"),
+    ({"scale": None}, TypeError, "scale must be .* got None of type NoneType"),
+    ({"scale": torch.tensor(2.0)}, TypeError, r"scale must be .* of type Tensor: use float"),
+    ({"scale": Fraction(7, 2)}, TypeError, r"scale must be .* of type Fraction: use float"),
 )
 SGD_ERRORS: Errors = (
     *COMMON_ERRORS,

@@ -17,14 +17,18 @@ OPTIMIZERS = {
         {"attraction": "decoupled", "safe_step": "tight"},
     ),
     "LandingAdam": (ol.LandingAdam, {}),
+    "LandingAdam-fan": (ol.LandingAdam, {"scale": "fan"}),
+    "LandingSGD-scaled": (ol.LandingSGD, {"scale": 3.7, "momentum": 0.9}),
 }
 
 
 def make(name, dtype):
+    optimizer_class, options = OPTIMIZERS[name]
+    kind = {"dtype": dtype, "scale": options.get("scale", 1.0)}
     weights = [
-        nn.Parameter(ol.random_orthogonal(12, 6, seed=0, dtype=dtype)),
-        nn.Parameter(ol.random_orthogonal(6, 6, seed=1, dtype=dtype)),
-        nn.Parameter(ol.random_orthogonal(3, 2, 3, 3, seed=2, dtype=dtype)),
+        nn.Parameter(ol.random_orthogonal(12, 6, seed=0, **kind)),
+        nn.Parameter(ol.random_orthogonal(6, 6, seed=1, **kind)),
+        nn.Parameter(ol.random_orthogonal(3, 2, 3, 3, seed=2, **kind)),
         nn.Parameter(torch.zeros(4, dtype=dtype)),
     ]
     groups = [
@@ -32,7 +36,6 @@ def make(name, dtype):
         {"params": weights[2:3], "view": "kernel"},
         {"params": weights[3:], "orthogonal": False},
     ]
-    optimizer_class, options = OPTIMIZERS[name]
     return weights, optimizer_class(groups, lr=torch.tensor(0.1), **options)
 
 

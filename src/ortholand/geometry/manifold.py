@@ -12,6 +12,7 @@ from ortholand.geometry.matrices import (
     to_working_dtype,
     working_dtype,
 )
+from ortholand.geometry.scales import Scale, check_scale, check_scale_fits, scale_of
 
 
 def gram_residual(X: Tensor) -> Tensor:
@@ -78,6 +79,7 @@ def random_orthogonal(
     special: bool = False,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
+    scale: Scale = 1.0,
 ) -> Tensor:
     """Haar-distributed matrices with orthonormal columns (rows if wide).
 
@@ -87,6 +89,8 @@ def random_orthogonal(
         special: square matrices only: determinant +1, that is Haar on SO(n) (SU(n) if complex).
         dtype: real or complex; torch's default type if not given.
         device: where the result lives.
+        scale: what the matrices are multiplied with: a positive number, or ``"fan"`` for
+            ``sqrt(max(1, n / p))``, as the group option of the optimizers.
 
     >>> X = random_orthogonal(5, 3, seed=0)
     >>> bool(distance(X) < 1e-5)
@@ -102,6 +106,7 @@ def random_orthogonal(
             f"special=True needs square matrices, got shape {shape}: the determinant of a "
             "rectangular matrix is not defined. Leave special out."
         )
+    check_scale(scale)
     *batch, n, p = shape
     dtype = dtype or torch.get_default_dtype()
     random = seed if isinstance(seed, torch.Generator) else _random(seed, device)
@@ -111,6 +116,10 @@ def random_orthogonal(
     Q = orthonormal_factor(gaussian)  # with the phases fixed the law is exactly Haar
     if special:
         Q[..., 0] *= torch.linalg.det(Q).conj().unsqueeze(-1)
+    factor = scale_of(scale, torch.Size(shape), "kernel")
+    check_scale_fits(factor, dtype, f"a matrix {n} x {p}")
+    if factor != 1:
+        Q = Q * factor
     return (Q.mT if n < p else Q).to(dtype).contiguous()
 
 

@@ -56,7 +56,7 @@ SCALARS = {torch.float32: "float", torch.float64: "double"}
 COMPILED_ATTRACTIONS = (0, 1, 2)  # by number: coupled, decoupled, after
 COMPILED_RULES = (1, 2, 3)  # of the safe step: frobenius, tight, spectral
 SWITCHED_OFF = "switched off by ORTHOLAND_NATIVE=0"
-_OPTIONS = struct.Struct("11d6i")  # struct Options of steps.h
+_OPTIONS = struct.Struct("12d6i")  # struct Options of steps.h
 
 _POINTER = ctypes.c_void_p
 SIGNATURES = {
@@ -115,6 +115,7 @@ class Options(NamedTuple):
     """``struct Options`` of ``steps.h``, field by field."""
 
     lr: float
+    scale: float  # weights are this times what steps
     lam: float
     eps: float
     aim: float  # distance that a step may lead to: eps, or a little less

@@ -46,6 +46,7 @@ struct Step : Tiles<L> {
     void run(Parameter& parameter, int64_t first, int filled) {
         L::read(X, static_cast<const T*>(parameter.X), parameter, first, filled);
         L::read(G, static_cast<const T*>(parameter.G), parameter, first, filled);
+        if (is_scaled(o)) unscale();
         transpose(Xt, X);
         relative_gradient();
         double square[W] = {}, steps[W] = {};
@@ -57,7 +58,8 @@ struct Step : Tiles<L> {
             case DECOUPLED: decoupled(); break;
             default: after();
         }
-        if (o.lr > 0 || o.attraction == COUPLED)  // a step with lr = 0 changes nothing
+        if (is_scaled(o)) follow(parameter, first, filled);
+        if (o.lr > 0)  // a step with lr = 0 changes nothing
             L::write(R, static_cast<T*>(parameter.X), parameter, first, filled, taken);
         if (o.moments != NONE)
             L::write(B, static_cast<T*>(parameter.matrix_state), parameter, first, filled, taken);
@@ -67,6 +69,21 @@ struct Step : Tiles<L> {
         if (o.rule != UNSAFE)
             for (int l = 0; l < filled; ++l)
                 if (eta[l] < o.lr) __atomic_fetch_add(&parameter.limited, 1, __ATOMIC_RELAXED);
+    }
+
+    // Weights are seldom scaled: what that takes is kept out of the way of all others.
+
+    // X = W / scale
+    __attribute__((noinline)) void unscale() {
+        const T scale = T(o.scale);
+        L::each([&](int e, int) { X.v[e] /= scale; });
+    }
+
+    // R = W + scale (R - W / scale)
+    __attribute__((noinline)) void follow(const Parameter& parameter, int64_t first, int filled) {
+        const T scale = T(o.scale);
+        L::read(G, static_cast<const T*>(parameter.X), parameter, first, filled);
+        L::each([&](int e, int) { R.v[e] = G.v[e] + scale * (R.v[e] - G.v[e] / scale); });
     }
 
     // A = Skew(G X^T), skew to the last bit.

@@ -133,13 +133,13 @@ double ortholand_step(double norm, double distance, double tangency_error, const
     return coupled_step<T>(*o, norm, distance, tangency_error);
 }
 
-// X <- X - eta L for a field of this norm. 1 if taken.
-int ortholand_move(T* X, const T* L, int64_t n, double eta, double norm, double distance,
+// W <- W - scale eta L for a field of this norm at W / scale. 1 if taken.
+int ortholand_move(T* W, const T* L, int64_t n, double eta, double norm, double distance,
                    const Options* o) {
     if (!is_a_step(*o, eta, distance, o->lam) || !(eta * norm < INFINITY)) return 0;
-    const T step = T(eta);
+    const T step = T(o->scale * eta);
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) X[i] -= step * L[i];
+    for (int64_t i = 0; i < n; ++i) W[i] -= step * L[i];
     return 1;
 }
 }

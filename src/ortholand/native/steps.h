@@ -8,7 +8,7 @@
 
 // Mirrored by ortholand/native/__init__.py, field by field.
 extern "C" struct Options {
-    double lr, lam, eps, aim, farthest, omega;
+    double lr, scale, lam, eps, aim, farthest, omega;
     double momentum, dampening;
     double beta1, beta2, adam_eps;
     int32_t attraction, rule, maximize, moments, nesterov, threads;
@@ -60,6 +60,10 @@ template <class T>
 inline T half_of_descent(const Options& o) {
     return o.maximize ? T(-0.5) : T(0.5);
 }
+
+// Weights are W = scale Z, and Z steps. What is kept is W + scale (Z' - Z), not scale Z': rounded
+// there and back in each step, weights would creep.
+inline bool is_scaled(const Options& o) { return o.scale != 1; }
 
 // Whether something moves, or will: not from distance 1 on. Where no step is safe for now, a matrix
 // that is pulled back stays and goes on with its moments; with no pull it would stay for ever. With

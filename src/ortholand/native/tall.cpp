@@ -6,10 +6,11 @@
 //
 //     D = X^T X - I,    M = X^T B,    Q = B^T B (for "move, then land" only),
 //
-// algebra of p x p tiles the coefficients, and a pass X <- X + X a + B b. B = g G + m state, a mix
-// of the gradient and the momentum buffer or first moment, is never kept. Where the free bound of
-// a field does not allow lr, the field is formed and measured, in a pass of its own, as `move` of
-// the reference does; and so is Y^T Y where rounding in B^T B would be seen in it.
+// algebra of p x p tiles the coefficients, and a pass X <- X + X a + B b; of a weight W = scale X it
+// is W <- W + scale (X a + B b). B = g G + m state, a mix of the gradient and the momentum buffer or
+// first moment, is never kept. Where the free bound of a field does not allow lr, the field is
+// formed and measured, in a pass of its own, as `move` of the reference does; and so is Y^T Y where
+// rounding in B^T B would be seen in it.
 //
 // Written once, for two layouts of rows: LaneRows, many matrices of up to 8 columns side by side;
 // and Panels, one matrix, some rows at a time.
@@ -146,15 +147,17 @@ struct LaneRows {
     static constexpr int W = W_;
 
     int n = 0, filled = 0;
+    T scale = T(1);
     const Matrix<T>* matrices = nullptr;
     alignas(64) T X[LARGEST_IN_LANES * W];
     alignas(64) T B[LARGEST_IN_LANES * W];
     alignas(64) T K[LARGEST_IN_LANES * W];
     alignas(64) T Y[LARGEST_IN_LANES * W];
 
-    void open(const Matrix<T>* these, int count, int rows, int64_t) {
-        matrices = these, filled = count, n = rows;
+    void open(const Matrix<T>* these, int count, int rows, int64_t, T weight_scale) {
+        matrices = these, filled = count, n = rows, scale = weight_scale;
         read(X, [](const Matrix<T>& matrix) { return matrix.X; });
+        if (scale != T(1)) divide(X, scale);
     }
 
     // B and K, by their mixes.
@@ -211,7 +214,10 @@ struct LaneRows {
             write(taken, [](const Matrix<T>& matrix) { return matrix.state; });
         }
         if (a) {
-            combine<true>(X, *a, B, b);
+            if (scale == T(1))
+                combine<true>(X, *a, B, b);
+            else
+                combine_from_weight(*a, b);
             write(taken, [](const Matrix<T>& matrix) { return matrix.X; });
         }
     }
@@ -295,6 +301,16 @@ struct LaneRows {
             for (int j = 0; j < P; ++j)
                 for (int r = 0; r < n; ++r) to[r * down + j * across] = Y[(r * P + j) * W + l];
         }
+    }
+
+    // Weights are seldom scaled: what that takes is kept out of the way of all others.
+    __attribute__((noinline)) void divide(T* A, T by) const {
+        for (int e = 0; e < n * P * W; ++e) A[e] /= by;
+    }
+
+    __attribute__((noinline)) void combine_from_weight(const Buffer& a, const Buffer& b) {
+        read(K, [](const Matrix<T>& matrix) { return matrix.X; });
+        combine<true>(K, a, B, b);
     }
 
     static const Vector* vectors(const T* A) { return reinterpret_cast<const Vector*>(A); }
@@ -403,6 +419,7 @@ struct Panels {
 
     int64_t n = 0, threads = 1, rows_in_chunk = 1, chunks = 1;
     int p = 0, stride = 0, height = 0;
+    T scale = T(1);
     Matrix<T> matrix{};
     std::vector<T> memory;  // sums of chunks
 
@@ -411,8 +428,9 @@ struct Panels {
         return own;
     }
 
-    void open(const Matrix<T>* it, int, int64_t rows, int64_t helpers) {
+    void open(const Matrix<T>* it, int, int64_t rows, int64_t helpers, T weight_scale) {
         matrix = *it, n = rows, p = Tile::size, stride = Tile::stride, threads = helpers;
+        scale = weight_scale;
         height = std::min(TALLEST, CAPACITY / stride / 12 * 12);
         // The number of threads changes neither the chunks nor any sum.
         const int64_t least = IN_CHUNK / (int64_t(p) * stride) + height;
@@ -490,16 +508,19 @@ struct Panels {
         needed.K = keeps_K && C;
         each_chunk([&](int64_t, int64_t start, int64_t end) {
             each_panel(start, end, needed, [&](Panel& own, int64_t first, int rows) {
-                if (a) {
-                    combine<true>(own.Y, own.X, own.X, a->v, own.B, b.v, rows);
-                    write(matrix.X, own.Y, first, rows);
-                }
                 if (C) {
                     combine<false>(own.Y, keeps_K ? own.K : own.B, own.X, C->v, nullptr, nullptr,
                                    rows);
                     if (*unit != T(1))
                         for (int e = 0; e < rows * stride; ++e) own.Y[e] *= *unit;
                     write(matrix.state, own.Y, first, rows);
+                }
+                if (a) {
+                    if (scale == T(1))
+                        combine<true>(own.Y, own.X, own.X, a->v, own.B, b.v, rows);
+                    else
+                        combine_from_weight(own, first, rows, a->v, b.v);
+                    write(matrix.X, own.Y, first, rows);
                 }
             });
         });
@@ -568,6 +589,7 @@ struct Panels {
     __attribute__((noinline)) void load(Panel& own, int64_t first, int rows,
                                         const Wanted& wanted) const {
         read(own.X, matrix.X, first, rows);
+        if (scale != T(1)) divide(own.X, rows * stride, scale);
         const T g = mix_B.g[0], m = mix_B.m[0], h = mix_K.g[0], k = mix_K.m[0];
         read(own.K, matrix.G, first, rows);
         if (wanted.state) read(own.Y, matrix.state, first, rows);
@@ -584,6 +606,16 @@ struct Panels {
                 at(own.K + e) = h * G + k * state;
             }
         }
+    }
+
+    __attribute__((noinline)) static void divide(T* A, int entries, T by) {
+        for (int e = 0; e < entries; e += V) at(A + e) /= by;
+    }
+
+    __attribute__((noinline)) void combine_from_weight(Panel& own, int64_t first, int rows,
+                                                       const T* a, const T* b) const {
+        read(own.K, matrix.X, first, rows);
+        combine<true>(own.Y, own.K, own.X, a, own.B, b, rows);
     }
 
     void read(T* to, const T* from, int64_t first, int rows) const {
@@ -850,9 +882,9 @@ struct Step : Tiles<typename R::Tile> {
     Wanted wanted{};
     Mix<T, W> mix_B, mix_K;
     Buffer D, M, N, Q, U, Z, a, b;  // N: of the second mix, then C, by which the state loses X C
-    // In units of `scale`, by which gradients and state are multiplied, and which is nearly
+    // In units of `power`, of two, by which gradients and state are multiplied, and which is nearly
     // always 1: squares of B, squares of K, how large what was added up to B is.
-    double squares_of_B[W], squares_of_K[W], size[W], scale[W];
+    double squares_of_B[W], squares_of_K[W], size[W], power[W];
     double unit[W];  // the direction is that of `unit` times B
     double d[W], bound[W], norm[W], eta[W], error[W];
     double square[W], steps[W];
@@ -866,10 +898,10 @@ struct Step : Tiles<typename R::Tile> {
 
     // Step of up to W matrices.
     void run(const Matrix<T>* matrices, int filled, int64_t threads) {
-        rows.open(matrices, filled, n, threads);
+        rows.open(matrices, filled, n, threads, T(o.scale));
         team = threads, lands_later = false;
         wanted = {o.moments != NONE, o.moments == ADAM || keeps_K(), o.attraction == AFTER, false};
-        for (int l = 0; l < W; ++l) scale[l] = 1, finite[l] = l < filled;
+        for (int l = 0; l < W; ++l) power[l] = 1, finite[l] = l < filled;
         sum_up(matrices, filled);
         if (!is_moderate(filled)) {
             rescale(filled);
@@ -877,7 +909,7 @@ struct Step : Tiles<typename R::Tile> {
             sum_up(matrices, filled);
         }
         norms(d, D);
-        for (int l = 0; l < W; ++l) size[l] = std::sqrt(squares_of_B[l]), unit[l] = 1 / scale[l];
+        for (int l = 0; l < W; ++l) size[l] = std::sqrt(squares_of_B[l]), unit[l] = 1 / power[l];
         if (o.moments == ADAM) adapt(matrices, filled);
         if (o.moments == MOMENTUM) symmetric_part(U, keeps_K() ? N : M), N = U;
         for (int l = 0; l < W; ++l) error[l] = (1 + d[l]) * unit[l] * size[l] * roundoff;
@@ -903,8 +935,8 @@ struct Step : Tiles<typename R::Tile> {
             } else if (o.moments == ADAM) {
                 g = sign * (1 - o.beta1), m = o.beta1, h = sign;
             }
-            mix_B.g[l] = T(scale[l] * g), mix_B.m[l] = T(scale[l] * m);
-            mix_K.g[l] = T(scale[l] * h), mix_K.m[l] = T(scale[l] * k);
+            mix_B.g[l] = T(power[l] * g), mix_B.m[l] = T(power[l] * m);
+            mix_K.g[l] = T(power[l] * h), mix_K.m[l] = T(power[l] * k);
         }
         rows.mix(mix_B, mix_K, wanted);
         rows.gram(D, M, N, Q, squares_of_B, squares_of_K, wanted);
@@ -938,7 +970,7 @@ struct Step : Tiles<typename R::Tile> {
         for (int l = 0; l < filled; ++l) {
             finite[l] = largest[l] < INFINITY;
             if (finite[l] && largest[l] > 0)
-                scale[l] = std::ldexp(1.0, -std::clamp(std::ilogb(largest[l]), -MOST, MOST));
+                power[l] = std::ldexp(1.0, -std::clamp(std::ilogb(largest[l]), -MOST, MOST));
         }
     }
 
@@ -1219,12 +1251,13 @@ struct Step : Tiles<typename R::Tile> {
         for (int l = 0; l < W; ++l) {
             taken[l] = taken[l] && finite[l] && l < filled;
             any |= taken[l];
-            inverse[l] = T(1 / scale[l]);
+            inverse[l] = T(1 / power[l]);
         }
         count(matrices, filled);
         if (!any) return;
         use_mean();
         if (o.moments != NONE) L::each([&](int e, int) { N.v[e] = -N.v[e]; });
+        if (is_scaled(o)) scale_coefficients();
         // A step with lr = 0 changes nothing.
         rows.apply(o.lr > 0 ? &a : nullptr, b, o.moments != NONE ? &N : nullptr, keeps_K(), taken,
                    inverse, wanted);
@@ -1234,15 +1267,22 @@ struct Step : Tiles<typename R::Tile> {
             if (taken[l]) *matrices[l].square = T(square[l]), *matrices[l].steps = T(steps[l]);
     }
 
+    // W = scale X goes to W + X (scale a) + B (scale b).
+    __attribute__((noinline)) void scale_coefficients() {
+        const T weight_scale = T(o.scale);
+        L::each([&](int e, int) { a.v[e] *= weight_scale, b.v[e] *= weight_scale; });
+    }
+
     // Y - Y (Y^T Y - I) / 2 for Y that is in the place of X.
     void land_measured(const Matrix<T>* matrices, int filled) {
         T one[W];
         for (int l = 0; l < W; ++l) one[l] = T(1);
-        rows.open(matrices, filled, n, team);
+        rows.open(matrices, filled, n, team, T(o.scale));
         wanted.K = wanted.square = false;
         rows.mix(mix_B, mix_K, wanted);
         rows.gram(D, M, N, Q, squares_of_B, squares_of_K, wanted);
         L::each([&](int e, int) { a.v[e] = T(-0.5) * D.v[e], b.v[e] = T(0); });
+        if (is_scaled(o)) scale_coefficients();
         rows.apply(&a, b, nullptr, false, taken, one, wanted);
     }
 

@@ -8,6 +8,7 @@ engines (:mod:`.engines`).
 import operator
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,10 +19,11 @@ from torch.optim.optimizer import ParamsT
 
 from ortholand.geometry.precision import without_autocast
 from ortholand.geometry.rounding import ROUNDING_STATE
+from ortholand.geometry.scales import scale_of
 from ortholand.geometry.views import check_weight
 from ortholand.landing.description import LandingStep
 from ortholand.landing.step import COUNTS, LIMITED, SKIPPED, MatrixStep, Slot, StateKind
-from ortholand.optim.checks import check_common_options, gradient_error
+from ortholand.optim.checks import check_common_options, gradient_error, scalar_lr
 from ortholand.optim.engines import claimed, claimed_plain
 from ortholand.optim.loading import load_bit_for_bit
 from ortholand.optim.plain import Agreement
@@ -64,6 +66,7 @@ class OrthogonalOptimizer(Optimizer):
     _last_look = 0
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        defaults.setdefault("scale", 1.0)
         self._check_all_options(defaults)
         super().__init__(params, defaults)
 
@@ -97,6 +100,14 @@ class OrthogonalOptimizer(Optimizer):
         ``agree``: from which of the parameters this rank may step to which all ranks may.
         """
         raise NotImplementedError
+
+    def options_at_scale(self, group: Group, scale: float) -> Group:
+        """Options by which ``Z = W / scale`` steps, W being the weight and G its gradient.
+
+        lr is of W, so that Z steps by ``lr / scale``. Where lr is an angle, it is both's: redefine
+        this to ``return group``.
+        """
+        return {**group, "lr": scalar_lr(group["lr"]) / scale}
 
     def landing_step(self, group: Group) -> LandingStep | None:  # noqa: ARG002
         """``matrix_step`` as engines know it; None: they must call it."""
@@ -168,8 +179,14 @@ class OrthogonalOptimizer(Optimizer):
             why_not_landing=why_not,
             why_not_compiled=why_not_compiled(landing, why_not, fused, group["foreach"]),
             name_of=lambda p: name_of(group, position_of(p, group)),
+            rescaled=partial(self._rescaled_plan, group),
+            scale_option=group["scale"],
+            lasts=not isinstance(group["lr"], Tensor),
             warned=self.__dict__.setdefault("_warned", set()),
         )
+
+    def _rescaled_plan(self, group: Group, scale: float) -> Plan:
+        return replace(self._make_plan(self.options_at_scale(group, scale)), scale=scale)
 
     def _is_known_to_engines(self, hook: str) -> bool:
         if hook in self.__dict__:
@@ -247,11 +264,18 @@ class OrthogonalOptimizer(Optimizer):
         weights and integer counts, which must come back as they were saved. Hooks of torch's
         recipes see and change what they do in torch.
         """
-        load = super().load_state_dict
+        load, scales = super().load_state_dict, self._scales
         load_bit_for_bit(self, load, state_dict, makes_generators=self.makes_generators)
+        # The weights that belong to another scale may come later, but before the next step.
+        self._awaits_values |= self._scales != scales
+
+    @property
+    def _scales(self) -> list[Any]:
+        return [group["scale"] for group in self.param_groups]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self.defaults.setdefault("scale", 1.0)
         # They are of groups now gone.
         for name in ("_plans", "_n_steps", "_last_look", "_seen_skips", "_limited_before"):
             self.__dict__.pop(name, None)
@@ -277,7 +301,8 @@ class OrthogonalOptimizer(Optimizer):
             if p.device.type == "meta":
                 self._awaits_values = True
             else:
-                check_start(p, name, group["view"], radius, spectral=spectral)
+                scale = scale_of(group["scale"], p.shape, group["view"])
+                check_start(p, name, group["view"], radius, spectral=spectral, scale=scale)
 
     def _check_values(self) -> None:
         """Check weights that had no values when they were added, at the first step they take."""
@@ -291,6 +316,8 @@ class OrthogonalOptimizer(Optimizer):
         orthogonal = group["orthogonal"]
         same_kind = orthogonal == before.orthogonal
         if same_kind and (group["view"] == before.view or not orthogonal):
+            if orthogonal and group["scale"] != before.scale_option:
+                self._check_new_scale(group, before)
             return
         what = "view" if same_kind else "orthogonal"
         old = before.view if same_kind else before.orthogonal
@@ -303,6 +330,17 @@ class OrthogonalOptimizer(Optimizer):
                     "remove the state: optimizer.state.pop(weight)."
                 )
         self._check_group(group)
+
+    def _check_new_scale(self, group: Group, before: Plan) -> None:
+        """State is of any scale, but the weights must have been multiplied."""
+        try:
+            self._check_group(group)
+        except ValueError as error:
+            raise ValueError(
+                f"When the option scale changes, the weights must follow, but it was "
+                f"{before.scale_option!r} and is {group['scale']!r} now, and they are not there. "
+                f"Set it back, or multiply the weights. {error}"
+            ) from None
 
     def _note_skips(self) -> None:
         """Remember what was skipped before, in the run that is resumed."""
@@ -376,8 +414,9 @@ def frozen_message(name: str, p: Tensor) -> str:
         f"{name} of shape {tuple(p.shape)} is frozen: most of its latest steps were skipped, "
         "because they would not have been finite, or no step from there is safe. Look for NaN "
         "or infinite gradients; if the weight was replaced, project it with "
-        "ortholand.orthogonalize_(weight); with lam=0 nothing leads away from the edge of the "
-        "ball. optimizer.skipped_steps() counts such steps."
+        "ortholand.orthogonalize_(weight), or say scale=... in its group if it is a number times "
+        "orthonormal; with lam=0 nothing leads away from the edge of the ball. "
+        "optimizer.skipped_steps() counts such steps."
     )
 
 

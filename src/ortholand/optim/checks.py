@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ortholand.geometry.rounding import check_rounding
+from ortholand.geometry.scales import check_scale
 from ortholand.geometry.views import check_view
 from ortholand.optim.weights import name_of, position_of
 
@@ -18,6 +19,7 @@ def check_common_options(options: Mapping[str, Any]) -> None:
     check_lr(options["lr"])
     check_view(options["view"])
     check_rounding(options.get("rounding"))
+    check_scale(options["scale"])
     check_bool("orthogonal", options["orthogonal"])
     check_bool("maximize", options["maximize"])
     if options["foreach"] is not None:

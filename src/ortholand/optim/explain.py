@@ -32,6 +32,7 @@ class WeightExplained:
     reason: str  # why it is not a faster engine; "" if there is none
     # Share of its steps so far that the safe step made shorter than lr.
     limited: float | None = None
+    scale: float = 1.0  # the weight is this times orthonormal
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,9 @@ class Explanation(Sequence[WeightExplained]):
         return iter(self.rows)
 
     def __str__(self) -> str:
-        names = ["weight", "shape", "view", "matrices", "engine", "limited", "reason"]
+        names = ["weight", "shape", "view", "matrices", "scale", "engine", "limited", "reason"]
+        if all(row.scale == 1 for row in self.rows):
+            names.remove("scale")
         if all(row.limited is None for row in self.rows):  # nothing has stepped yet
             names.remove("limited")
         lines = [names, *([_cell(row, name) for name in names] for row in self.rows)]
@@ -118,6 +121,7 @@ def _group_rows(optimizer: OrthogonalOptimizer, group: dict[str, Any]) -> Iterat
             form=form,
             reason=reason,
             limited=_limited_share(optimizer, p, matrices),
+            scale=plan.scale_of(p.shape),
         )
 
 
@@ -166,6 +170,8 @@ def _cell(row: WeightExplained, name: str) -> str:
         return " x ".join(map(str, value)) or "()"
     if name == "matrices":
         return str(value) if value else ""
+    if name == "scale":
+        return f"{value:.4g}" if row.view else ""
     if name == "limited":
         return "" if value is None else f"{value:.0%}"
     if name == "engine" and row.form:

@@ -29,6 +29,7 @@ class FieldSGD(OrthogonalSGD):
         foreach: as in :class:`ortholand.LandingSGD`.
         orthogonal: default of the group option.
         view: default of the group option.
+        scale: as in :class:`ortholand.LandingSGD`.
         rounding: as in :class:`ortholand.LandingSGD`.
     """
 
@@ -49,6 +50,7 @@ class FieldSGD(OrthogonalSGD):
         foreach: bool | None = None,
         orthogonal: bool = True,
         view: str = "matrix",
+        scale: float | str = 1.0,
         rounding: str | None = None,
     ) -> None:
         super().__init__(params, options_of(locals()))

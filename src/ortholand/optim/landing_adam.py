@@ -56,6 +56,7 @@ class LandingAdam(OrthogonalOptimizer):
         sharded: as in :class:`ortholand.LandingSGD`.
         orthogonal: default of the group option.
         view: default of the group option.
+        scale: as in :class:`ortholand.LandingSGD`.
         rounding: as in :class:`ortholand.LandingSGD`.
 
     >>> import torch, ortholand
@@ -87,6 +88,7 @@ class LandingAdam(OrthogonalOptimizer):
         sharded: str = "rows",
         orthogonal: bool = True,
         view: str = "matrix",
+        scale: float | str = 1.0,
         rounding: str | None = None,
     ) -> None:
         betas = plain_betas(betas)

@@ -66,6 +66,10 @@ class LandingSGD(OrthogonalSGD):
             of ``torch.optim.SGD``.
         view: default of the group option: ``"matrix"`` sees a convolution weight as
             ``(out, in * kh * kw)``, ``"kernel"`` each of its kh x kw slices as a matrix.
+        scale: default of the group option: weights are this times orthonormal. A positive number,
+            or ``"fan"`` for ``sqrt(max(1, out / in))`` of each matrix out x in. lr stays that of
+            the weight; eps and the attraction are those of X = weight / scale. See
+            ``docs/optimizers.md``, Scaled weights.
         rounding: how float16 and bfloat16 weights keep steps that are smaller than what they can
             hold, per group: ``"nearest"``, ``"stochastic"``, or ``"compensated"`` (None), which
             keeps the rest in 2 bytes per entry more. Of no effect on other types. See
@@ -106,6 +110,7 @@ class LandingSGD(OrthogonalSGD):
         sharded: str = "rows",
         orthogonal: bool = True,
         view: str = "matrix",
+        scale: float | str = 1.0,
         rounding: str | None = None,
     ) -> None:
         super().__init__(params, options_of(locals()))

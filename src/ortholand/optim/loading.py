@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from ortholand.geometry.derivatives import relative_gradient
 from ortholand.geometry.matrices import is_square, real_dtype, working_dtype
 from ortholand.geometry.rounding import ROUNDING_STATE
+from ortholand.geometry.scales import scale_of, unscaled
 from ortholand.geometry.views import as_matrices, as_weight
 from ortholand.landing.step import COUNTS
 from ortholand.sharding.placement import is_dtensor, restored
@@ -111,6 +112,7 @@ def _as_generator(state: Tensor, p: Tensor, group: Group) -> Tensor:
     is_skew = torch.linalg.vector_norm(B + B.mH, dim=(-2, -1)) <= 1e-3 * size
     if bool(is_skew.all()):
         return state
-    X = as_matrices(p.detach(), group["view"]).to(B.dtype)
+    W = as_matrices(p.detach(), group["view"]).to(B.dtype)
+    X = unscaled(W, scale_of(group["scale"], p.shape, group["view"]))
     skew = torch.where(is_skew[..., None, None], B, relative_gradient(X, B))
     return as_weight(skew, p, group["view"]).contiguous()

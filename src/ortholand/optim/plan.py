@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ortholand.geometry.scales import Scale, scale_of
 from ortholand.geometry.views import View
 from ortholand.landing.description import LandingStep
 from ortholand.landing.step import MatrixStep, StateKind
@@ -27,11 +29,31 @@ class Plan:
     matrix_step: WholeStep  # the optimizer's own; engines may step by something faster
     landing: LandingStep | None  # what that is, where it is known
     name_of: Callable[[Tensor], str]  # of a weight, for messages
+    rescaled: Callable[[float], "Plan"]  # the plan of ``Z = W / scale``, made anew
+    scale_option: Scale = 1.0  # weights are this times orthonormal
+    scale: float = 1.0  # and this times what steps by this plan; 1 before :meth:`at_scale`
+    lasts: bool = True  # whether what was made once is of use in the next step
     why_not_landing: str = ""  # why engines must call matrix_step, where landing is None
     why_not_compiled: str | None = None  # why compiled code cannot step any weight of the group
     warned: set[str] = field(default_factory=set)  # the optimizer's own: what it has warned of
     packed: dict[int, bytes] = field(default_factory=dict)  # options for compiled code, by threads
     verdicts: dict[Any, Any] = field(default_factory=dict)  # compiled code's, by shape and type
+    scaled: dict[float, "Plan"] = field(default_factory=dict)  # plans by scale, while they last
+
+    def scale_of(self, shape: torch.Size) -> float:
+        """The number that weights of this shape are times orthonormal."""
+        return scale_of(self.scale_option, shape, self.view)
+
+    def at_scale(self, scale: float) -> "Plan":
+        """The plan by which ``Z = W / scale`` steps."""
+        if scale == 1:
+            return self
+        plan = self.scaled.get(scale)
+        if plan is None:
+            plan = self.rescaled(scale)
+            if self.lasts:
+                self.scaled[scale] = plan
+        return plan
 
 
 def why_not_compiled(

@@ -37,6 +37,7 @@ class RiemannianSGD(OrthogonalSGD):
         foreach: as in :class:`ortholand.LandingSGD`.
         orthogonal: default of the group option.
         view: default of the group option.
+        scale: as in :class:`ortholand.LandingSGD`.
         rounding: as in :class:`ortholand.LandingSGD`.
 
     >>> import torch, ortholand
@@ -62,6 +63,7 @@ class RiemannianSGD(OrthogonalSGD):
         foreach: bool | None = None,
         orthogonal: bool = True,
         view: str = "matrix",
+        scale: float | str = 1.0,
         rounding: str | None = None,
     ) -> None:
         retraction = _registered(retraction)

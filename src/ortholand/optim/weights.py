@@ -8,16 +8,18 @@ from torch import Tensor
 
 from ortholand.geometry.matrices import real_dtype, working_dtype
 from ortholand.geometry.rounding import COMPENSATION, ROUNDING_STATE, SEED, prepare_rounding
+from ortholand.geometry.scales import FAN, check_scale_fits, scale_of
 from ortholand.geometry.views import View, matrices_shape
 from ortholand.landing.step import COUNTS, Slot, StateKind, prepare_counts
 from ortholand.native.border import PLAIN_TYPES
 from ortholand.sharding.exchange import same_on_all_ranks
-from ortholand.sharding.manifold import distances
+from ortholand.sharding.manifold import apparent_scale, distances
 from ortholand.sharding.placement import is_dtensor, is_here, zeros_per_matrix
 
 State = dict[str, Any]
 NO_BUFFERS = ("step", *COUNTS, *ROUNDING_STATE)  # in the state of an unconstrained weight
 Group = Mapping[str, Any]
+LOOKS_ORTHONORMAL = 0.1  # the distance up to which that is not by chance, but for few columns
 
 
 def prepare_state(
@@ -137,42 +139,73 @@ def position_of(p: Tensor, group: Group) -> int:
 
 
 @torch.no_grad()
-def check_start(p: Tensor, name: str, view: View, radius: float, *, spectral: bool) -> None:
+def check_start(
+    p: Tensor, name: str, view: View, radius: float, *, spectral: bool, scale: float = 1.0
+) -> None:
     """Raise if a matrix of the weight is outside the ball, or not finite.
 
     Rounding may have left it a little outside: that of the weight's own type, over many steps.
+    ``scale``: the weight is this times what must be in the ball.
     """
+    check_scale_fits(scale, p.dtype, name)
     columns = matrices_shape(p.shape, view)[-1]
     limit = 1.0001 * radius + 16 * torch.finfo(p.dtype).eps * columns**0.5
-    d = float(distances(p, view).max())
+    d = float(distances(p, view, scale=scale).max())
     if d <= limit:
         return
     if spectral:  # eigenvalues only where the free bound does not tell
-        d = float(distances(p, view, spectral=True).max())
+        d = float(distances(p, view, spectral=True, scale=scale).max())
         if d <= limit:
             return
     norm = "||X^T X - I||_2" if spectral else "||X^T X - I||_F"
+    if scale != 1:
+        norm += f" of X = weight / {scale:.4g}"
     raise ValueError(
         f"An orthogonal parameter must start within {radius} of the manifold "
         f"({norm}; eps, where that is an option), but {name} of shape {tuple(p.shape)}, "
-        f"view {view!r}, is at distance {d:.4g}. {_advice(p, view, radius)}"
+        f"view {view!r}, is at distance {d:.4g}. {_all_advice(p, view, radius, scale)}"
     )
 
 
-def _advice(p: Tensor, view: View, radius: float) -> str:
+def _all_advice(p: Tensor, view: View, radius: float, scale: float) -> str:
+    of_scale, other = _scale_advice(p, view, scale), _advice(p, view, radius, scale)
+    return f"{of_scale} Else, {other[0].lower()}{other[1:]}" if of_scale else other
+
+
+def _scale_advice(p: Tensor, view: View, scale: float) -> str:
+    """Which scale would do, if one would."""
+    found = apparent_scale(p, view)
+    if not torch.finfo(p.dtype).tiny <= found < torch.inf:  # nothing to divide by
+        return ""
+    if not float(distances(p, view, spectral=True, scale=found).max()) <= LOOKS_ORTHONORMAL:
+        return ""
+    fan = scale_of(FAN, p.shape, view)
+    said = f"scale={found:.4g}"
+    if abs(found / fan - 1) < 1e-2 and fan != 1:
+        said += f' or scale="{FAN}"'
+    return (
+        f"It looks like {found:.4g} times orthonormal, not {scale:.4g} times: if that is meant, "
+        f"say {said} in its group."
+    )
+
+
+def _advice(p: Tensor, view: View, radius: float, scale: float) -> str:
     project = (
         "Project it first with ortholand.orthogonalize_(...), which takes a tensor, groups or a "
         "model."
     )
+    if scale != 1:
+        project += f" For a tensor or a model, say scale={scale:.4g} there, too."
     if p.ndim < 3:
         return project
     other: View = "kernel" if view == "matrix" else "matrix"
-    if float(distances(p, other).max()) <= radius:
+    if float(distances(p, other, scale=scale).max()) <= radius:
         return f"In the view {other!r} it is within: say view={other!r} in its group."
     return (
         f"If the view {other!r} is meant, say view={other!r} in its group: "
         f"{_WHAT_VIEWS_SEE} Else project it in the view that is meant, with "
         "ortholand.orthogonalize_(weight, view=...)."
+        + (f" Say scale={scale:.4g} there, too." if scale != 1 else "")
     )
 
 

@@ -37,6 +37,7 @@ from torch import Tensor
 
 from ortholand.geometry.matrices import to_working_dtype
 from ortholand.geometry.rounding import COMPENSATION, ROUNDING_STATE, exact_value, keep_
+from ortholand.geometry.scales import follow, unscaled
 from ortholand.geometry.views import View
 from ortholand.landing.batches import batches
 from ortholand.landing.description import GramStep
@@ -97,7 +98,9 @@ class ShardedStep:
     foreach: bool | None
     prefers_fewer_bytes: bool  # whether tall matrices have owners where that moves less
     state_kinds: Mapping[str, StateKind]
-    gram_step: GramStep | None  # of rows that are here; None: matrices must be whole
+    # Of rows that are here, of weights of a scale; None: matrices must be whole.
+    gram_step: Callable[[float], GramStep] | None
+    scale_of: Callable[[torch.Size], float]  # of a weight of this shape
     summed_numbers: Callable[[int], int] | None  # by it, for a matrix with so many columns
     step_whole: Callable[[list[Slot]], None]  # the step of a single process
 
@@ -132,10 +135,11 @@ class Member(NamedTuple):
 class Part(NamedTuple):
     """What a rank has of tall matrices of one shape: some of their rows, ``(k, rows, p)``."""
 
-    X: Tensor
+    W: Tensor
     G: Tensor
     state: dict[str, Tensor]
     rows: Rows
+    scale: float
 
 
 Route = Callable[[list[Member], ShardedStep], None]
@@ -273,9 +277,9 @@ def step_rows(members: list[Member], step: ShardedStep) -> None:
     """Step tall matrices, each rank its own rows: one all-reduce for all of them."""
     parts = []
     for member in members:
-        X, G, *buffers = _descent_fields(member, step)
-        rows = Rows(X.shape[0], member.shape[0], apart=True)
-        parts.append(Part(X, G, _all_state(member, buffers, step), rows))
+        W, G, *buffers = _descent_fields(member, step)
+        rows = Rows(W.shape[0], member.shape[0], apart=True)
+        parts.append(_part(member, W, G, buffers, rows, step))
     results = step_parts(parts, step, members[0].layout)
     for member, (moved, taken, state, limited) in zip(members, results, strict=True):
         _keep(member, moved, state, taken.logical_not())
@@ -290,9 +294,9 @@ def step_columns(members: list[Member], step: ShardedStep) -> None:
     blocks = iter(rows_to_columns([M for matrices in fields for M in matrices], layouts))
     parts = []
     for member, matrices in zip(members, fields, strict=True):
-        X, G, *buffers = (next(blocks).mT for _ in matrices)
-        rows = Rows(X.shape[0], member.shape[1], apart=True)
-        parts.append(Part(X, G, _all_state(member, buffers, step), rows))
+        W, G, *buffers = (next(blocks).mT for _ in matrices)
+        rows = Rows(W.shape[0], member.shape[1], apart=True)
+        parts.append(_part(member, W, G, buffers, rows, step))
     results = step_parts(parts, step, members[0].layout)
     columns = [M.mT for r in results for M in (r.moved, *(r.state[k] for k in names))]
     back = [member for member in members for _ in range(1 + len(names))]
@@ -379,14 +383,19 @@ def _agreed(process_groups: Sequence[ProcessGroup], taken: Tensor) -> Tensor:
 
 def step_parts(parts: Sequence[Part], step: ShardedStep, layout: Layout) -> list[MatrixStep]:
     """The steps of matrices of which this rank has rows. One all-reduce for all of them."""
-    kinds = [(part.rows.total, part.X.shape[1]) for part in parts]
+    kinds = [(part.rows.total, part.W.shape[1], part.scale) for part in parts]
     members = list(batches(kinds, step.foreach, layout.ranks))
     joined = [_joined([parts[k] for k in those]) for those in members]
     assert step.gram_step is not None
-    pending = [step.gram_step(part.X, part.G, part.state, part.rows) for part in joined]
+    X = [unscaled(part.W, part.scale) for part in joined]
+    pending = [
+        step.gram_step(part.scale)(Z, part.G, part.state, part.rows)
+        for Z, part in zip(X, joined, strict=True)
+    ]
     results: dict[int, MatrixStep] = {}
-    for those, part, result in zip(members, joined, finished(pending, layout.group), strict=True):
-        moved, taken, state, limited = _unless_skipped(part, result)
+    done = zip(members, joined, X, finished(pending, layout.group), strict=True)
+    for those, part, Z, result in done:
+        moved, taken, state, limited = _unless_skipped(part, Z, result)
         for i, k in enumerate(those):
             new = {name: value[i] for name, value in state.items()}
             held_back = None if limited is None else limited[i]
@@ -430,24 +439,25 @@ def unpack(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _joined(parts: Sequence[Part]) -> Part:
-    X, G = _stack([part.X for part in parts]), _stack([part.G for part in parts])
+    W, G = _stack([part.W for part in parts]), _stack([part.G for part in parts])
     state = {name: _stack([part.state[name] for part in parts]) for name in parts[0].state}
-    return Part(X, G, state, parts[0].rows)
+    return Part(W, G, state, parts[0].rows, parts[0].scale)
 
 
 def _stack(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(list(tensors))
 
 
-def _unless_skipped(part: Part, result: MatrixStep) -> MatrixStep:
-    """The matrices as they are after the step, whether or not it was taken."""
+def _unless_skipped(part: Part, X: Tensor, result: MatrixStep) -> MatrixStep:
+    """The matrices as they are after the step from X, whether or not it was taken."""
     moved, taken, state, limited = result
+    moved = follow(part.W, X, moved, part.scale)
     whether = taken[:, None, None]
     kept = {
         name: torch.where(whether if new.ndim == 3 else taken, new, part.state[name])
         for name, new in state.items()
     }
-    return MatrixStep(torch.where(whether, moved, part.X), taken, kept, limited)
+    return MatrixStep(torch.where(whether, moved, part.W), taken, kept, limited)
 
 
 def _kept_names(slot: Slot, step: ShardedStep) -> list[str]:
@@ -495,6 +505,18 @@ def _descent_fields(member: Member, step: ShardedStep) -> list[Tensor]:
 def _turned(M: Tensor, member: Member) -> Tensor:
     """From the matrix as it is sharded to the one that the weight is, and back."""
     return M.mT.contiguous() if member.layout.turned else M
+
+
+def _part(
+    member: Member,
+    W: Tensor,
+    G: Tensor,
+    buffers: Sequence[Tensor],
+    rows: Rows,
+    step: ShardedStep,
+) -> Part:
+    scale = step.scale_of(member.slot.weight.shape)
+    return Part(W, G, _all_state(member, buffers, step), rows, scale)
 
 
 def _all_state(member: Member, buffers: Sequence[Tensor], step: ShardedStep) -> dict[str, Tensor]:

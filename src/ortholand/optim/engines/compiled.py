@@ -63,7 +63,7 @@ class CompiledEngine:
         """
         if _group_refusal(plan) is not None:
             return None, slots
-        whole: dict[tuple[torch.dtype, int, int], list[_Row]] = {}
+        whole: dict[_Kind, list[_Row]] = {}
         large: list[Slot] = []
         refused: list[Slot] = []
         for slot in slots:
@@ -80,14 +80,12 @@ class CompiledEngine:
         return partial(_run, whole, large, plan), refused
 
 
-def _run(
-    whole: Mapping[tuple[torch.dtype, int, int], list["_Row"]], large: list[Slot], plan: Plan
-) -> None:
-    options = _packed_options(plan)
-    for (dtype, n, p), rows in whole.items():
-        _step_whole(rows, dtype, n, p, options)
+def _run(whole: Mapping["_Kind", list["_Row"]], large: list[Slot], plan: Plan) -> None:
+    for (dtype, n, p, scale), rows in whole.items():
+        _step_whole(rows, dtype, n, p, _packed_options(plan.at_scale(scale)))
     for slot in large:
-        step_large(slot, plan, options)
+        scaled = plan.at_scale(plan.scale_of(slot.weight.shape))
+        step_large(slot, scaled, _packed_options(scaled))
 
 
 def _group_refusal(plan: Plan) -> str | None:
@@ -99,11 +97,14 @@ def _group_refusal(plan: Plan) -> str | None:
     return None
 
 
+_Kind = tuple[torch.dtype, int, int, float]  # type, rows, columns and scale of what steps whole
+
+
 class _Verdict(NamedTuple):
     """What compiled code says to weights of one type, shape and memory."""
 
     why_not: str  # empty if it can step them
-    kind: tuple[torch.dtype, int, int] | None = None  # of what steps whole; None: by passes
+    kind: _Kind | None = None  # None: by passes
     contiguous: bool = True
     layout: tuple[int, ...] = ()  # what ``struct Parameter`` wants to know
 
@@ -132,7 +133,7 @@ def _verdict(weight: Tensor, plan: Plan) -> _Verdict:
             _warn_once(why_not, plan.warned)
     if why_not is not None or layout is None:
         return _Verdict(why_not or "")
-    kind = (weight.dtype, n, p) if whole else None
+    kind = (weight.dtype, n, p, plan.scale_of(weight.shape)) if whole else None
     return _Verdict("", kind, contiguous, layout[2:])
 
 
@@ -269,11 +270,11 @@ def _packed_options(plan: Plan) -> bytes:
     packed = plan.packed.get(threads)
     if packed is None:
         assert plan.landing is not None
-        packed = plan.packed[threads] = _options(plan.landing, plan.maximize, threads).pack()
+        packed = plan.packed[threads] = _options(plan, plan.landing, threads).pack()
     return packed
 
 
-def _options(step: LandingStep, maximize: bool, threads: int) -> Options:
+def _options(plan: Plan, step: LandingStep, threads: int) -> Options:
     options, moments = step.options, step.moments
     momentum = moments if isinstance(moments, Momentum) else Momentum()
     adam = moments if isinstance(moments, AdamMoments) else AdamMoments()
@@ -281,6 +282,7 @@ def _options(step: LandingStep, maximize: bool, threads: int) -> Options:
     assert not isinstance(options.lr, Tensor)
     return Options(
         lr=options.lr,
+        scale=plan.scale,
         lam=options.lam,
         eps=options.eps,
         aim=options.aim,
@@ -293,7 +295,7 @@ def _options(step: LandingStep, maximize: bool, threads: int) -> Options:
         adam_eps=adam.eps,
         attraction=options.attraction.compiled,
         rule=_rule_number(options.rule),
-        maximize=maximize,
+        maximize=plan.maximize,
         moments=moments.compiled,
         nesterov=momentum.nesterov,
         threads=threads,

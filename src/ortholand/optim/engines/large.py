@@ -17,6 +17,7 @@ from torch.autograd.graph import increment_version
 
 from ortholand.fields import tangency_bound
 from ortholand.geometry.matrices import gram_matrix, gram_minus_identity, tall
+from ortholand.geometry.scales import follow, unscaled
 from ortholand.landing.after import After
 from ortholand.landing.attraction import better_bounds
 from ortholand.landing.description import LandingStep
@@ -56,7 +57,7 @@ def step_large(slot: Slot, plan: Plan, options: bytes) -> None:
     assert plan.landing is not None
     passes = large_steps(slot.weight.dtype)
     assert passes is not None  # refusal
-    step = _LargeStep(plan.landing, plan.maximize, options, passes)
+    step = _LargeStep(plan, plan.landing, options, passes)
     skipped = limited = 0
     for matrix in _matrices(slot, plan):
         outcome = step.take(matrix)
@@ -69,9 +70,10 @@ def step_large(slot: Slot, plan: Plan, options: bytes) -> None:
 
 
 class _Matrix(NamedTuple):
-    """A matrix, its gradient and its state: views of the weight's memory."""
+    """A matrix of a weight, its gradient and its state: views of their memory."""
 
-    X: Tensor
+    W: Tensor  # scale times X
+    X: Tensor  # W itself at scale 1
     G: Tensor
     state: dict[str, Tensor]
 
@@ -97,17 +99,18 @@ def _matrices(slot: Slot, plan: Plan) -> Iterator[_Matrix]:
     kinds: dict[str, Any] = dict(plan.state_kinds)
     state = {k: slot.state[k].view(shape if v == "matrix" else -1) for k, v in kinds.items()}
     gradients = slot.gradient.view(shape)
-    for i, X in enumerate(weight.view(shape)):
-        yield _Matrix(X, gradients[i], {name: value[i] for name, value in state.items()})
+    for i, W in enumerate(weight.view(shape)):
+        own_state = {name: value[i] for name, value in state.items()}
+        yield _Matrix(W, unscaled(W, plan.scale), gradients[i], own_state)
 
 
 class _LargeStep:
     """The step of a plan, for one matrix after the other."""
 
     def __init__(
-        self, landing: LandingStep, maximize: bool, options: bytes, passes: ctypes.CDLL
+        self, plan: Plan, landing: LandingStep, options: bytes, passes: ctypes.CDLL
     ) -> None:
-        self.landing, self.maximize = landing, maximize
+        self.landing, self.maximize, self.scale = landing, plan.maximize, plan.scale
         self.options, self.packed, self.passes = landing.options, options, passes
 
     def take(self, matrix: _Matrix) -> _Outcome:
@@ -126,7 +129,7 @@ class _LargeStep:
 
     def _generator(self, matrix: _Matrix) -> _Generator:
         """The skew matrix that a square one is turned by, in one product."""
-        X, G, state = matrix
+        _, X, G, state = matrix
         A, moments, n = torch.mm(G, X.mT), self.landing.moments, X.shape[0]
         adam = isinstance(moments, AdamMoments)
         kept = "exp_avg" if adam else "momentum_buffer"
@@ -188,7 +191,7 @@ class _LargeStep:
                 eta = self.passes.ortholand_step(float(bound), d, error, self.packed)
                 if eta >= lr and d <= options.aim:
                     break
-        places = self._address(matrix.X), self._address(L)
+        places = self._address(matrix.W), self._address(L)
         taken = self.passes.ortholand_move(*places, L.numel(), eta, norm, d, self.packed)
         if taken:
             _keep(matrix.state, new_state)
@@ -215,10 +218,15 @@ class _LargeStep:
         overshoot = self.passes.ortholand_overshoot(*places, n, c)
         if not self._may_be_safe(length * length, overshoot):
             return self._by_reference(matrix, generator if new_state else self._generator(matrix))
-        if lr > 0:
+        if lr > 0 and self.scale == 1:
             torch.addmm(Y, Y, E, alpha=-0.5, out=X)
+        elif lr > 0:
+            self._write(matrix, torch.addmm(Y, Y, E, alpha=-0.5))
         _keep(matrix.state, new_state)
         return _Outcome(taken=True, limited=False)
+
+    def _write(self, matrix: _Matrix, moved: Tensor) -> None:
+        matrix.W.copy_(follow(matrix.W, matrix.X, moved, self.scale))
 
     def _may_be_safe(self, square: float, overshoot: float) -> bool:
         """Whether the free bound of the safe step allows lr.
@@ -234,7 +242,7 @@ class _LargeStep:
         X, (A, scale, new_state) = matrix.X, generator
         move = self.options.attraction.move(X, scale * A, self.options)
         if move.taken:
-            X.copy_(move.moved)
+            self._write(matrix, move.moved)
             _keep(matrix.state, new_state)
         limited = getattr(move, "limited", None)
         return _Outcome(bool(move.taken), limited is not None and bool(limited))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ortholand.geometry.matrices import PART, finite_matrices, is_plain_cpu
 from ortholand.geometry.rounding import HALF_TYPES, exact_value, keep_
+from ortholand.geometry.scales import follow, unscaled
 from ortholand.geometry.views import View, as_matrices, as_weight, matrices_shape
 from ortholand.landing.batches import batches
 from ortholand.landing.description import GramStep
@@ -53,12 +54,13 @@ class ReferenceEngine:
 @torch.no_grad()
 def _step(slots: list[Slot], plan: Plan) -> None:
     """Step the weights, those of one shape as a batch where that is quicker."""
+    scales = [plan.scale_of(slot.weight.shape) for slot in slots]
     if len(slots) == 1:
-        _step_batch(slots, plan)
+        _step_batch(slots, plan.at_scale(scales[0]))
         return
-    keys = [_kind_of(slot, plan.view) for slot in slots]
-    for members in batches(keys, plan.foreach):
-        _step_batch([slots[k] for k in members], plan)
+    kinds = zip((_kind_of(slot, plan.view) for slot in slots), scales, strict=True)
+    for members in batches([(*kind, scale) for kind, scale in kinds], plan.foreach):
+        _step_batch([slots[k] for k in members], plan.at_scale(scales[members[0]]))
 
 
 def _kind_of(slot: Slot, view: View) -> tuple[int, int, torch.dtype, torch.device]:
@@ -81,9 +83,10 @@ def _gram_step(n: int, p: int, plan: Plan) -> GramStep | None:
 
 
 def _step_batch(slots: list[Slot], plan: Plan) -> None:
-    """Step weights of one matrix shape, type and device as one batch."""
-    view = plan.view
-    X = _together([as_matrices(exact_value(slot.weight, slot.state), view) for slot in slots])
+    """Step weights of one matrix shape, type, device and scale as one batch."""
+    view, scale = plan.view, plan.scale
+    W = _together([as_matrices(exact_value(slot.weight, slot.state), view) for slot in slots])
+    X = unscaled(W, scale)
     G = _together([descent_gradient(slot, plan, X.dtype) for slot in slots])
     state = {
         name: _together([_as_batch(slot.state[name], kind, view) for slot in slots], kind)
@@ -91,14 +94,15 @@ def _step_batch(slots: list[Slot], plan: Plan) -> None:
     }
     result = matrix_step(X, G, state, plan)
     (moved, taken, new_state), limited = result[:3], getattr(result, "limited", None)
+    moved = follow(W, X, moved, scale)
     dtype = slots[0].weight.dtype
-    if dtype in HALF_TYPES:  # which may be infinite where what was computed is not
+    if dtype in HALF_TYPES or scale != 1:  # may be infinite where what was computed is not
         taken = taken & finite_matrices(moved.to(dtype))
     shapes = [as_matrices(slot.weight, view).shape[:-2] for slot in slots]
     mask = taken[..., None, None] if X.ndim > 2 else taken
     # Memory of a large batch is saved by a branch on the CPU; elsewhere that would be a wait.
     all_go = X.numel() > PART and is_plain_cpu(taken) and bool(taken.all())
-    reached = moved if all_go else torch.where(mask, moved, X)
+    reached = moved if all_go else torch.where(mask, moved, W)
     parts = zip(slots, _apart(reached, shapes), _apart(taken, shapes), strict=True)
     for slot, part, ok in parts:
         keep_(slot.weight, as_weight(part, slot.weight, view), slot.state)

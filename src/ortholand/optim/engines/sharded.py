@@ -5,6 +5,7 @@ from functools import partial
 
 import torch
 
+from ortholand.landing.description import GramStep
 from ortholand.landing.step import Slot
 from ortholand.optim.plan import Plan
 from ortholand.sharding.placement import is_dtensor
@@ -41,16 +42,17 @@ class ShardedEngine:
         from ortholand.sharding.steps import ShardedStep, step_sharded  # not before a DTensor
 
         landing = plan.landing
-        gram_step = landing.gram_step if landing is not None else None
+        apart = landing is not None and landing.gram_step is not None
         if landing is not None and (plan.sharded == "owners" or landing.moments.why_not_apart):
-            gram_step = None
+            apart = False
         step = ShardedStep(
             view=plan.view,
             maximize=plan.maximize,
             foreach=plan.foreach,
             prefers_fewer_bytes=plan.sharded == "auto",
             state_kinds=plan.state_kinds,
-            gram_step=gram_step,
+            gram_step=partial(_gram_step, plan) if apart else None,
+            scale_of=plan.scale_of,
             summed_numbers=landing.moments.summed_numbers if landing is not None else None,
             step_whole=lambda whole: self.step_whole(whole, plan),
         )
@@ -61,6 +63,13 @@ class ShardedEngine:
         from ortholand.sharding.steps import step_plain
 
         step_plain(slots, step)
+
+
+def _gram_step(plan: Plan, scale: float) -> GramStep:
+    landing = plan.at_scale(scale).landing
+    assert landing is not None
+    assert landing.gram_step is not None
+    return landing.gram_step
 
 
 def split_spread(slots: list[Slot]) -> tuple[list[Slot], list[Slot]]:

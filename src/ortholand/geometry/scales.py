@@ -1,0 +1,67 @@
+"""Weights that are a number times orthonormal, ``W = s Z``: which number, and there and back."""
+
+import math
+from numbers import Integral, Rational, Real
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ortholand.geometry.matrices import to_working_dtype
+from ortholand.geometry.views import View
+
+FAN = "fan"  # sqrt(max(1, out / in)), as modular norms want it
+Scale = float | Literal["fan"]
+
+
+def check_scale(scale: object) -> None:
+    """Raise unless it is a positive finite number, or "fan"."""
+    rule = 'scale must be a positive finite number, or "fan" for sqrt(max(1, out / in))'
+    if isinstance(scale, str):
+        if scale != FAN:
+            raise ValueError(f"{rule}, got {scale!r}.")
+        return
+    is_fraction = isinstance(scale, Rational) and not isinstance(scale, Integral)
+    if not isinstance(scale, Real) or isinstance(scale, bool) or is_fraction:
+        kind = type(scale).__name__
+        raise TypeError(f"{rule}, got {scale!r} of type {kind}: use float(...).")
+    if not 0 < _as_float(scale) < math.inf:
+        raise ValueError(f"{rule}, got {scale!r}. To turn weights around, negate them.")
+
+
+def _as_float(number: Real) -> float:
+    try:
+        return float(number)
+    except OverflowError:  # of an integer
+        return math.inf
+
+
+def check_scale_fits(scale: float, dtype: torch.dtype, name: str) -> None:
+    """Raise unless a type can hold weights of this scale: entries are up to ``2^(1/2) scale``."""
+    info = torch.finfo(dtype)
+    if scale != 1 and not info.tiny <= scale <= info.max / 2:
+        raise ValueError(
+            f"scale must be from {info.tiny:.2g} to {info.max / 2:.2g} for weights of {dtype}, "
+            f"but that of {name} is {scale:.4g}. Use another scale, or a wider type."
+        )
+
+
+def scale_of(scale: Scale, shape: torch.Size, view: View) -> float:
+    """The number that the option stands for, of a weight of this shape."""
+    if not isinstance(scale, str):
+        return float(scale)
+    out, inner = (shape[0], shape[1:].numel()) if view == "matrix" else shape[-2:]
+    return math.sqrt(max(1.0, out / inner))
+
+
+def unscaled(W: Tensor, scale: float) -> Tensor:
+    """``Z = W / scale``, in the type that it is computed with; W itself at scale 1."""
+    return W if scale == 1 else to_working_dtype(W) / scale
+
+
+def follow(W: Tensor, Z: Tensor, moved: Tensor, scale: float) -> Tensor:
+    """W after ``Z = W / scale`` has moved: ``W + scale (moved - Z)``; ``moved`` itself at scale 1.
+
+    Not ``scale * moved``: rounded there and back in each step, weights would creep.
+    """
+    return moved if scale == 1 else torch.add(W, moved - Z, alpha=scale)
