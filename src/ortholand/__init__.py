@@ -23,10 +23,11 @@ Here is what most programs need. The rest is in the modules where it is made:
 from importlib.metadata import PackageNotFoundError, version
 
 from ortholand.fields import landing_field
-from ortholand.geometry import distance, random_orthogonal
+from ortholand.geometry import distance, msign, random_orthogonal
 from ortholand.optim import (
     PLAM,
     LandingAdam,
+    LandingMuon,
     LandingSGD,
     PenaltySGD,
     PowerLawLR,
@@ -47,6 +48,7 @@ except PackageNotFoundError:  # running from a source tree that was never instal
 __all__ = [
     "PLAM",
     "LandingAdam",
+    "LandingMuon",
     "LandingSGD",
     "PenaltySGD",
     "PowerLawLR",
@@ -58,6 +60,7 @@ __all__ = [
     "landing_field",
     "minimize",
     "minimize_finite_sum",
+    "msign",
     "orthogonality_error",
     "orthogonalize_",
     "param_groups",

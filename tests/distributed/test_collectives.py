@@ -7,7 +7,7 @@ from ortholand.sharding.costs import received_by_columns, received_by_owner
 from tests.distributed.counting import all_counted
 from tests.distributed.ranks import run
 
-SGD, ADAM = ol.LandingSGD, ol.LandingAdam
+SGD, ADAM, MUON = ol.LandingSGD, ol.LandingAdam, ol.LandingMuon
 ALL_REDUCE, ALL_TO_ALL = "c10d.allreduce_", "c10d.alltoall_base_"
 
 TALL = [(40, 4)] * 3 + [(24, 8)]
@@ -30,6 +30,9 @@ TALL_CASES = [
     ((TALL, SGD, NESTEROV), {ALL_REDUCE: 1}, 3 * (3 * 16 + 4) + (3 * 64 + 8)),
     ((TALL, SGD, DAMPENED), {ALL_REDUCE: 1}, 244 + 4),
     ((TALL, ADAM, {}), {ALL_REDUCE: 1}, 3 * (3 * 16 + 4 + 2) + (3 * 64 + 8 + 2)),
+    ((TALL, MUON, {}), {ALL_REDUCE: 1}, 3 * (3 * 16 + 4) + (3 * 64 + 8)),
+    ((TALL, MUON, {"nesterov": False, "attraction": "coupled"}), {ALL_REDUCE: 1}, 244),
+    ((TALL, MUON, {"momentum": 0.0, "attraction": "decoupled"}), {ALL_REDUCE: 1}, 244),
     # Kernels of a convolution: nothing but the count of skipped steps, one per weight.
     (([(8, 3, 3, 3), (4, 2, 5, 3)], SGD, {}), {ALL_REDUCE: 1}, 2),
     (([(8, 3, 3, 3), (4, 2, 5, 3)], ADAM, {"attraction": "after"}), {ALL_REDUCE: 1}, 2),

@@ -25,6 +25,8 @@ def check(kind, ranks, cases, dtype_name, steps=100):
         ("ddp", 2, "sgd", "float64", 100),
         ("fsdp", 2, "momentum", "float32", 100),
         ("fsdp", 4, "adam", "float64", 30),
+        ("fsdp", 2, "muon", "float32", 100),
+        ("fsdp", 4, "muon", "float32", 30),
     ],
 )
 def test_steps_on_ranks_are_those_of_one_process(kind, ranks, case, dtype, steps):

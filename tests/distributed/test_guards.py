@@ -16,6 +16,7 @@ from tests.distributed.ranks import assert_same, run
 OPTIMIZERS = [
     (ol.LandingSGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.2, "attraction": "after"}),
     (ol.LandingAdam, {"lr": 0.01}),
+    (ol.LandingMuon, {"lr": 0.01}),
 ]
 
 

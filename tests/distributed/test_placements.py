@@ -12,6 +12,7 @@ KERNELS = [(5, 3, 3, 3), (4, 6, 2, 3)]
 OPTIMIZERS = [
     (ol.LandingSGD, {"lr": 0.1, "momentum": 0.9}),
     (ol.LandingAdam, {"lr": 0.01, "attraction": "after"}),
+    (ol.LandingMuon, {"lr": 0.01}),
     (ol.RiemannianSGD, {"lr": 0.1, "retraction": "qr"}),
 ]
 

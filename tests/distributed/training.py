@@ -97,6 +97,11 @@ CASES = {
     "adam": Case(ADAM, dict(lr=0.01)),
     "adam-after": Case(ADAM, dict(lr=0.01, attraction="after", safe_step="tight")),
     "adam-decoupled": Case(ADAM, dict(lr=0.01, attraction="decoupled", safe_step=None)),
+    "muon": Case(ol.LandingMuon, dict(lr=0.01)),
+    "muon-coupled": Case(
+        ol.LandingMuon, dict(lr=0.01, attraction="coupled", nesterov=False, foreach=False)
+    ),
+    "muon-decoupled": Case(ol.LandingMuon, dict(lr=0.01, attraction="decoupled", momentum=0.0)),
     "riemannian": Case(ol.RiemannianSGD, dict(lr=0.05, momentum=0.5, retraction="qr")),
     "plam": Case(ol.PLAM, dict(lr=0.01, momentum=0.5)),
     "penalty": Case(ol.PenaltySGD, dict(lr=0.01)),

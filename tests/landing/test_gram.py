@@ -70,6 +70,8 @@ SGD = [
 METHODS = [(ol.LandingSGD, {"lr": 0.1, **o}) for o in SGD]
 METHODS += [(ol.LandingAdam, {"lr": 0.02}), (ol.LandingAdam, {"lr": 0.02, "safe_step": "tight"})]
 METHODS += [(ol.LandingAdam, {"lr": 0.02, "safe_step": "spectral"})]
+MUON = [(ol.LandingMuon, {"lr": 0.02, **o}) for o in ({}, {"momentum": 0.0})]
+MUON += [(ol.LandingMuon, {"lr": 0.02, "nesterov": False, "safe_step": "tight"})]
 each_attraction = pytest.mark.parametrize("attraction", ["coupled", "decoupled", "after"])
 each_method = pytest.mark.parametrize(("make", "options"), METHODS)
 
@@ -79,7 +81,7 @@ def gaussian(shape, seed, dtype):
 
 
 @each_attraction
-@each_method
+@pytest.mark.parametrize(("make", "options"), METHODS + MUON)
 @pytest.mark.parametrize(
     ("dtype", "tolerance", "steps"),
     [(torch.float32, 1e-5, 30), (torch.float64, 1e-11, 30), (torch.complex128, 1e-11, 10)],
@@ -98,7 +100,7 @@ def test_rows_apart_step_as_rows_together(make, options, attraction, dtype, tole
     assert (apart.whole() - X).abs().max() < tolerance
 
 
-@each_method
+@pytest.mark.parametrize(("make", "options"), METHODS + MUON)
 def test_as_many_numbers_are_summed_as_the_choice_of_a_route_counts(make, options):
     X = ol.random_orthogonal(9, 4, seed=0)
     optimizer = make([nn.Parameter(X)], **options)
@@ -141,6 +143,49 @@ def test_what_is_not_finite_on_one_rank_is_not_taken_on_any(make, options, bad):
     apart.step(gaussian(X.shape, 1, X.dtype))
     assert apart.taken
     assert torch.isfinite(apart.whole()).all()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("make", "options"), MUON)
+def test_what_is_not_finite_on_one_rank_is_not_taken_by_muon_on_any(make, options, bad):
+    test_what_is_not_finite_on_one_rank_is_not_taken_on_any(make, options, bad)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+@pytest.mark.parametrize(("make", "options"), MUON)
+def test_gradients_of_any_size_turn_rows_apart_by_as_much(make, options, scale):
+    """Sums in double precision neither over- nor underflow."""
+    X = ol.random_orthogonal(12, 3, seed=0)
+    runs = [Apart(X, make([nn.Parameter(X)], **options), ranks=3) for _ in range(2)]
+    for k in range(3):
+        G = gaussian(X.shape, 50 + k, X.dtype)
+        for run, factor in zip(runs, (1.0, scale), strict=True):
+            run.step(factor * G)
+            assert run.taken
+    torch.testing.assert_close(runs[0].whole(), runs[1].whole(), rtol=0, atol=1e-6)
+
+
+@each_attraction
+@pytest.mark.parametrize("safe_step", ["spectral", "tight", "frobenius"])
+@pytest.mark.parametrize("shape", [(6, 1), (5, 4)])
+def test_a_bound_that_overflows_where_the_norm_does_not_destroys_nothing(
+    shape, safe_step, attraction
+):
+    """``(L^H L)^2`` of gradients of 4e18 in float32: more than it can hold."""
+    X = ol.random_orthogonal(*shape, seed=0, dtype=torch.complex64)
+    optimizer = ol.LandingSGD(
+        [nn.Parameter(X)],
+        lr=1e4,
+        lam=0.04,
+        momentum=0.99,
+        attraction=attraction,
+        safe_step=safe_step,
+    )
+    apart = Apart(X, optimizer, ranks=2)
+    for k in range(3):
+        noise = gaussian(shape, k, X.dtype)
+        apart.step(10**18.6 * noise[:, :1] @ noise[:1])
+        assert distance(apart.whole().to(torch.complex128), spectral=True) <= 0.5 + 1e-5
 
 
 def test_two_hermitian_matrices_travel_as_one():

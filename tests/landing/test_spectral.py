@@ -122,7 +122,7 @@ def optimizer_of(shape, *, make=ol.LandingSGD, dtype=torch.float64, seed=0, **op
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("attraction", ATTRACTIONS)
-@pytest.mark.parametrize("make", [ol.LandingSGD, ol.LandingAdam])
+@pytest.mark.parametrize("make", [ol.LandingSGD, ol.LandingAdam, ol.LandingMuon])
 @pytest.mark.parametrize("rule", ["tight", "spectral"])
 def test_every_engine_takes_the_reference_step(shape, attraction, make, rule):
     class Measured(make):

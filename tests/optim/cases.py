@@ -78,6 +78,17 @@ ADAM_ERRORS: Errors = (
     ({"adam_eps": -1.0}, ValueError, "adam_eps must be at least 0, got -1.0"),
     ({"decoupled_weight_decay": 1}, TypeError, "decoupled_weight_decay must be True or False"),
 )
+MUON_ERRORS: Errors = (
+    *ADAM_ERRORS,
+    ({"momentum": 1.0}, ValueError, r"momentum must be in \[0, 1\), got 1.0"),
+    ({"momentum": -0.1}, ValueError, r"momentum must be in \[0, 1\), got -0.1"),
+    ({"momentum": float("nan")}, ValueError, "momentum must be finite, got nan"),
+    ({"nesterov": 1}, TypeError, "nesterov must be True or False, got 1"),
+    ({"steps": 0}, ValueError, "steps must be from 1 to 11, got 0"),
+    ({"steps": 12}, ValueError, "steps must be from 1 to 11, got 12"),
+    ({"steps": 7.0}, TypeError, "steps must be an integer, got 7.0"),
+    ({"steps": True}, TypeError, "steps must be an integer, got True"),
+)
 LAM_ERRORS: Errors = (
     ({"lam": -1.0}, ValueError, "lam must be finite and at least 0, got -1.0"),
     ({"lam": float("nan")}, ValueError, "lam must be finite, got nan"),
@@ -123,6 +134,19 @@ CASES = [
         torch_twin=adam_twin,
     ),
     Case("LandingAdam-unfused", ol.LandingAdam, {"fused": False}, torch_twin=adam_twin),
+    Case("LandingMuon", ol.LandingMuon, {}, MUON_ERRORS + LANDING_ERRORS, adam_twin),
+    Case(
+        "LandingMuon-coupled",
+        ol.LandingMuon,
+        {"attraction": "coupled", "nesterov": False, "decoupled_weight_decay": False},
+        torch_twin=adam_twin,
+    ),
+    Case(
+        "LandingMuon-decoupled",
+        ol.LandingMuon,
+        {"attraction": "decoupled", "momentum": 0.0, "safe_step": "tight", "steps": 5},
+        torch_twin=adam_twin,
+    ),
     Case("RiemannianSGD", ol.RiemannianSGD, {}, RETRACTION_ERRORS, radius=0.1),
     *[
         Case(f"RiemannianSGD-{name}", ol.RiemannianSGD, {**o, "retraction": name}, radius=0.1)

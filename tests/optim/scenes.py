@@ -37,7 +37,7 @@ def scenes(draw):
             "omega": draw(st.sampled_from([0.5, 0.5, 0.2, 0.0])),
             "fused": draw(st.sampled_from([None, None, False])),
         },
-        "adam": draw(st.integers(0, 2)) == 0,
+        "method": draw(st.sampled_from(["sgd", "sgd", "adam", "muon"])),
     }
 
 
@@ -55,8 +55,11 @@ def gradient_like(kind, X, generator, k):
 
 def make_optimizer(X, scene):
     options = {"view": "kernel", **scene["options"]}
-    if not scene["adam"]:
+    if scene["method"] == "sgd":
         return ol.LandingSGD([X], **options)
+    del options["dampening"]
+    if scene["method"] == "muon":
+        return ol.LandingMuon([X], **options)
     momentum = options.pop("momentum")
-    del options["nesterov"], options["dampening"]
+    del options["nesterov"]
     return ol.LandingAdam([X], betas=(momentum, 0.999), **options)

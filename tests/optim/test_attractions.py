@@ -115,7 +115,7 @@ def test_a_shrinking_lr_does_not_weaken_the_pull_of_the_new_attractions():
     assert errors["after"] < 1e-12
 
 
-@pytest.mark.parametrize("optimizer_type", [ol.LandingSGD, ol.LandingAdam])
+@pytest.mark.parametrize("optimizer_type", [ol.LandingSGD, ol.LandingAdam, ol.LandingMuon])
 @pytest.mark.parametrize("attraction", ATTRACTIONS)
 @pytest.mark.parametrize("lr", [1.0, 10.0, 1000.0])
 def test_large_steps_on_a_linear_problem_stay_finite_and_in_the_ball(

@@ -19,6 +19,7 @@ OPTIMIZERS = {
     "LandingAdam": (ol.LandingAdam, {}),
     "LandingAdam-fan": (ol.LandingAdam, {"scale": "fan"}),
     "LandingSGD-scaled": (ol.LandingSGD, {"scale": 3.7, "momentum": 0.9}),
+    "LandingMuon": (ol.LandingMuon, {}),
 }
 
 

@@ -173,7 +173,9 @@ TWIN_CHECKS = [  # of two optimizers, which draw different seeds
     conformance.test_a_non_finite_first_gradient_leaves_a_fresh_start,
     conformance.test_parameters_without_gradient_stay_and_late_ones_start_afresh,
 ]
-LANDING = [case for case in CASES if case.name in ("LandingSGD-momentum", "LandingAdam")]
+LANDING = [
+    case for case in CASES if case.name in ("LandingSGD-momentum", "LandingAdam", "LandingMuon")
+]
 BOTH = [
     *((case, check, None, torch.bfloat16) for case in CASES for check in (*CHECKS, *TWIN_CHECKS)),
     *((case, check, "stochastic", torch.float16) for case in LANDING for check in CHECKS),
@@ -392,7 +394,9 @@ def test_matrices_of_one_shape_draw_their_own():
 
 
 @each_rounding
-@pytest.mark.parametrize("make", [ol.LandingSGD, ol.LandingAdam], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [ol.LandingSGD, ol.LandingAdam, ol.LandingMuon], ids=lambda make: make.__name__
+)
 def test_no_value_leaves_the_device(make, rounding):
     # (Adam's count of steps of plain groups is on the host, as in torch.)
     groups = mixed if make is ol.LandingSGD else conformance.weights
@@ -407,7 +411,9 @@ def test_no_value_leaves_the_device(make, rounding):
 
 
 @each_rounding
-@pytest.mark.parametrize("make", [ol.LandingSGD, ol.LandingAdam], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [ol.LandingSGD, ol.LandingAdam, ol.LandingMuon], ids=lambda make: make.__name__
+)
 def test_a_compiled_step_is_the_step(make, rounding):
     """By bits, because Inductor would take a cast there and back for nothing."""
     torch._dynamo.reset()

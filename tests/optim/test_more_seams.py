@@ -37,7 +37,7 @@ def test_a_weight_recovers_from_one_huge_gradient(shape, attraction):
     assert ol.orthogonality_error(X, spectral=True) <= 0.5 + 1e-5
 
 
-@pytest.mark.parametrize("make", [ol.LandingSGD, ol.LandingAdam, ol.RiemannianSGD])
+@pytest.mark.parametrize("make", [ol.LandingSGD, ol.LandingAdam, ol.LandingMuon, ol.RiemannianSGD])
 @pytest.mark.parametrize("orthogonal", [True, False])
 def test_a_weight_with_state_stays_of_its_kind(make, orthogonal):
     options = {} if make is ol.LandingAdam else {"momentum": 0.9}

@@ -16,7 +16,9 @@ SHAPES = {
 }
 each_shape = pytest.mark.parametrize("shape", SHAPES)
 each_fused = pytest.mark.parametrize("fused", [None, True], ids=["default", "fused"])
-each_method = pytest.mark.parametrize("make", [ol.LandingSGD, ol.LandingAdam], ids=["sgd", "adam"])
+each_method = pytest.mark.parametrize(
+    "make", [ol.LandingSGD, ol.LandingAdam, ol.LandingMuon], ids=["sgd", "adam", "muon"]
+)
 N_STEPS = 4
 
 

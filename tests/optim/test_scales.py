@@ -68,11 +68,12 @@ def assert_close(W, expected, tolerance=1e-13):
 
 
 def assert_twins(case, name, scale, dtype=torch.float64, tolerance=1e-13, size=1.0, **options):
-    """Steps of ``W = s Z`` are s times those of Z with ``lr / s``."""
+    """Steps of ``W = s Z`` are s times those of Z with ``lr / s``; with lr, if that is an angle."""
     s, view = number_of(scale, name), WEIGHTS[name][1]
     Z, W = (nn.Parameter(factor * start(name, dtype)) for factor in (1.0, s))
     lr = case.options.get("lr", 0.1)
-    unscaled = case([Z], view=view, **{**options, "lr": lr / s})
+    own = lr if case.make is ol.LandingMuon else lr / s
+    unscaled = case([Z], view=view, **{**options, "lr": own})
     scaled = case([W], view=view, scale=scale, **{**options, "lr": lr})
     for optimizer in (unscaled, scaled):
         run(optimizer, size=size)

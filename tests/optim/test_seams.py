@@ -42,6 +42,7 @@ METHODS = {
     "LandingSGD-decoupled": (ol.LandingSGD, {**MOMENTUM, "attraction": "decoupled"}),
     "LandingSGD-after": (ol.LandingSGD, {**MOMENTUM, "attraction": "after"}),
     "LandingAdam": (ol.LandingAdam, {"lr": 0.01}),
+    "LandingMuon": (ol.LandingMuon, {"lr": 0.05}),
     "RiemannianSGD": (ol.RiemannianSGD, MOMENTUM),
     "PLAM": (ol.PLAM, {**MOMENTUM, "lr": 0.01}),
     "PenaltySGD": (ol.PenaltySGD, {**MOMENTUM, "lr": 0.01}),
@@ -213,6 +214,7 @@ CASTS = {
     **{name: ("LandingSGD", name) for name in SHAPES},
     "after": ("LandingSGD-after", "medium"),
     **{f"LandingAdam-{name}": ("LandingAdam", name) for name in SHAPES},
+    **{f"LandingMuon-{name}": ("LandingMuon", name) for name in SHAPES},
     "RiemannianSGD": ("RiemannianSGD", "tall"),
     "PLAM": ("PLAM", "small"),
     "plain SGD": ("LandingSGD", None),
@@ -259,7 +261,7 @@ def test_a_weight_cast_in_mid_run_takes_its_state_with_it(case):
         assert optimizer.skipped_steps() == 0
 
 
-@pytest.mark.parametrize("method", ["LandingSGD", "LandingSGD-after", "LandingAdam"])
+@pytest.mark.parametrize("method", ["LandingSGD", "LandingSGD-after", "LandingAdam", "LandingMuon"])
 def test_a_model_cast_there_and_back_goes_on_training(method):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
@@ -337,7 +339,7 @@ def test_an_adam_state_of_another_shape_is_refused_by_name(name, fused):
         assert_refused_before_anything_changed(optimizer, "second.weight", "(7, 2)")
 
 
-@pytest.mark.parametrize("method", ["LandingSGD", "LandingAdam"])
+@pytest.mark.parametrize("method", ["LandingSGD", "LandingAdam", "LandingMuon"])
 def test_a_plain_state_of_another_shape_is_refused_by_name(method):
     optimizer = named(method, "small")
     run(optimizer, 2)
@@ -381,7 +383,7 @@ def test_a_plain_gradient_of_another_shape_is_refused_by_name():
         assert_refused_before_anything_changed(optimizer, "bias", "(5,)")
 
 
-@pytest.mark.parametrize("method", ["LandingSGD", "LandingAdam", "RiemannianSGD"])
+@pytest.mark.parametrize("method", ["LandingSGD", "LandingAdam", "LandingMuon", "RiemannianSGD"])
 @pytest.mark.parametrize(("view", "other"), [("matrix", "kernel"), ("kernel", "matrix")])
 def test_another_view_in_mid_run_is_refused(method, view, other):
     X = orthogonal((6, 2, 3, 3), view)
@@ -395,7 +397,7 @@ def test_another_view_in_mid_run_is_refused(method, view, other):
 # Checkpoints
 
 
-@pytest.mark.parametrize("method", ["LandingSGD", "LandingAdam", "RiemannianSGD"])
+@pytest.mark.parametrize("method", ["LandingSGD", "LandingAdam", "LandingMuon", "RiemannianSGD"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_checkpoint_of_a_float64_run_is_loaded_in_working_precision(method, dtype):
     source = make(method, mixed(torch.float64))
@@ -422,13 +424,13 @@ def test_a_checkpoint_of_a_float64_run_is_loaded_in_working_precision(method, dt
     assert target.skipped_steps() == 0
 
 
-@pytest.mark.parametrize("method", ["LandingSGD", "LandingAdam"])
+@pytest.mark.parametrize("method", ["LandingSGD", "LandingAdam", "LandingMuon"])
 def test_a_checkpoint_of_a_float32_run_is_loaded_into_a_float64_one(method):
     source, target = make(method, mixed()), make(method, mixed(torch.float64))
     run(source, 3)
     target.load_state_dict(source.state_dict())
-    key = "exp_avg" if method == "LandingAdam" else "momentum_buffer"
     for p, q in zip(parameters(source), parameters(target), strict=True):
+        key = "exp_avg" if "exp_avg" in source.state[p] else "momentum_buffer"
         assert target.state[q][key].dtype == torch.float64
         assert torch.equal(target.state[q][key], source.state[p][key].double())
     run(target, 3, first_seed=50)
@@ -605,7 +607,7 @@ def test_a_momentum_of_our_own_is_loaded_bit_for_bit_wherever_the_weight_is(name
 
 @pytest.mark.parametrize("fused", [None, True, False])
 @pytest.mark.parametrize("lr", [math.nan, math.inf, -0.1])
-@pytest.mark.parametrize("method", ["LandingSGD", "LandingAdam"])
+@pytest.mark.parametrize("method", ["LandingSGD", "LandingAdam", "LandingMuon"])
 def test_a_bad_lr_set_in_mid_run_is_refused_before_anything_changes(method, lr, fused):
     rule = "lr must be at least 0" if lr == -0.1 else "lr must be finite"
     for name in SHAPES:

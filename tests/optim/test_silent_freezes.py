@@ -23,6 +23,7 @@ METHODS = {
     "decoupled": (ol.LandingSGD, {"lr": 0.1, "momentum": 0.9, "attraction": "decoupled"}),
     "after": (ol.LandingSGD, {"lr": 0.1, "momentum": 0.9, "attraction": "after"}),
     "adam": (ol.LandingAdam, {"lr": 0.01}),
+    "muon": (ol.LandingMuon, {"lr": 0.05}),
     "adam after": (ol.LandingAdam, {"lr": 0.01, "attraction": "after"}),
 }
 each_shape = pytest.mark.parametrize("shape", SHAPES)
@@ -96,7 +97,9 @@ def test_a_model_with_pointwise_convolutions_is_refused_in_the_view_kernel_by_na
         optimizer.add_param_group({"params": [("pointwise", pointwise)], "view": "kernel"})
 
 
-@pytest.mark.parametrize("make", [ol.LandingSGD, ol.LandingAdam], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [ol.LandingSGD, ol.LandingAdam, ol.LandingMuon], ids=lambda make: make.__name__
+)
 def test_a_weight_of_one_entry_is_allowed_in_the_view_matrix(make):
     X = nn.Parameter(torch.ones(1, 1))
     optimizer = make([X], lr=0.1)

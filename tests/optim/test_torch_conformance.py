@@ -23,6 +23,7 @@ import ortholand as ol
 METHODS = {
     "LandingSGD": (ol.LandingSGD, {"lr": 0.1, "momentum": 0.9}),
     "LandingAdam": (ol.LandingAdam, {"lr": 0.01}),
+    "LandingMuon": (ol.LandingMuon, {"lr": 0.05}),
     "RiemannianSGD": (ol.RiemannianSGD, {"lr": 0.1, "momentum": 0.9}),
     "PLAM": (ol.PLAM, {"lr": 0.01, "momentum": 0.9}),
 }
@@ -137,13 +138,15 @@ def torchs_own() -> dict:
     command = [sys.executable, "-W", "ignore", "-c", ASK_TORCH]
     finished = subprocess.run(command, capture_output=True, timeout=300, check=False)
     assert finished.returncode == 0, finished.stderr.decode()
-    return torch.load(io.BytesIO(finished.stdout), weights_only=False)
+    told = torch.load(io.BytesIO(finished.stdout), weights_only=False)
+    return {**told, "muon": told["adamw"]}
 
 
 TWINS = {
     "sgd": (ol.LandingSGD, torch.optim.SGD),
     "adamw": (ol.LandingAdam, torch.optim.AdamW),
     "adam": (ol.LandingAdam, torch.optim.Adam),
+    "muon": (ol.LandingMuon, torch.optim.AdamW),
 }
 each_twin = pytest.mark.parametrize("name", TWINS)
 NOT_OURS = {"amsgrad", "capturable", "differentiable"}
@@ -164,8 +167,8 @@ def ours(name, params, options) -> torch.optim.Optimizer:
     """Our optimizer with the options that torch's one of that name is given."""
     options = {"adam_eps" if key == "eps" else key: value for key, value in options.items()}
     if name != "sgd":
-        options = {"weight_decay": 0.01 if name == "adamw" else 0.0, **options}
-        options["decoupled_weight_decay"] = name == "adamw"
+        options = {"weight_decay": 0.0 if name == "adam" else 0.01, **options}
+        options["decoupled_weight_decay"] = name != "adam"
     return TWINS[name][0](params, orthogonal=False, **options)
 
 

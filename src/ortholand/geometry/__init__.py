@@ -16,11 +16,13 @@ from ortholand.geometry.manifold import (
     random_orthogonal,
 )
 from ortholand.geometry.matrices import skew, sym
+from ortholand.geometry.polar import msign
 from ortholand.geometry.rotations import skew_cayley, skew_exponential
 
 __all__ = [
     "distance",
     "gram_residual",
+    "msign",
     "polar_projection",
     "potential",
     "random_orthogonal",

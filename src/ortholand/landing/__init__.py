@@ -2,7 +2,7 @@
 
 A step has three parts, each an object that may be swapped:
 
-- *moments* (:mod:`.moments`) turn gradients into a direction: SGD's momentum, Adam;
+- *moments* (:mod:`.moments`) turn gradients into a direction: SGD's momentum, Adam, Muon;
 - an *attraction* (:mod:`.attraction`) says where X goes along it;
 - a *safe-step rule* (:mod:`ortholand.safe_step`) says how far.
 
@@ -28,6 +28,7 @@ from ortholand.landing.coupled import Coupled
 from ortholand.landing.decoupled import Decoupled
 from ortholand.landing.gram import Coefficients, Gram
 from ortholand.landing.moments import AdamMoments, Momentum
+from ortholand.landing.muon import MuonMoments
 from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows
 
 for _known in (Coupled(), Decoupled(), After()):
@@ -47,6 +48,7 @@ __all__ = [
     "MatrixStep",
     "Momentum",
     "Move",
+    "MuonMoments",
     "PendingStep",
     "Rows",
     "find_attraction",

@@ -6,6 +6,7 @@ from torch import Tensor
 from ortholand.fields import tangent
 from ortholand.geometry.matrices import (
     add_product,
+    finite_matrices,
     is_finite,
     newton_schulz,
     per_matrix,
@@ -64,6 +65,7 @@ class After(Attraction):
         cube = c**3 / 2
         W = times(-cube, E)  # c (I - (Y^H Y - I) / 2) - I
         W.diagonal(dim1=-2, dim2=-1).add_((1.5 * c - 1 - cube)[..., None])
+        taken = taken & finite_matrices(W)  # where R^H R overflows and its norm does not
         a, b = field.tangent_coefficients
         a = times(tangent, a)
         new_a = add_product(W + a, a, W)
@@ -80,7 +82,7 @@ def step_and_taken(
     def largest(bound: Tensor, distance: Tensor) -> Tensor:
         return largest_step_before_landing(bound, distance, options.aim, field.tangency_error)
 
-    eta, distance, limited = step_length(options, field, largest)
+    eta, distance, limited = step_length(options, field, largest, pull=0.0)
     length = eta * field.norm
     taken = is_finite(length)
     if options.rule is not None:

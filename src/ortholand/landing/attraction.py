@@ -36,6 +36,8 @@ class LandingOptions:
     lam: float = 1.0
     eps: float = 0.5
     omega: float = 0.5
+    # Bound of ||A||_2 for the directions A X, A skew, where they have one by construction.
+    turn: float | None = None
 
     @property
     def aim(self) -> float:
@@ -160,8 +162,12 @@ class Length(NamedTuple):
     limited: Tensor | None  # where the safe step was less than lr; None: nowhere
 
 
-def step_length(options: LandingOptions, field: FieldBounds, largest: Largest) -> Length:
+def step_length(
+    options: LandingOptions, field: FieldBounds, largest: Largest, pull: float | None = None
+) -> Length:
     """How far a field may be followed, ``largest`` being the attraction's safe step.
+
+    ``pull``: lam, for a field ``A X + lam X D``; None: the field is not known to be of that form.
 
     The free bounds first, then better ones: where some allow lr for all matrices, none is asked
     for that is dearer. That is a branch, on the CPU; elsewhere it would wait for the device, and
@@ -178,11 +184,23 @@ def step_length(options: LandingOptions, field: FieldBounds, largest: Largest) -
         bounds = chain([(norm, d)], bounds)
     safe, distance = norm, d
     for bound, distance in bounds:
-        safe = largest(bound, distance)
+        safe = largest(_tightened(bound, distance, options, pull), distance)
         # Outside of the ball a Frobenius norm promises nothing of the spectral one.
         if stops and bool(((safe >= lr) & (distance <= options.aim)).all()):
             return Length(torch.full_like(norm, float(lr)), distance, None)
     return _limited(lr, safe, distance)
+
+
+def _tightened(
+    bound: Tensor, distance: Tensor, options: LandingOptions, pull: float | None
+) -> Tensor:
+    """The bound of a field, or what is known by construction, ``(turn + lam delta) ||X||_2``."""
+    rule, turn = options.rule, options.turn
+    if turn is None or pull is None or rule is None or rule.is_patched:
+        return bound
+    if not (rule.spectral and rule.improves):  # another norm, or a rule of someone's own
+        return bound
+    return torch.minimum(bound, (turn + pull * distance) * (1 + distance).sqrt())
 
 
 def _limited(lr: float | Tensor, safe: Tensor, d: Tensor) -> Length:
@@ -249,7 +267,8 @@ def may_go(bound: Tensor, eta: Tensor, d: Tensor, pull: float, options: LandingO
         bound = torch.where(lr >= 0, bound, math.inf)
         eta = torch.where(lr == 0, 1.0, eta)
     stuck = pull == 0 and (isinstance(lr, Tensor) or lr > 0)
-    finite = bound < eta * math.inf if stuck else is_finite(bound)
+    # A better bound than the free one may overflow where that does not: eta is NaN then.
+    finite = bound < eta * math.inf if stuck else is_finite(bound) & is_finite(eta)
     return finite if options.rule is None else finite & (d < 1)
 
 

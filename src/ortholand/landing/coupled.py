@@ -71,5 +71,5 @@ def step_and_taken(
     def largest(bound: Tensor, distance: Tensor) -> Tensor:
         return largest_step(bound, distance, options.lam, options.aim, field.tangency_error)
 
-    eta, distance, limited = step_length(options, field, largest)
+    eta, distance, limited = step_length(options, field, largest, pull=options.lam)
     return eta, may_go(field.norm, eta, distance, options.lam, options), limited

@@ -73,7 +73,7 @@ def steps_and_taken(
         omega, size = pull(distance)
         return largest_step_decoupled(bound, distance, size, omega, options.aim, tangency_error)
 
-    eta, distance, limited = step_length(options, field, largest)
+    eta, distance, limited = step_length(options, field, largest, pull=0.0)
     omega, _ = pull(distance)
     taken = may_go(norm + d, torch.maximum(eta, omega), distance, options.omega, options)
     return eta, omega, taken, limited

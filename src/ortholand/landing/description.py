@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ortholand.landing.attraction import Attraction, LandingOptions
-from ortholand.landing.moments import Moments
+from ortholand.landing.moments import AdamMoments, Momentum
+from ortholand.landing.muon import MuonMoments
 from ortholand.landing.step import PendingStep, Rows
 from ortholand.native import COMPILED_ATTRACTIONS, COMPILED_RULES
 from ortholand.safe_step import SafeStepRule
 
 GRAM_FROM = 8  # rows per column from which p x p products cost less than they save (make bench)
+Moments = Momentum | AdamMoments | MuonMoments
 GramStep = Callable[[Tensor, Tensor, dict[str, Tensor], Rows], PendingStep]
 
 
@@ -39,6 +41,8 @@ class LandingStep:
 
         Beside products with n rows it has some of p x p matrices; not so along a field.
         """
+        if not self.moments.gram_pays:
+            return False
         along_field = self.options.attraction.field_coefficients is not None
         return (along_field and self.moments.go_along_fields) or n >= GRAM_FROM * p
 
@@ -50,6 +54,8 @@ class LandingStep:
         """What has no compiled form; None where all has."""
         if isinstance(self.options.lr, Tensor):
             return "tensor lr, which compiled code would have to wait for"
+        if self.moments.compiled is None:
+            return f"{type(self.moments).__name__}, which have no compiled form"
         return self._patched or self._missing(
             "compiled",
             lambda a: a.compiled not in COMPILED_ATTRACTIONS,

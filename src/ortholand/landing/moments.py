@@ -96,6 +96,7 @@ class Momentum:
     dampening: float = 0.0
     nesterov: bool = False
     go_along_fields = True  # whether B is known before X^H B is, so that its field may be formed
+    gram_pays = True  # whether the Gram form may be the quicker one of whole matrices
 
     @property
     def compiled(self) -> int:
@@ -228,6 +229,7 @@ class AdamMoments:
     compiled = 2
     why_not_apart = None
     go_along_fields = False
+    gram_pays = True
 
     @property
     def state_kinds(self) -> Mapping[str, StateKind]:
@@ -304,9 +306,6 @@ class AdamMoments:
         C = cast((1 - beta1) * H, X.dtype)
         mean = subtract_product_(F1, X, C).mul_(per_matrix(unit, X))
         return MatrixStep(moved, taken, {"exp_avg": mean, **numbers}, limited)
-
-
-Moments = Momentum | AdamMoments
 
 
 def _along_field(options: LandingOptions, rows: Rows) -> bool:

@@ -279,6 +279,7 @@ def _options(plan: Plan, step: LandingStep, threads: int) -> Options:
     momentum = moments if isinstance(moments, Momentum) else Momentum()
     adam = moments if isinstance(moments, AdamMoments) else AdamMoments()
     assert options.attraction.compiled is not None
+    assert moments.compiled is not None
     assert not isinstance(options.lr, Tensor)
     return Options(
         lr=options.lr,

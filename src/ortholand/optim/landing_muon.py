@@ -1,0 +1,189 @@
+"""LandingMuon: steepest descent in the spectral norm that lands on the manifold."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from ortholand.geometry.matrices import frobenius_norm
+from ortholand.geometry.polar import STEPS, check_steps
+from ortholand.landing.description import LandingStep
+from ortholand.landing.moments import generator, transport
+from ortholand.landing.muon import TURN, MuonMoments
+from ortholand.landing.step import MatrixStep, Slot, StateKind
+from ortholand.optim.base import OrthogonalOptimizer, known_to_engines, options_of
+from ortholand.optim.checks import check_adam_options, check_bool, check_finite, plain_betas
+from ortholand.optim.landing_options import check_landing_options, landing_options
+from ortholand.optim.plain import Agreement, plain_adam_step
+from ortholand.safe_step import DEFAULT_RULE
+
+
+class LandingMuon(OrthogonalOptimizer):
+    r"""Muon with orthogonal weights: the steepest descent in the spectral norm, in closed form.
+
+    .. code-block:: text
+
+        psi = Skew(G X^H)                                 relative gradient
+        m   = momentum m + (1 - momentum) psi
+        A   = msign(momentum m + (1 - momentum) psi)      (msign(m) without nesterov)
+        X   = the landing step of :class:`ortholand.LandingSGD` in the direction A
+
+    Of all tangent directions of spectral norm 1, ``-msign(psi) X`` is the one that descends most:
+    theorem and proof are in ``docs/muon.md``. msign sets all singular values to 1, by products
+    (:func:`ortholand.msign`); for tall and wide matrices on 2p x 2p matrices, nothing n x n. All
+    planes turn by the same angle, whatever the size of the gradient. Groups with
+    ``orthogonal=False`` take the step of ``torch.optim.AdamW``, with its own options.
+
+    Args:
+        params: parameters, named parameters or groups, as for :class:`ortholand.LandingSGD`.
+            Give unconstrained groups an lr of their own: theirs is AdamW's.
+        lr: the angle in radians by which planes turn in a step, whatever the gradient and the size
+            of the matrix; 0.01 to 0.1 are usual. It is the spectral norm of the update, so for the
+            same weight ``torch.optim.Muon`` has ``lr = angle / max(1, rows / columns)^(1/2)`` (its
+            default ``adjust_lr_fn``).
+        momentum: decay of the mean of relative gradients, in [0, 1).
+        nesterov: look ahead, as ``torch.optim.Muon`` does by default.
+        weight_decay: for groups with ``orthogonal=False`` only.
+        steps: of msign, from 1 to 11. Singular values of psi of 8e-4 times the largest become 1
+            with 7 steps; fewer steps leave small ones smaller, and never make any larger than 1.
+        betas: of AdamW, for groups with ``orthogonal=False`` only.
+        adam_eps: of AdamW, likewise.
+        decoupled_weight_decay: AdamW's decay in plain groups (True) or Adam's (False).
+        lam: strength of the coupled attraction.
+        eps: radius of the ball that the safe step keeps, in (0, 1). *Not* Adam's eps.
+        safe_step: as in :class:`ortholand.LandingSGD`.
+        attraction: as in :class:`ortholand.LandingSGD`, but for the default: ``"after"``, which
+            moves, then lands, and leaves an orthogonality error at rounding.
+        omega: as in :class:`ortholand.LandingSGD`.
+        maximize: ascend instead of descend.
+        foreach: as in :class:`ortholand.LandingSGD`.
+        fused: of no effect on orthogonal groups: polar factors have no compiled form yet.
+        sharded: as in :class:`ortholand.LandingSGD`; rows that are apart are summed in float64.
+        orthogonal: default of the group option.
+        view: default of the group option.
+        rounding: as in :class:`ortholand.LandingSGD`.
+        scale: default of the group option: weights are this times orthonormal, a positive number
+            or ``"fan"``. lr stays the angle: an update has the spectral norm ``scale * lr``.
+
+    >>> import torch, ortholand
+    >>> X = torch.nn.Parameter(ortholand.random_orthogonal(8, 3, seed=0))
+    >>> optimizer = LandingMuon([X], lr=0.05)
+    >>> X[0].sum().backward()
+    >>> optimizer.step()
+    >>> ortholand.orthogonality_error(optimizer) < 1e-4
+    True
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        weight_decay: float = 0.0,
+        *,
+        steps: int = STEPS,
+        betas: Sequence[float | Tensor] = (0.9, 0.999),
+        adam_eps: float = 1e-8,
+        decoupled_weight_decay: bool = True,
+        lam: float = 1.0,
+        eps: float = 0.5,
+        safe_step: str | None = DEFAULT_RULE,
+        attraction: str = "after",
+        omega: float = 0.5,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        sharded: str = "rows",
+        orthogonal: bool = True,
+        view: str = "matrix",
+        scale: float | str = 1.0,
+        rounding: str | None = None,
+    ) -> None:
+        betas = plain_betas(betas)
+        super().__init__(params, options_of(locals()))
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; its betas become a tuple."""
+        if "betas" in param_group:
+            param_group["betas"] = plain_betas(param_group["betas"])
+        super().add_param_group(param_group)
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Muon's conditions, AdamW's and landing's."""
+        check_finite("momentum", options["momentum"])
+        if not 0 <= options["momentum"] < 1:
+            raise ValueError(
+                f"momentum must be in [0, 1), got {float(options['momentum'])}: it is the decay of "
+                "a mean, of which nothing new would be part at 1."
+            )
+        check_bool("nesterov", options["nesterov"])
+        check_steps(options["steps"])
+        check_adam_options(options)
+        check_landing_options(options)
+
+    def start_radius(self, group: Mapping[str, Any]) -> float:
+        """The safe step holds inside the ball only; without it, anywhere will do."""
+        return landing_options(group).start_radius
+
+    def is_ball_spectral(self, group: Mapping[str, Any]) -> bool:
+        """As the rule of the safe step has it."""
+        return landing_options(group).is_ball_spectral
+
+    def options_at_scale(self, group: Mapping[str, Any], scale: float) -> Mapping[str, Any]:  # noqa: ARG002
+        """The group's own: an angle is the same at every scale."""
+        return group
+
+    def landing_step(self, group: Mapping[str, Any]) -> LandingStep:
+        """Muon's mean and its polar factor, then the attraction's move."""
+        return LandingStep(moments_of(group), replace(landing_options(group), turn=TURN))
+
+    @known_to_engines
+    def state_kinds(self, group: Mapping[str, Any]) -> Mapping[str, StateKind]:
+        """The momentum buffer, if there is momentum."""
+        return moments_of(group).state_kinds
+
+    @known_to_engines
+    def generator(self, X: Tensor, G: Tensor) -> Tensor:
+        """What is averaged: what stands for the relative gradient."""
+        return generator(X, G)
+
+    @known_to_engines
+    def transport(self, X: Tensor, buffer: Tensor) -> Tensor:
+        """What is kept of the mean."""
+        return transport(X, buffer)
+
+    @known_to_engines
+    def matrix_step(
+        self, X: Tensor, G: Tensor, state: dict[str, Tensor], group: Mapping[str, Any]
+    ) -> MatrixStep:
+        """Mean, polar factor, landing step."""
+        moments, new_state = moments_of(group), {}
+        B = self.generator(X, G)
+        if group["momentum"]:
+            B, total = moments.averaged(B, state["momentum_buffer"])
+            new_state["momentum_buffer"] = self.transport(X, total)
+        A = moments.polar_generator(X, B, frobenius_norm(G), group["eps"])
+        if not self._is_known_to_engines("move"):  # which may make A longer
+            return MatrixStep.of(self.move(X, A, group), new_state)
+        options = self.landing_step(group).options
+        return MatrixStep.of(options.attraction.move(X, A, options), new_state)
+
+    @known_to_engines
+    def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """The landing step."""
+        options = landing_options(group)
+        return options.attraction.move(X, B, options)
+
+    def plain_step(
+        self, slots: list[Slot], group: Mapping[str, Any], agree: Agreement | None = None
+    ) -> None:
+        """The step of ``torch.optim.AdamW`` (or Adam)."""
+        plain_adam_step(slots, group, agree)
+
+
+def moments_of(group: Mapping[str, Any]) -> MuonMoments:
+    """Muon's part of a group's options."""
+    return MuonMoments(group["momentum"], group["nesterov"], group["steps"])
