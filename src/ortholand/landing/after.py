@@ -33,7 +33,9 @@ class After(Attraction):
     mean eigenvalue of the second term, the step leaves ``3/4 (e - m)^2`` of an eigenvalue e of E in
     place of ``3/4 e^2``, for nothing, and the safe step still holds: taking its mean from a matrix
     makes its Frobenius norm smaller, and leaves the eigenvalues between ``-(delta + m)`` and
-    ``delta + eta^2 ||R||_2^2``, where m is no more than the latter adds.
+    ``delta + eta^2 ||R||_2^2``, where m is no more than the latter adds. With ``landings = 2``
+    another Newton-Schulz step follows: an eigenvalue e of what is left becomes ``-3/4 e^2`` again,
+    so that the error is of order eta^8.
     """
 
     name = "after"
@@ -48,7 +50,9 @@ class After(Attraction):
         eta, m, taken, limited = step_and_taken(field, X.shape[-1], options)
         c = (m + 1).rsqrt()
         Y = torch.addcmul(X, R, per_matrix(eta, X), value=-1, out=R).mul_(per_matrix(c, X))
-        return LimitedMove.of(unless_zero(options.lr, newton_schulz(Y), X), taken, limited)
+        for _ in range(options.landings):
+            Y = newton_schulz(Y)
+        return LimitedMove.of(unless_zero(options.lr, Y, X), taken, limited)
 
     def coefficients(self, gram: Gram, options: LandingOptions) -> Coefficients:
         """``Y^H Y - I`` is derived: ``c^2 (D + eta^2 R^H R) + (c^2 - 1) I``.
@@ -65,6 +69,8 @@ class After(Attraction):
         cube = c**3 / 2
         W = times(-cube, E)  # c (I - (Y^H Y - I) / 2) - I
         W.diagonal(dim1=-2, dim2=-1).add_((1.5 * c - 1 - cube)[..., None])
+        for _ in range(options.landings - 1):
+            W = land_again(E, W)
         taken = taken & finite_matrices(W)  # where R^H R overflows and its norm does not
         a, b = field.tangent_coefficients
         a = times(tangent, a)
@@ -72,6 +78,17 @@ class After(Attraction):
         new_a = unless_zero(options.lr, new_a, torch.zeros_like(a))
         new_b = b + W / 2 if gram.hides(W) else add_product(b, b, W)  # b = (I + D) / 2
         return Coefficients(new_a, times(tangent, new_b), taken, limited)
+
+
+def land_again(E: Tensor, W: Tensor) -> Tensor:
+    """``W'`` for which ``Y (I + W')`` is ``Y (I + W)`` after a Newton-Schulz step.
+
+    With ``I + E`` the Gram matrix of Y. W commutes with E, so the next one is
+    ``(I + W)^2 (I + E)``: residual ``F = E + (2 W + W^2) (I + E)``, and ``W' = W - (I + W) F / 2``.
+    """
+    V = add_product(2 * W, W, W)
+    F = add_product(E + V, V, E)
+    return add_product(W - F / 2, W, F, alpha=-0.5)
 
 
 def step_and_taken(

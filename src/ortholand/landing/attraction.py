@@ -36,6 +36,7 @@ class LandingOptions:
     lam: float = 1.0
     eps: float = 0.5
     omega: float = 0.5
+    landings: int = 1  # Newton-Schulz steps after a move, where the attraction is "after"
     # Bound of ||A||_2 for the directions A X, A skew, where they have one by construction.
     turn: float | None = None
 

@@ -56,6 +56,8 @@ class LandingStep:
             return "tensor lr, which compiled code would have to wait for"
         if self.moments.compiled is None:
             return f"{type(self.moments).__name__}, which have no compiled form"
+        if self.options.landings != 1:
+            return f"{self.options.landings} landings, of which compiled code does one"
         return self._patched or self._missing(
             "compiled",
             lambda a: a.compiled not in COMPILED_ATTRACTIONS,

@@ -9,6 +9,7 @@ from torch.optim.optimizer import ParamsT
 
 from ortholand.geometry.matrices import frobenius_norm
 from ortholand.geometry.polar import STEPS, check_steps
+from ortholand.landing.attraction import LandingOptions
 from ortholand.landing.description import LandingStep
 from ortholand.landing.moments import generator, transport
 from ortholand.landing.muon import TURN, MuonMoments
@@ -126,11 +127,11 @@ class LandingMuon(OrthogonalOptimizer):
 
     def start_radius(self, group: Mapping[str, Any]) -> float:
         """The safe step holds inside the ball only; without it, anywhere will do."""
-        return landing_options(group).start_radius
+        return muon_landing(group).start_radius
 
     def is_ball_spectral(self, group: Mapping[str, Any]) -> bool:
         """As the rule of the safe step has it."""
-        return landing_options(group).is_ball_spectral
+        return muon_landing(group).is_ball_spectral
 
     def options_at_scale(self, group: Mapping[str, Any], scale: float) -> Mapping[str, Any]:  # noqa: ARG002
         """The group's own: an angle is the same at every scale."""
@@ -138,7 +139,7 @@ class LandingMuon(OrthogonalOptimizer):
 
     def landing_step(self, group: Mapping[str, Any]) -> LandingStep:
         """Muon's mean and its polar factor, then the attraction's move."""
-        return LandingStep(moments_of(group), replace(landing_options(group), turn=TURN))
+        return LandingStep(moments_of(group), replace(muon_landing(group), turn=TURN))
 
     @known_to_engines
     def state_kinds(self, group: Mapping[str, Any]) -> Mapping[str, StateKind]:
@@ -174,7 +175,7 @@ class LandingMuon(OrthogonalOptimizer):
     @known_to_engines
     def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """The landing step."""
-        options = landing_options(group)
+        options = muon_landing(group)
         return options.attraction.move(X, B, options)
 
     def plain_step(
@@ -187,3 +188,13 @@ class LandingMuon(OrthogonalOptimizer):
 def moments_of(group: Mapping[str, Any]) -> MuonMoments:
     """Muon's part of a group's options."""
     return MuonMoments(group["momentum"], group["nesterov"], group["steps"])
+
+
+def muon_landing(group: Mapping[str, Any]) -> LandingOptions:
+    """How matrices land: with "after", twice.
+
+    A move is as long as lr, however small the gradient, and where the gradient is of low rank the
+    direction has singular values below 1. One landing would leave up to ``3/4 lr^4`` of each, which
+    is above rounding from lr = 0.02 on; next to polar factors the second costs little.
+    """
+    return replace(landing_options(group), landings=2)

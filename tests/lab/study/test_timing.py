@@ -161,3 +161,9 @@ def test_the_peak_counts_what_is_held_at_once():
 
     assert 8000 <= peak_bytes(two_at_once) < 9000
     assert 4000 <= peak_bytes(lambda: float((x + 1).sum())) < 5000
+
+
+def test_another_clock_may_tell_the_time():
+    readings = iter(range(100))
+    times = time_in_turn({"a": Action(lambda: None)}, repetitions=3, clock=lambda: next(readings))
+    assert times == {"a": [1, 1, 1]}

@@ -2,6 +2,7 @@
 
 from ortholand.lab.benchmarks.epochs import CIFAR_STEPS, MNIST_EPOCH
 from ortholand.lab.benchmarks.half_precision import HALF_PRECISION
+from ortholand.lab.benchmarks.muon import MUON
 from ortholand.lab.benchmarks.orthogonality import ORTHOGONALITY
 from ortholand.lab.benchmarks.sharded import SHARDED
 from ortholand.lab.benchmarks.solvers import SOLVERS
@@ -16,6 +17,7 @@ BENCHMARKS: dict[str, AnyStudy] = {
         HALF_PRECISION,
         SOLVERS,
         SHARDED,
+        MUON,
         MNIST_EPOCH,
         CIFAR_STEPS,
     )

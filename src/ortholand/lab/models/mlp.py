@@ -1,4 +1,6 @@
-"""The tanh network of the paper's distillation experiment."""
+"""Perceptrons: the tanh network of the paper's distillation experiment, and one with ReLU."""
+
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -43,3 +45,15 @@ class TanhMLP(nn.Module):
         for layer in self.layers:
             x = torch.tanh(layer(x))
         return x
+
+
+def relu_mlp(*widths: int, seed: int) -> nn.Sequential:
+    """A perceptron without biases, ReLU between its layers, from torch's usual start.
+
+    >>> [tuple(p.shape) for p in relu_mlp(6, 4, 2, seed=0).parameters()]
+    [(4, 6), (2, 4)]
+    """
+    with seeded(seed):
+        layers = [nn.Linear(m, n, bias=False) for m, n in pairwise(widths)]
+    parts = [part for layer in layers for part in (layer, nn.ReLU())]
+    return nn.Sequential(*parts[:-1])

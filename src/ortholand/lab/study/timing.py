@@ -36,6 +36,7 @@ def time_in_turn(
     seconds: float = 0.0,
     warm_up: int = 1,
     device: torch.device | None = None,
+    clock: Callable[[], float] = time.perf_counter,
     tick: Callable[[int], None] = lambda _: None,
 ) -> dict[str, list[float]]:
     """Seconds of each repetition of each action.
@@ -49,9 +50,11 @@ def time_in_turn(
         seconds: and as many more as fit in these.
         warm_up: repetitions before, which pay for set-up and do not count.
         device: where they compute.
+        clock: by which they are timed; ``time.process_time`` on a machine that others use, where a
+            long action is interrupted more often than a short one.
         tick: is told of each round.
     """
-    stopwatch = Stopwatch(device or torch.device("cpu"))
+    stopwatch = Stopwatch(device or torch.device("cpu"), clock)
     times: dict[str, list[float]] = {name: [] for name in actions}
     names, shuffle = list(actions), random.Random(0).shuffle
     start, rounds = time.perf_counter(), -warm_up

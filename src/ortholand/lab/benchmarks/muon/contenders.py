@@ -1,0 +1,157 @@
+"""How the network is trained by each method: spectral steps on the manifold, and off it.
+
+Methods with a momentum of their own have it at its default; the published protocol has none, and
+what follows it has none either.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import ortholand as ol
+from ortholand.fields import tangent
+from ortholand.geometry.matrices import frobenius_norm, newton_schulz, tall
+from ortholand.lab.benchmarks.muon.directions import dual_ascent, spel
+from ortholand.landing.moments import generator
+from ortholand.landing.muon import MuonMoments
+
+OURS, DUAL, SPEL = "landing-muon", "dual-ascent", "spel"
+INNER_STEPS = 10  # of the dual ascent in every step of a training
+
+
+def our_direction(X: Tensor, G: Tensor) -> Tensor:
+    """What a step of LandingMuon without momentum goes along, before it lands."""
+    polar = MuonMoments(momentum=0.0).polar_generator(
+        X, generator(X, G), frobenius_norm(G), eps=0.5
+    )
+    return tangent(X, polar).tangent
+
+
+# Of tall or square matrices, for (X, G).
+DIRECTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    OURS: our_direction,
+    DUAL: partial(dual_ascent, steps=INNER_STEPS, sign=ol.msign),
+    SPEL: partial(spel, sign=ol.msign),
+}
+
+
+def nearest(Y: Tensor) -> Tensor:
+    """The polar factor, by products, as published; and once more to have it at rounding."""
+    return newton_schulz(ol.msign(Y))
+
+
+class RetractedDescent(Optimizer):
+    """``X <- polar factor of X - lr R``, with a direction R from the table above."""
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float, *, direction: str) -> None:
+        super().__init__(params, {"lr": lr, "direction": direction})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step along the direction, and back to the manifold."""
+        with torch.enable_grad():
+            loss = closure() if closure else None
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                R = DIRECTIONS[group["direction"]](tall(p), tall(p.grad))
+                Y = nearest(tall(p) - group["lr"] * R)
+                p.copy_(Y if Y.shape == p.shape else Y.mT)
+        return loss
+
+
+class MatrixwiseMuon:
+    """What POGO calls a base optimizer: the polar factor of each gradient.
+
+    POGO's own Muon flattens the matrices of a stack into its rows. Of a stack of one matrix, which
+    is how POGO wants a layer, nothing but its normalised gradient is left: no Muon.
+    """
+
+    def get_defaults(self) -> dict[str, Any]:
+        """Options of groups: none."""
+        return {}
+
+    def __call__(self, _point: Tensor, grad: Tensor, _state: object, _group: object) -> Tensor:
+        """The polar factors of a stack of gradients."""
+        return ol.msign(grad)
+
+
+def as_stack(weight: Tensor) -> Tensor:
+    """A matrix as POGO wants it."""
+    return weight[None]
+
+
+def pogo(params: Iterable[nn.Parameter], lr: float) -> Optimizer:
+    """POGO, as installed, with Muon."""
+    return import_module("pogo").POGO(params, MatrixwiseMuon(), lr, flatten_fn=as_stack)
+
+
+def torch_muon(params: Iterable[nn.Parameter], lr: float) -> Optimizer:
+    """Updates, not weights, are orthogonal. torch has it from 2.9 on."""
+    return torch.optim.Muon(params, lr=lr, weight_decay=0.0)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A method.
+
+    Args:
+        label: its name in tables.
+        make: its optimizer, from parameters and a learning rate.
+        rates: learning rates to choose from.
+        constrained: whether its weights are on the manifold, and start there.
+        installed: whether it can be run here.
+    """
+
+    label: str
+    make: Callable[[Iterable[nn.Parameter], float], Optimizer]
+    rates: tuple[float, ...]
+    constrained: bool = True
+    installed: bool = True
+
+
+ANGLES = (0.05, 0.1, 0.15, 0.2, 0.3)  # by which planes turn in a spectral step
+CONTENDERS: dict[str, Contender] = {
+    OURS: Contender("LandingMuon, no momentum", partial(ol.LandingMuon, momentum=0.0), ANGLES),
+    DUAL: Contender(
+        f"manifold Muon, dual ascent, {INNER_STEPS} inner steps",
+        partial(RetractedDescent, direction=DUAL),
+        ANGLES,
+    ),
+    SPEL: Contender("SPEL", partial(RetractedDescent, direction=SPEL), ANGLES),
+    "pogo-muon": Contender(
+        "POGO + Muon", pogo, (0.1, 0.2, 0.3, 0.4, 0.6), installed=bool(find_spec("pogo"))
+    ),
+    "landing-muon-momentum": Contender(
+        "LandingMuon, momentum 0.95", ol.LandingMuon, (0.02, 0.05, 0.1, 0.15, 0.2)
+    ),
+    "landing-sgd": Contender(
+        "LandingSGD, momentum 0.9",
+        partial(ol.LandingSGD, momentum=0.9, attraction="after"),
+        (0.05, 0.1, 0.2, 0.3, 0.5),
+    ),
+    "landing-adam": Contender(
+        "LandingAdam",
+        partial(ol.LandingAdam, attraction="after"),
+        (0.1, 0.2, 0.3, 0.5, 1.0),
+    ),
+    "adamw": Contender(
+        "torch AdamW, unconstrained",
+        partial(torch.optim.AdamW, weight_decay=0.0),
+        (0.001, 0.002, 0.003, 0.005, 0.01),
+        constrained=False,
+    ),
+    "torch-muon": Contender(
+        "torch Muon, unconstrained",
+        torch_muon,
+        (0.03, 0.05, 0.1),  # on a CPU its bfloat16 takes ten times as long as all the others
+        constrained=False,
+        installed=hasattr(torch.optim, "Muon"),
+    ),
+}
