@@ -37,7 +37,17 @@ from ortholand.optim import (
 from ortholand.parameters import orthogonality_error, orthogonalize_, param_groups
 from ortholand.retractions import retract
 from ortholand.safe_step import safe_step_size
-from ortholand.solve import check_gradient, check_hessian, minimize, minimize_finite_sum
+from ortholand.solve import (
+    Euclidean,
+    Grassmann,
+    Rotations,
+    Sphere,
+    Stiefel,
+    check_gradient,
+    check_hessian,
+    minimize,
+    minimize_finite_sum,
+)
 from ortholand.trivializations import rebase_, trivialize_, untrivialize_
 
 try:
@@ -47,12 +57,17 @@ except PackageNotFoundError:  # running from a source tree that was never instal
 
 __all__ = [
     "PLAM",
+    "Euclidean",
+    "Grassmann",
     "LandingAdam",
     "LandingMuon",
     "LandingSGD",
     "PenaltySGD",
     "PowerLawLR",
     "RiemannianSGD",
+    "Rotations",
+    "Sphere",
+    "Stiefel",
     "check_gradient",
     "check_hessian",
     "distance",

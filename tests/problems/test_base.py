@@ -14,6 +14,7 @@ from ortholand.problems import (
     Brockett,
     Dictionary,
     JointDiagonalization,
+    KohnSham,
     Procrustes,
 )
 from ortholand.problems.base import AtLastPoint, balanced_signs
@@ -28,6 +29,7 @@ PROBLEMS = {
     "procrustes-planted": (lambda dtype: Procrustes.planted(5, seed=1, dtype=dtype), True),
     "brockett": (lambda dtype: Brockett.linear(7, 3, seed=0, dtype=dtype), True),
     "brockett-gaussian": (lambda dtype: Brockett.gaussian(6, 6, seed=1, dtype=dtype), True),
+    "kohn-sham": (lambda dtype: KohnSham(7, 3, alpha=0.0, dtype=dtype), True),
     "joint": (lambda dtype: JointDiagonalization.planted(4, 6, seed=0, dtype=dtype), True),
     "ica": (lambda dtype: ICA.planted(4, 1200, balanced=True, seed=0, dtype=dtype), False),
     "ica-mixed": (

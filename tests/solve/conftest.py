@@ -153,7 +153,8 @@ def roundings() -> Callable[[Any], float]:
 def verified(distance, roundings) -> Callable[..., bool]:
     """``verified(result, fun, jac, gtol=, atol=)``: True if success is claimed, and then rightly.
 
-    fun and jac are asked once more, at ``result.x`` only; the first gradient is the history's.
+    fun and jac are asked once more, at ``result.x`` only; the first gradient is the history's,
+    for which 0.3 of the Euclidean one counts if the start was nearly stationary.
     A gradient that is rounding beside the Euclidean one counts as zero, whatever gtol is.
     """
 
@@ -170,7 +171,9 @@ def verified(distance, roundings) -> Callable[..., bool]:
         assert bool(G.isfinite().all())
         assert math.isfinite(float(fun(X)))
         norm, scale = scaled_norm(riemannian_gradient(X, G)), scaled_norm(G)
-        goal = max((eps**0.5 if gtol is None else gtol) * result.history["grad_norm"][0], atol)
+        first = result.history["grad_norm"][0]
+        first = first if first > 0.01 * scale else 0.3 * scale
+        goal = max((eps**0.5 if gtol is None else gtol) * first, atol)
         # 8 eps of it are the solver's rule, the rest is rounding here.
         assert norm <= max(1.001 * goal, 50 * eps * scale), (norm, goal, result.message)
         return True

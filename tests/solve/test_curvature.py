@@ -1,21 +1,26 @@
 """The preconditioner that Newton's method learns from random probes."""
 
+import numpy as np
 import pytest
 import torch
 
+import ortholand as ol
 from ortholand import minimize, random_orthogonal
 from ortholand.geometry import riemannian_hessian
 from ortholand.problems import PCA, Brockett
-from ortholand.solve.curvature import ColumnRotations, Curvatures, Rotations
+from ortholand.solve.arrays import inner
+from ortholand.solve.curvature import Columns, Curvatures, SquareRotations
+from ortholand.solve.manifold_cost import ManifoldCost
 from ortholand.solve.newton import Model
-from ortholand.solve.objective import Door, Objective
-from ortholand.solve.points import Terrain, inner
+from ortholand.solve.objective import Objective
+from ortholand.solve.variables import Variables
 
 
 def model_at(fun, X):
-    door = Door(X)
-    terrain = Terrain(Objective(fun, door))
-    return Model(terrain, terrain.at(door.start))
+    """In torch: there are no other arrays in these tests."""
+    variables = Variables(X, torch_inside=True)
+    cost = ManifoldCost(Objective(fun, variables))
+    return Model(cost, cost.at(variables.start))
 
 
 def eigenvector_problem(n, p):
@@ -32,61 +37,65 @@ def curvature_along(problem, X, V):
 class TestProbesOfTallMatrices:
     def test_estimate_the_curvature_of_every_rotation(self):
         problem, X = eigenvector_problem(12, 4)
-        frame = ColumnRotations()
-        frame.learn(X, model_at(problem.fun, X).hessian, torch.Generator().manual_seed(0))
+        frame = Columns()
+        model = model_at(problem.fun, X)
+        frame.learn(model.point, model.hessian, np.random.default_rng(0))
         rows, columns = torch.triu_indices(4, 4, offset=1)
         for k, (i, j) in enumerate(zip(rows, columns, strict=True)):
             Z = torch.zeros(4, 4, dtype=X.dtype)
             Z[i, j], Z[j, i] = 1, -1
             expected = curvature_along(problem, X, X @ Z)
-            assert frame.rotations.squares[k].sqrt() == pytest.approx(expected, rel=1e-8)
+            assert frame.rotations.squares[k] ** 0.5 == pytest.approx(expected, rel=1e-8)
 
     def test_estimate_the_mean_curvature_of_every_columns_moves(self):
         n, p = 400, 3
         problem, X = eigenvector_problem(n, p)
-        frame = ColumnRotations()
-        frame.learn(X, model_at(problem.fun, X).hessian, torch.Generator().manual_seed(0))
+        frame = Columns()
+        model = model_at(problem.fun, X)
+        frame.learn(model.point, model.hessian, np.random.default_rng(0))
         values = torch.linalg.eigvalsh(problem.A)
         for j in range(p):
             weight = curvature_along(problem, X, _move(X, problem, j, p)) / (values[p] - values[j])
             mean = float(weight * (values[p:].mean() - values[j]))
-            assert frame.moves.squares[j].sqrt() == pytest.approx(mean, rel=0.2)
+            assert frame.moves.squares[j] ** 0.5 == pytest.approx(mean, rel=0.2)
 
     def test_agree_at_a_solution_of_brocketts_and_not_on_pca(self):
-        random = torch.Generator().manual_seed(0)
+        random = np.random.default_rng(0)
         problem, X = eigenvector_problem(60, 10)
-        frame = ColumnRotations()
-        hessian = model_at(problem.fun, X).hessian
+        frame = Columns()
+        model = model_at(problem.fun, X)
         for _ in range(2):
-            frame.learn(X, hessian, random)
+            frame.learn(model.point, model.hessian, random)
         assert frame.agreement > 0.9
         pca = PCA.with_gap(60, 10, seed=0)
         X = pca.solution() @ random_orthogonal(10, 10, seed=1, dtype=torch.float64)
-        frame = ColumnRotations()
-        hessian = model_at(pca.fun, X).hessian
+        frame = Columns()
+        model = model_at(pca.fun, X)
         for _ in range(2):
-            frame.learn(X, hessian, random)
+            frame.learn(model.point, model.hessian, random)
         assert frame.agreement <= 0.5
 
     def test_the_preconditioner_is_symmetric_and_positive(self):
         problem, X = eigenvector_problem(30, 5)
         model = model_at(problem.fun, X)
-        curvatures = Curvatures(X)
+        curvatures = Curvatures(model.geometry, X)
         for _ in range(2):
-            curvatures.learn(X, model.hessian)
-        assert curvatures.best is not None
-        U, V = (model.terrain.frame.tangent(X, torch.randn_like(X)) for _ in range(2))
-        PU, PV = curvatures.precondition(X, U), curvatures.precondition(X, V)
+            curvatures.learn(model.point, model.hessian)
+        precondition = curvatures.preconditioner()
+        assert precondition is not None
+        U, V = (model.geometry.tangent(X, torch.randn_like(X)) for _ in range(2))
+        PU, PV = precondition(U), precondition(V)
         assert inner(U, PV) == pytest.approx(inner(V, PU), rel=1e-10)
         assert inner(U, PU) > 0
-        torch.testing.assert_close(model.terrain.frame.tangent(X, PU), PU)
+        torch.testing.assert_close(model.geometry.tangent(X, PU), PU)
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
     def test_nothing_is_known_of_one_column(self, dtype):
         X = random_orthogonal(5, 1, seed=0, dtype=dtype)
-        curvatures = Curvatures(X)
-        curvatures.learn(X, lambda V: V)
-        assert curvatures.precondition(X, X) is X
+        model = model_at(lambda X: (X.conj() * X).sum().real, X)
+        curvatures = Curvatures(model.geometry, X)
+        curvatures.learn(model.point, lambda V: V)
+        assert curvatures.preconditioner() is None
 
 
 def _move(X, problem, column, eigenvector):
@@ -102,11 +111,11 @@ class TestProbesOfSquareMatrices:
             (problem.fun, X, "columns"),
             (lambda X: problem.fun(X.mT), X.mT.contiguous(), "rows"),
         ]:
-            curvatures = Curvatures(at)
-            hessian = model_at(fun, at).hessian
+            model = model_at(fun, at)
+            curvatures = Curvatures(model.geometry, at)
             for _ in range(2):
-                curvatures.learn(at, hessian)
-            assert isinstance(curvatures.best, Rotations)
+                curvatures.learn(model.point, model.hessian)
+            assert isinstance(curvatures.best, SquareRotations)
             assert curvatures.best.of_columns == (side == "columns")
 
     def test_complex_rotations(self):
@@ -115,12 +124,12 @@ class TestProbesOfSquareMatrices:
         A = (Q * values) @ Q.mH
         weights = values.flip(0).to(torch.complex128)
         fun = lambda X: (X.conj() * (A @ X * weights)).sum().real  # noqa: E731
-        frame = Rotations(of_columns=True)
-        hessian = model_at(fun, Q).hessian
-        frame.learn(Q, hessian, torch.Generator().manual_seed(0))
+        frame = SquareRotations(of_columns=True)
+        model = model_at(fun, Q)
+        frame.learn(model.point, model.hessian, np.random.default_rng(0))
         # (a_i - a_j)(w_j - w_i) per unit of rotation, counted for both entries
-        first = float(frame.rotations.squares[0].sqrt())
-        fourth = float(frame.rotations.squares[3].sqrt())
+        first = frame.rotations.squares[0] ** 0.5
+        fourth = frame.rotations.squares[3] ** 0.5
         assert fourth / first == pytest.approx(16, rel=1e-8)
 
 
@@ -156,6 +165,28 @@ class TestNewton:
             assert result.success
             products[preconditioner] = result.nhev
         assert products["auto"] < 1.3 * products[None]
+
+    @pytest.mark.parametrize("manifold", [ol.Stiefel(), ol.Grassmann()])
+    def test_takes_far_fewer_in_the_basis_of_ritz_vectors(self, manifold):
+        """Eigenvalues 1 / i^2: what each column needs differs by factors of 400."""
+        values = torch.arange(1, 201, dtype=torch.float64) ** -2.0
+        problem = PCA.with_spectrum(values, 20, seed=0)
+        products = {}
+        for preconditioner in ("auto", None):
+            result = minimize(
+                problem.fun_and_grad,
+                problem.start(seed=1),
+                jac=True,
+                hessp=problem.hessp,
+                method="newton",
+                manifold=manifold,
+                gtol=1e-6,
+                options={"preconditioner": preconditioner},
+            )
+            assert result.success
+            assert result.fun == pytest.approx(float(problem.optimum()), rel=1e-9)
+            products[preconditioner] = result.nhev
+        assert products["auto"] < 0.5 * products[None]
 
     def test_takes_the_users(self):
         problem = Brockett.linear(60, 8, seed=0)

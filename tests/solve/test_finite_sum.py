@@ -11,7 +11,7 @@ import ortholand as ol
 from ortholand.geometry import polar_projection, riemannian_gradient
 from ortholand.solve.finite_sum import FiniteSum, GradientTable, minimize_finite_sum
 from ortholand.solve.loop import Status
-from ortholand.solve.objective import Door
+from ortholand.solve.variables import one_matrix
 
 N = 200
 
@@ -155,7 +155,7 @@ def test_momentum_averages_the_noise_without_changing_where_it_leads():
 def test_the_estimate_is_unbiased():
     """Its mean over batches, each with its weight, is the full gradient, whatever is remembered."""
     problem = PCA(n_rows=10)
-    door = Door(problem.start())
+    start = one_matrix(problem.start()).start
     batches = torch.arange(10).split(4)  # 4, 4 and 2 terms
     weights = torch.tensor([0.4, 0.4, 0.2], dtype=torch.float64)
 
@@ -164,7 +164,7 @@ def test_the_estimate_is_unbiased():
         return -2 * Z.mT @ (Z @ X) / len(Z)
 
     points = [ol.random_orthogonal(10, 2, seed=s, dtype=torch.float64) for s in range(4)]
-    table = GradientTable(3, door.start)
+    table = GradientTable(3, start)
     table.gradients = torch.stack(
         [gradient(X, batch) for X, batch in zip(points, batches, strict=False)]
     )
@@ -173,7 +173,7 @@ def test_the_estimate_is_unbiased():
     X = points[-1]
     estimates = []
     for k, batch in enumerate(batches):
-        copy = GradientTable(3, door.start)
+        copy = GradientTable(3, start)
         copy.gradients, copy.mean, copy.weights = table.gradients.clone(), table.mean, weights
         estimates.append(copy.estimate(k, gradient(X, batch)))
         # What is remembered afterwards is the new gradient, and the mean fits the table.
@@ -324,7 +324,7 @@ def test_the_scale_of_f_does_not_matter():
 def test_a_step_size_of_the_users_is_left_alone():
     problem, x0 = PCA(), PCA().start()
     result = minimize_finite_sum(problem.fun, x0, n_terms=N, batch_size=10, lr=0.02, epochs=2)
-    assert (result.lr, result.lam) == (0.02, 1.0)
+    assert (result.lr, result.lam) == (0.02, 12.5)
     result = minimize_finite_sum(
         problem.fun, x0, n_terms=N, batch_size=10, lr=0.02, lam=3.0, epochs=2
     )
@@ -390,17 +390,17 @@ def test_seeds():
 
 def test_memory_is_one_gradient_per_batch():
     problem = PCA()
-    door = Door(problem.start())
+    variables = one_matrix(problem.start())
     batches = [problem.Z[:300], problem.Z[300:]]
     from ortholand.solve.batches import Batches
 
     source = Batches(batches, shuffle=False, random=torch.Generator())
-    assert FiniteSum(problem.on_data, door, source, remember=True).table.gradients.shape == (
+    assert FiniteSum(problem.on_data, variables, source, remember=True).table.gradients.shape == (
         2,
         10,
         2,
     )
-    assert FiniteSum(problem.on_data, door, source).table is None
+    assert FiniteSum(problem.on_data, variables, source).table is None
 
 
 class TestData:
@@ -616,3 +616,45 @@ class TestBadInput:
         before = x0.clone()
         minimize_finite_sum(problem.fun, x0, n_terms=N, batch_size=10, epochs=1)
         assert torch.equal(x0, before)
+
+
+def test_a_logistic_cost():
+    """The largest curvature of a batch is far above that of the whole: the step must grow."""
+    generator = torch.Generator().manual_seed(0)
+    Z = torch.randn(600, 12, generator=generator, dtype=torch.float64)
+    Z = Z * torch.linspace(0.2, 3, 12, dtype=torch.float64)
+    y = torch.sign(Z[:, 0] * Z[:, 1] + 0.3)
+
+    def fun(X, i):
+        return torch.nn.functional.softplus(-y[i] * (Z[i] @ X).prod(1)).mean()
+
+    x0 = ol.random_orthogonal(12, 2, seed=0, dtype=torch.float64)
+    result = minimize_finite_sum(fun, x0, n_terms=600, batch_size=20, epochs=60, gtol=1e-5)
+    assert result.success, result.message
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
+def test_the_attraction_follows_the_scale_of_the_data(scale):
+    """With lr / scale^2 the iterates are the same, and none sits at the edge of the ball."""
+    problem, seen = PCA(), []
+    problem.Z = problem.Z * scale
+    result = minimize_finite_sum(
+        problem.fun,
+        problem.start(),
+        n_terms=N,
+        batch_size=20,
+        lr=0.01 / scale**2,
+        method="sgd",
+        epochs=3,
+        callback=seen.append,
+    )
+    assert result.lam == pytest.approx(25 * scale**2)
+    assert result.shortened < 0.1
+
+
+def test_steps_that_are_shortened_are_told():
+    problem = PCA()
+    result = minimize_finite_sum(
+        problem.fun, problem.start(), n_terms=N, batch_size=20, lr=1e3, method="sgd", epochs=1
+    )
+    assert result.shortened > 0.9

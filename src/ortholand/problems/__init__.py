@@ -5,6 +5,7 @@ from ortholand.problems.brockett import Brockett
 from ortholand.problems.dictionary import Dictionary
 from ortholand.problems.ica import ICA, amari_distance, whiten
 from ortholand.problems.joint_diagonalization import JointDiagonalization
+from ortholand.problems.kohn_sham import KohnSham
 from ortholand.problems.pca import PCA
 from ortholand.problems.procrustes import Procrustes
 
@@ -14,6 +15,7 @@ __all__ = [
     "Brockett",
     "Dictionary",
     "JointDiagonalization",
+    "KohnSham",
     "Problem",
     "Procrustes",
     "amari_distance",

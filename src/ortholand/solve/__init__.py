@@ -2,6 +2,18 @@
 
 from ortholand.solve.check import check_gradient, check_hessian
 from ortholand.solve.finite_sum import minimize_finite_sum
+from ortholand.solve.manifolds import Euclidean, Grassmann, Rotations, Sphere, Stiefel
 from ortholand.solve.minimize import METHODS, minimize
 
-__all__ = ["METHODS", "check_gradient", "check_hessian", "minimize", "minimize_finite_sum"]
+__all__ = [
+    "METHODS",
+    "Euclidean",
+    "Grassmann",
+    "Rotations",
+    "Sphere",
+    "Stiefel",
+    "check_gradient",
+    "check_hessian",
+    "minimize",
+    "minimize_finite_sum",
+]

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ortholand.solve.objective import Array, Door
+from ortholand.solve.arrays import Array
 from ortholand.solve.options import is_count
+from ortholand.solve.variables import Variables
 
 DEFAULT_BATCHES = 100  # where the batch size is left open
 
@@ -22,19 +23,24 @@ class Indices:
     """Batches of indices."""
 
     def __init__(
-        self, n_terms: int, batch_size: int, shuffle: bool, random: torch.Generator, door: Door
+        self,
+        n_terms: int,
+        batch_size: int,
+        shuffle: bool,
+        random: torch.Generator,
+        variables: Variables,
     ) -> None:
         self.n_terms, self.batch_size, self.shuffle = n_terms, batch_size, shuffle
-        self.random, self.door = random, door
+        self.random, self.variables = random, variables
         self.batches = self._split()
 
     def _split(self) -> list[Array]:
         order = torch.arange(self.n_terms)
         if self.shuffle:
             order = torch.randperm(self.n_terms, generator=self.random)
-        device = self.door.start.device
+        device = self.variables.start.device
         blocks = order.split(self.batch_size)
-        return [block.numpy() if self.door.numpy else block.to(device) for block in blocks]
+        return [block.numpy() if self.variables.numpy else block.to(device) for block in blocks]
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -112,7 +118,7 @@ def open_source(
     method: str,
     shuffle: bool,
     random: torch.Generator,
-    door: Door,
+    variables: Variables,
 ) -> Source:
     """The source that the user's arguments ask for."""
     if (n_terms is None) == (data is None):
@@ -134,7 +140,7 @@ def open_source(
         raise ValueError(
             f"batch_size must be a whole number from 1 to n_terms={n_terms}, got {size!r}."
         )
-    return Indices(n_terms, size, shuffle, random, door)
+    return Indices(n_terms, size, shuffle, random, variables)
 
 
 def _data_source(

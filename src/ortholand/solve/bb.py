@@ -2,14 +2,14 @@
 
 from typing import ClassVar
 
-from torch import Tensor
-
-from ortholand.solve.descent import cautious_step
 from ortholand.solve.line_search import DECREASE, Merit, Search, Trial
-from ortholand.solve.points import Point, Terrain, inner
+from ortholand.solve.manifold_cost import ManifoldCost, Point
+from ortholand.solve.method import cautious_step
+from ortholand.solve.options import Rule
+from ortholand.solve.targets import Targets
 
 FORGETTING = 0.85  # how many past merits the safeguard looks back on: about 1 / (1 - this)
-RANGE = 1e10  # how much longer or shorter than a cautious step one may be
+RANGE = 1e10  # how much longer than a cautious step one may be
 
 
 class BarzilaiBorwein:
@@ -19,16 +19,18 @@ class BarzilaiBorwein:
     rises above a running mean of the past.
     """
 
-    patience: ClassVar[float] = 300
+    name = "bb"
+    patience: float = 300
+    rules: ClassVar[dict[str, Rule]] = {}
 
     def __init__(self, lam: float | None = None) -> None:
         self.merit = Merit(lam)
         self.restart()
 
-    def start(self, terrain: Terrain, point: Point) -> None:  # noqa: ARG002
+    def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:  # noqa: ARG002
         """Remember where."""
-        self.terrain = terrain
-        self.merit.start(terrain)
+        self.cost, self.targets = cost, targets
+        self.merit.start(cost)
 
     def restart(self) -> bool:
         """Forget steps and merits."""
@@ -40,16 +42,16 @@ class BarzilaiBorwein:
 
     def advance(self, point: Point) -> Point | None:
         """One step down the gradient, shortened as long as the safeguard wants."""
-        lam = self.merit.weight(point)
+        lam, size = self.merit.weight(point), point.gradient_norm
         self._look_back(point.merit(lam))
         direction = -point.gradient
-        search = Search(
-            self.terrain, point, direction, -point.gradient_norm * point.gradient_norm, lam, 0.9
-        )
-        t = cautious_step(point, point.gradient_norm) if self.step is None else self.step
+        search = Search(self.cost, self.targets, point, direction, -size * size, lam, 0.9)
+        t = cautious_step(self.cost, point, size) if self.step is None else self.step
+        # Where differences of f are rounding, the step that fits a quadratic is as good as any.
+        blur = self.targets.rounding(point.value, 10 * self.targets.eps)
         for _ in range(40):
             trial = search.attempt(t)
-            if self._accepts(search, trial):
+            if self._accepts(search, trial, blur if search.trials == 1 and self.step else 0.0):
                 self.merit.judge(search)
                 self.step = self._next_step(point, trial)
                 return trial.point
@@ -62,20 +64,22 @@ class BarzilaiBorwein:
         self.reference += (merit - self.reference) / weight
         self.weight = weight
 
-    def _accepts(self, search: Search, trial: Trial) -> bool:
+    def _accepts(self, search: Search, trial: Trial, blur: float) -> bool:
         if not trial.point.finite:
             return False
-        allowed = self.reference + DECREASE * trial.t * search.slope
+        allowed = self.reference + DECREASE * trial.t * search.slope + blur
         return trial.point.merit(search.lam) <= allowed or search.is_lower(trial)
 
     def _next_step(self, point: Point, trial: Trial) -> float:
         """``<s, s> / <s, y>`` and ``<s, y> / <y, y>`` in turn; longer where f is not convex."""
         self.count += 1
-        y: Tensor = trial.point.gradient - point.gradient
-        sy, yy = -trial.t * inner(point.gradient, y), inner(y, y)
-        if sy <= 0 or yy == 0 or trial.point.gradient_norm == 0:
+        after, before = trial.point, point.gradient_norm * point.gradient_norm
+        # y = g' - g and s = -t g: all products follow from <g, g'>, which the slope is.
+        sy = trial.t * (before + trial.slope)
+        yy = after.gradient_norm * after.gradient_norm + 2 * trial.slope + before
+        if sy <= 0 or yy <= 0 or after.gradient_norm == 0:
             return 4 * trial.t
-        ss = trial.t * trial.t * point.gradient_norm * point.gradient_norm
-        step = ss / sy if self.count % 2 else sy / yy
-        cautious = cautious_step(trial.point, trial.point.gradient_norm)
-        return min(max(step, cautious / RANGE), cautious * RANGE)
+        self.targets.saw(yy / sy, point)
+        step = trial.t * trial.t * before / sy if self.count % 2 else sy / yy
+        # No lower limit: the smaller the gradient, the shorter is 1 / curvature beside caution.
+        return min(step, RANGE * cautious_step(self.cost, after, after.gradient_norm))

@@ -1,62 +1,73 @@
 """Conjugate gradients with Hager and Zhang's formula, and plain gradient descent."""
 
-import torch
-from torch import Tensor
+from typing import Any, ClassVar
 
-from ortholand.solve.descent import Descent, cautious_step
+from ortholand.solve.arrays import combine, inner, norm
 from ortholand.solve.line_search import Trial
-from ortholand.solve.points import Point, inner, norm
+from ortholand.solve.manifold_cost import Point
+from ortholand.solve.method import Descent, Step
+from ortholand.solve.options import Rule, is_function_or_none
 from ortholand.solve.preconditioning import Preconditioner, precondition
 
 
 class GradientDescent(Descent):
     """Steepest descent with a line search."""
 
+    name = "retraction-gd"
     flatness = 0.4
 
     def __init__(self, lam: float | None = None) -> None:
         super().__init__(lam)
         self.promised = 0.0
 
-    def direction(self, point: Point) -> Tensor:
+    def direction(self, point: Point) -> Any:
         """Down the gradient."""
         return -point.gradient
 
-    def first_step(self, point: Point, slope: float, direction: Tensor) -> float:
+    def first_step(self, point: Point, slope: float, length: float) -> float:
         """As far as would decrease f by as much as the last step did."""
         before, self.promised = self.promised, slope
-        cautious = cautious_step(point, norm(direction))
+        cautious = self.cautious_step(point, length)
         if self.last is None:
             return cautious
         return min(self.last.t * before / slope, 10 * cautious)
+
+    def remember(self, step: Step, trial: Trial) -> None:
+        """The slopes tell the curvature."""
+        length = trial.t * step.length * step.length
+        self.targets.saw((trial.slope - step.slope) / length if length else 0.0, step.point)
 
 
 class ConjugateGradient(GradientDescent):
     """Nonlinear conjugate gradients; no memory beyond the last direction."""
 
+    name = "cg"
     flatness = 0.1
+    rules: ClassVar[dict[str, Rule]] = {
+        "preconditioner": ("a function (X, V) -> V, or None", is_function_or_none)
+    }
 
     def __init__(
         self, lam: float | None = None, preconditioner: Preconditioner | None = None
     ) -> None:
         super().__init__(lam)
         self.preconditioner = preconditioner
-        self.before: tuple[Point, Tensor] | None = None
+        self.before: tuple[Point, Any] | None = None
 
-    def direction(self, point: Point) -> Tensor:
+    def direction(self, point: Point) -> Any:
         """``-z + beta d``, d the last direction, z the preconditioned gradient."""
-        z = precondition(self.preconditioner, self.terrain, point, point.gradient)
+        z = precondition(self.preconditioner, self.cost, point, point.gradient)
         if self.before is None:
             return -z
         beta, d = self._beta(point, z)
-        return torch.add(-z, d, alpha=beta)
+        return combine(-z, beta, d)
 
-    def _beta(self, point: Point, z: Tensor) -> tuple[float, Tensor]:
+    def _beta(self, point: Point, z: Any) -> tuple[float, Any]:
         """Hager and Zhang (2005), with a lower bound that keeps descent."""
         assert self.before is not None
         old, d = self.before
-        frame = self.terrain.frame
-        d = frame.tangent(point.X, d)
+        geometry = self.cost.geometry
+        d = geometry.tangent(point.X, d)
         y = point.gradient - old.gradient
         dy = inner(d, y)
         if dy <= 0:
@@ -64,17 +75,18 @@ class ConjugateGradient(GradientDescent):
         Py = (
             y
             if self.preconditioner is None
-            else precondition(self.preconditioner, self.terrain, point, frame.tangent(point.X, y))
+            else precondition(self.preconditioner, self.cost, point, geometry.tangent(point.X, y))
         )
         beta = (inner(y, z) - 2 * inner(y, Py) * inner(d, point.gradient) / dy) / dy
         lower = -1 / (norm(d) * min(0.01 * self.first_norm, old.gradient_norm))
         return max(beta, lower), d
 
-    def remember(self, point: Point, direction: Tensor, trial: Trial) -> None:  # noqa: ARG002
+    def remember(self, step: Step, trial: Trial) -> None:
         """The direction, at the point that it came from."""
+        super().remember(step, trial)
         if self.before is None:
-            self.first_norm = point.gradient_norm
-        self.before = point, direction
+            self.first_norm = step.point.gradient_norm
+        self.before = step.point, step.direction
 
     def restart(self) -> bool:
         """Forget the last direction."""

@@ -18,8 +18,9 @@ from torch import Tensor
 from ortholand.geometry.derivatives import remove_normal, riemannian_hessian
 from ortholand.geometry.manifold import polar_projection
 from ortholand.geometry.matrices import is_square, sym
-from ortholand.solve.objective import Array, Door, HessianProduct, Objective
-from ortholand.solve.points import inner, norm
+from ortholand.solve.arrays import Array, inner, norm, precision
+from ortholand.solve.objective import HessianProduct, Objective
+from ortholand.solve.variables import one_matrix
 
 Curve = Callable[[float], Tensor]
 Verdict = Literal["right", "wrong", "undecided"]
@@ -249,7 +250,7 @@ def _expand(
     With several curves, root mean squares: one error passes through zero where terms cancel.
     The size of the derivatives tells what in the polynomial is rounding.
     """
-    eps = torch.finfo(objective.door.dtype).eps
+    eps = precision(objective.variables.start)
     lowest = round(math.log10(eps) / 2)
     steps = np.logspace(lowest, 0, PER_DECADE * -lowest + 1)
     # Where X hardly moves, f changes by what rounding does to it and by nothing else.
@@ -483,20 +484,24 @@ def _prepare(
     args: Sequence[Any],
     seed: int | torch.Generator,
 ) -> tuple[Objective, Tensor, torch.Generator]:
-    door = Door(x0)
-    objective = Objective(fun, door, jac=jac, hessp=hessp, args=args)
-    sizes = torch.linalg.svdvals(door.start) if door.start.isfinite().all() else torch.zeros(1)
+    variables = one_matrix(x0)
+    objective = Objective(fun, variables, jac=jac, hessp=hessp, args=args)
+    sizes = (
+        torch.linalg.svdvals(variables.start)
+        if variables.start.isfinite().all()
+        else torch.zeros(1)
+    )
     if not sizes[-1] > 1e-3 * sizes[0]:
         raise ValueError(
             "x0 must be finite and of full rank, so that an orthonormal matrix is nearest to it, "
             f"but its smallest singular value is {float(sizes[-1]):.1e}. Use a random one: "
-            f"ortholand.random_orthogonal({door.shape[0]}, {door.shape[1]}, seed=0)."
+            f"ortholand.random_orthogonal({variables.shape[0]}, {variables.shape[1]}, seed=0)."
         )
     if isinstance(seed, torch.Generator):
-        return objective, polar_projection(door.start), seed
+        return objective, polar_projection(variables.start), seed
     # Not the seed itself: with the seed that x0 was drawn with, directions would depend on x0.
     random = torch.Generator().manual_seed(seed + SEED_OFFSET)
-    return objective, polar_projection(door.start), random
+    return objective, polar_projection(variables.start), random
 
 
 def _n_directions(X: Tensor) -> int:

@@ -1,45 +1,52 @@
 """A preconditioner that asks nothing of the user: curvatures along rotations, by random probes.
 
-Many costs are nearly separable in the frame of X itself: the Hessian hardly mixes the rotations of
-pairs of columns with each other (Brockett's cost, joint diagonalisation) or, for square X, those of
-pairs of rows (ICA), nor the columns' moves out of their span. Then its diagonal in that frame is a
-good preconditioner, and one Hessian product with random signs estimates all of it (Hutchinson;
-Bekas, Kokiopoulou and Saad, 2007). Whether there is such a structure is seen by comparing probes:
-where two independent ones do not agree, nothing is scaled.
+Many costs are nearly separable in a frame that X itself gives: the Hessian hardly mixes the
+rotations of pairs of columns with each other (Brockett's cost, joint diagonalisation) or, for
+square X, those of pairs of rows (ICA), nor the columns' moves out of their span. Costs of the span
+alone are so in the basis of Ritz vectors, where ``X^H grad f`` is diagonal. There the Hessian's
+diagonal is a good preconditioner, and one Hessian product with random signs estimates all of it
+(Hutchinson; Bekas, Kokiopoulou and Saad, 2007). Whether a frame suits the cost is seen by comparing
+probes: where two independent ones do not agree, nothing is scaled; and what does not shorten CG
+is given up.
 """
 
 import math
 from collections.abc import Callable
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from ortholand.geometry.matrices import is_square, skew
+from ortholand.solve.arrays import adjoint, from_numpy, skew, to_numpy
+from ortholand.solve.manifold_cost import Point
+from ortholand.solve.manifolds.stiefel import SquareStiefel, Subspaces, TallStiefel
 
 AGREEMENT = 0.5  # correlation of two probes from which on the diagonal is believed
 SPREAD = 0.4  # standard deviation relative to the mean below which scaling gains nothing
 FLOOR = 1e-3  # smallest curvature, relative to the mean
 MEMORY = 0.5  # weight of the past probes
+LONG = 8  # Hessian products after which CG's pace tells something
+STRIKES = 2  # slow steps after which a frame is given up
 
-Hessian = Callable[[Tensor], Tensor]
+Hessian = Callable[[Any], Any]
 
 
 class Block:
-    """The diagonal of one block of the Hessian, from several probes."""
+    """The diagonal of one block of the Hessian, from several probes; in NumPy."""
 
     def __init__(self) -> None:
-        self.squares: Tensor | None = None
+        self.squares: np.ndarray | None = None
         self.agreement = 0.0
 
-    def learn(self, probe: Tensor) -> None:
+    def learn(self, probe: np.ndarray) -> None:
         """Take in one more estimate."""
+        probe = np.abs(probe.astype(float))
         if self.squares is None:
-            self.squares = probe.square()
+            self.squares = probe**2
             return
-        known = self.squares.sqrt()
-        uneven = len(known) > 1 and float(known.std()) > SPREAD * float(known.mean())
-        self.agreement = _correlation(known, probe.abs()) if uneven else 0.0
-        self.squares = torch.lerp(probe.square(), self.squares, MEMORY)
+        known = np.sqrt(self.squares)
+        uneven = len(known) > 1 and known.std(ddof=1) > SPREAD * known.mean()
+        self.agreement = _correlation(known, probe) if uneven else 0.0
+        self.squares = MEMORY * self.squares + (1 - MEMORY) * probe**2
 
     @property
     def believed(self) -> bool:
@@ -48,140 +55,191 @@ class Block:
 
     def mean(self) -> float:
         """Typical curvature."""
-        return 0.0 if self.squares is None else float(self.squares.sqrt().mean())
+        return 0.0 if self.squares is None else float(np.sqrt(self.squares).mean())
 
-    def inverse(self, scale: float) -> Tensor:
+    def inverse(self, scale: float) -> np.ndarray:
         """Inverse curvatures relative to a scale."""
         assert self.squares is not None
-        return scale / self.squares.sqrt().clamp(min=FLOOR * scale)
+        return scale / np.maximum(np.sqrt(self.squares), FLOOR * scale)
 
 
-def _correlation(a: Tensor, b: Tensor) -> float:
-    a, b = a.reshape(-1).sqrt(), b.reshape(-1).sqrt()
+def _correlation(a: np.ndarray, b: np.ndarray) -> float:
+    a, b = np.sqrt(a), np.sqrt(b)
     a, b = a - a.mean(), b - b.mean()
-    scale = float(torch.linalg.vector_norm(a) * torch.linalg.vector_norm(b))
-    return float(torch.dot(a, b)) / scale if scale > 0 else 0.0
+    scale = math.sqrt(np.vdot(a, a) * np.vdot(b, b))
+    return float(np.vdot(a, b)) / scale if scale > 0 else 0.0
 
 
 class Curvatures:
     """What is known of the Hessian's diagonal, in each frame that may suit it."""
 
-    def __init__(self, X: Tensor) -> None:
-        self.frames: list[ColumnRotations | Rotations] = (
-            [Rotations(of_columns=False), Rotations(of_columns=True)]
-            if is_square(X)
-            else [ColumnRotations()]
-        )
-        self.generator = torch.Generator(device="cpu").manual_seed(0)
-        self.best: ColumnRotations | Rotations | None = None
-
-    def learn(self, X: Tensor, hessian: Hessian) -> None:
-        """One Hessian product per frame; then the frame in which the probes agree best is used."""
+    def __init__(self, geometry: Any, X: Any) -> None:
+        self.frames: list[Columns | SquareRotations] = _frames(geometry) if X.ndim == 2 else []
         if X.shape[-1] == 1:
+            self.frames = []
+        self.random = np.random.default_rng(0)
+        self.best: Columns | SquareRotations | None = None
+        self.plain_pace = 0.0  # of CG without a preconditioner: digits per product
+        self.strikes = 0
+
+    def learn(self, point: Point, hessian: Hessian) -> None:
+        """One Hessian product for each frame that is looked at, until one of them is chosen."""
+        if not self.frames:
             return
-        for frame in self.frames:
-            frame.learn(X, hessian, self.generator)
+        for frame in self.frames if self.best is None else [self.best]:
+            frame.learn(point, hessian, self.random)
         best = max(self.frames, key=lambda frame: frame.agreement)
         self.best = best if best.agreement > AGREEMENT else None
         if self.best is not None:
-            self.best.prepare(X)
+            self.best.prepare()
 
-    def precondition(self, X: Tensor, A: Tensor) -> Tensor:
-        """An approximation of the inverse Hessian, up to a factor; A itself if nothing is known."""
-        return A if self.best is None else self.best.precondition(X, A)
+    def preconditioner(self) -> Callable[[Any], Any] | None:
+        """An approximation of the inverse Hessian, up to a factor; None if nothing is known."""
+        return None if self.best is None else self.best.precondition
+
+    def judge(self, products: int, before: float, after: float) -> None:
+        """Give up a frame in which CG is slower than it was without."""
+        if products < LONG or not 0 < after < before:
+            return
+        pace = math.log10(before / after) / products
+        if self.best is None:
+            self.plain_pace = pace
+            return
+        self.strikes = self.strikes + 1 if pace < 0.8 * self.plain_pace else 0
+        if self.strikes >= STRIKES:
+            self.frames = [frame for frame in self.frames if frame is not self.best]
+            self.best, self.strikes = None, 0
 
 
-class ColumnRotations:
-    """``V = X Omega + W``: rotations of pairs of columns, and moves out of their span."""
+def _frames(geometry: Any) -> "list[Columns | SquareRotations]":
+    if isinstance(geometry, SquareStiefel):
+        return [SquareRotations(of_columns=False), SquareRotations(of_columns=True)]
+    if isinstance(geometry, Subspaces):
+        return [Columns(ritz=True, rotate=False)]
+    return [Columns(ritz=True), Columns()] if isinstance(geometry, TallStiefel) else []
 
-    def __init__(self) -> None:
+
+class Columns:
+    """``V = X Omega + W``: rotations of pairs of columns, and moves out of their span.
+
+    Args:
+        ritz: whether columns are the Ritz vectors, in whose basis the multiplier is diagonal; else
+            those of X.
+        rotate: whether there are rotations.
+    """
+
+    def __init__(self, ritz: bool = False, rotate: bool = True) -> None:
+        self.ritz, self.rotate = ritz, rotate
         self.rotations, self.moves = Block(), Block()
 
-    def learn(self, X: Tensor, hessian: Hessian, generator: torch.Generator) -> None:
+    def learn(self, point: Point, hessian: Hessian, random: np.random.Generator) -> None:
         """One Hessian product along random rotations and moves at once."""
-        Z = _random_signs(X, generator)
-        W = _normal(X, generator)
-        W = W - X @ (X.mH @ W)
-        HV = hessian(X @ Z + W)
-        HZ = X.mH @ HV
-        self.rotations.learn(_off_diagonal((Z.conj() * skew(HZ)).real))
-        size = W.abs().square().sum(-2)
-        self.moves.learn((W.conj() * (HV - X @ HZ)).real.sum(-2) / size)
+        self.set_basis(point)
+        X = self.X
+        W = _normal(X, random)
+        W = W - X @ (adjoint(X) @ W)
+        Z = _random_signs(X, random)
+        HV = self._from_frame(hessian, X @ Z + W if self.rotate else W)
+        HZ = adjoint(X) @ HV
+        if self.rotate:
+            self.rotations.learn(_off_diagonal(to_numpy((Z.conj() * skew(HZ)).real)))
+        moved = to_numpy((W.conj() * (HV - X @ HZ)).real).sum(-2)
+        self.moves.learn(moved / (np.abs(to_numpy(W)) ** 2).sum(-2))
+
+    def set_basis(self, point: Point) -> None:
+        """The frame at a point."""
+        self.Q = None
+        self.X = point.X
+        if self.ritz:
+            Q = np.linalg.eigh(to_numpy(point.multiplier))[1]
+            self.Q = from_numpy(Q, point.X)
+            self.X = point.X @ self.Q
+
+    def _from_frame(self, hessian: Hessian, V: Any) -> Any:
+        if self.Q is None:
+            return hessian(V)
+        return hessian(V @ adjoint(self.Q)) @ self.Q
 
     @property
     def agreement(self) -> float:
-        """How much the probes agree on the better known block; then the other is used as well."""
+        """How much the probes agree on the better known block."""
         return max(self.rotations.agreement, self.moves.agreement)
 
-    def prepare(self, X: Tensor) -> None:
-        """The factors, relative to the mean curvature."""
-        scale = self.moves.mean()
-        self.of_moves = self.moves.inverse(scale) if self.moves.believed else 1.0
-        self.more = _as_matrix(self.rotations.inverse(scale), X) - self.of_moves
+    def prepare(self) -> None:
+        """The factors, relative to the mean curvature; what is not believed is not scaled."""
+        scale, p = self.moves.mean(), self.X.shape[-1]
+        of_moves = self.moves.inverse(scale) if self.moves.believed else np.ones(p)
+        if self.rotations.believed:
+            of_rotations = _as_matrix(self.rotations.inverse(scale), p)
+        else:
+            of_rotations = (of_moves[:, None] + of_moves) / 2
+        self.of_moves = from_numpy(of_moves, self.X)
+        self.more = from_numpy(of_rotations - of_moves, self.X)
 
-    def precondition(self, X: Tensor, V: Tensor) -> Tensor:
+    def precondition(self, V: Any) -> Any:
         """Divide by the curvatures."""
-        return torch.addmm(V * self.of_moves, X, (X.mH @ V) * self.more)
+        V = V if self.Q is None else V @ self.Q
+        V = V * self.of_moves + self.X @ ((adjoint(self.X) @ V) * self.more)
+        return V if self.Q is None else V @ adjoint(self.Q)
 
 
-class Rotations:
+class SquareRotations:
     """Square X: rotations of pairs of rows (coordinates A) or of columns (``X^H A X``)."""
 
     def __init__(self, of_columns: bool) -> None:
         self.of_columns = of_columns
         self.rotations = Block()
 
-    def learn(self, X: Tensor, hessian: Hessian, generator: torch.Generator) -> None:
+    def learn(self, point: Point, hessian: Hessian, random: np.random.Generator) -> None:
         """One Hessian product along random rotations."""
-        Z = _random_signs(X, generator)
-        HZ = self._to_frame(X, hessian(self._from_frame(X, Z)))
-        self.rotations.learn(_off_diagonal((Z.conj() * HZ).real))
+        self.X = point.X
+        Z = _random_signs(self.X, random)
+        HZ = self._to_frame(hessian(self._from_frame(Z)))
+        self.rotations.learn(_off_diagonal(to_numpy((Z.conj() * HZ).real)))
 
     @property
     def agreement(self) -> float:
         """How much the probes agree."""
         return self.rotations.agreement
 
-    def prepare(self, X: Tensor) -> None:
+    def prepare(self) -> None:
         """The factors, relative to the mean curvature."""
-        self.factors = _as_matrix(self.rotations.inverse(self.rotations.mean()), X)
+        inverse = self.rotations.inverse(self.rotations.mean())
+        self.factors = from_numpy(_as_matrix(inverse, self.X.shape[-1]), self.X)
 
-    def precondition(self, X: Tensor, A: Tensor) -> Tensor:
+    def precondition(self, A: Any) -> Any:
         """Divide by the curvatures."""
-        return self._from_frame(X, self._to_frame(X, A) * self.factors)
+        return self._from_frame(self._to_frame(A) * self.factors)
 
-    def _to_frame(self, X: Tensor, A: Tensor) -> Tensor:
-        return X.mH @ A @ X if self.of_columns else A
+    def _to_frame(self, A: Any) -> Any:
+        return adjoint(self.X) @ A @ self.X if self.of_columns else A
 
-    def _from_frame(self, X: Tensor, Z: Tensor) -> Tensor:
-        return X @ Z @ X.mH if self.of_columns else Z
+    def _from_frame(self, Z: Any) -> Any:
+        return self.X @ Z @ adjoint(self.X) if self.of_columns else Z
 
 
-def _random_signs(X: Tensor, generator: torch.Generator) -> Tensor:
+def _random_signs(X: Any, random: np.random.Generator) -> Any:
     """A skew matrix of entries +-1 (complex: of modulus 1) with a zero diagonal."""
     p = X.shape[-1]
-    angles = torch.rand(p, p, generator=generator, dtype=torch.float64, device="cpu")
-    signs = torch.where(angles < 0.5, -1.0, 1.0)
-    if X.is_complex():
-        signs = torch.polar(torch.ones_like(angles), 2 * math.pi * angles)
-    Z = signs.to(X).triu(1)
-    return Z - Z.mH
+    angles = random.random((p, p))
+    is_complex = to_numpy(X[:1]).dtype.kind == "c"
+    signs = np.exp(2j * math.pi * angles) if is_complex else np.where(angles < 0.5, -1.0, 1.0)
+    Z = np.triu(signs, 1)
+    return from_numpy(Z - Z.conj().T, X)
 
 
-def _normal(X: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(X.shape, generator=generator, dtype=torch.float64, device="cpu").to(X)
+def _normal(X: Any, random: np.random.Generator) -> Any:
+    return from_numpy(random.standard_normal(tuple(X.shape)), X)
 
 
-def _off_diagonal(M: Tensor) -> Tensor:
+def _off_diagonal(M: np.ndarray) -> np.ndarray:
     """The entries above the diagonal."""
-    rows, columns = torch.triu_indices(*M.shape, offset=1, device=M.device)
-    return M[rows, columns]
+    return M[np.triu_indices(len(M), 1)]
 
 
-def _as_matrix(entries: Tensor, X: Tensor) -> Tensor:
+def _as_matrix(entries: np.ndarray, p: int) -> np.ndarray:
     """The symmetric matrix with these entries off the diagonal, and ones on it."""
-    p = X.shape[-1]
-    rows, columns = torch.triu_indices(p, p, offset=1, device=X.device)
-    M = torch.ones(p, p, dtype=entries.dtype, device=entries.device)
+    M = np.ones((p, p))
+    rows, columns = np.triu_indices(p, 1)
     M[rows, columns] = M[columns, rows] = entries
     return M

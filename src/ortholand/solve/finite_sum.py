@@ -21,28 +21,32 @@ from torch import Tensor
 from ortholand.landing import LandingOptions
 from ortholand.landing.moments import accumulate, generator, transport
 from ortholand.safe_step import DEFAULT_RULE, find_rule
+from ortholand.solve.arrays import Array, norm
 from ortholand.solve.batches import Source, Stream, open_source
-from ortholand.solve.landing import COUPLED, lipschitz_constant
+from ortholand.solve.landing import BALL_RULES, COUPLED, MOMENTUM_RULE, lipschitz_constant
 from ortholand.solve.loop import Run, Status, reporter
-from ortholand.solve.minimize import check_start
-from ortholand.solve.objective import Array, Door, Objective, power_of_two_near
+from ortholand.solve.manifold_cost import ManifoldCost, Point
+from ortholand.solve.objective import Objective, power_of_two_near
 from ortholand.solve.options import (
-    LOOP_OPTIONS,
-    RULES,
+    Rule,
     check_callback,
     check_method,
+    check_options,
+    display_from,
     is_count,
     is_number,
     is_whole,
     limits_from,
 )
-from ortholand.solve.points import Point, Terrain
 from ortholand.solve.result import intermediate_result, result_of
+from ortholand.solve.targets import Targets
+from ortholand.solve.variables import Variables, one_matrix
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
 
 PROBES = 8  # batches that are asked for their curvature, where lr is left open
+GROWTH = 1.5
 REJECTIONS = 20  # halvings of lr in one epoch before SAGA gives up
 
 
@@ -79,10 +83,12 @@ def minimize_finite_sum(
         method: ``"saga"`` or ``"sgd"``.
         batch_size: number of indices in a batch; None: so many that there are 100 batches.
         lr: step size; None: a third of the inverse of the largest curvature of some batches' costs,
-            met by power iterations on gradient differences at the start. SAGA halves it when an
-            epoch has raised f.
-        lam: attraction to the manifold; None: 1, the paper's, beside your lr; ``1 / (4 lr)`` where
-            lr is chosen, so that each step about halves the distance.
+            met by power iterations on gradient differences at the start. SAGA raises it by half
+            after each epoch that has lowered f and its gradient, and when one has raised f, goes
+            back, halves it and leaves it at that.
+        lam: attraction to the manifold; None: ``1 / (4 lr)``, so that each step about halves the
+            distance, whatever the scale of f. (The paper's 1 is right for costs of about that
+            scale: data ten times as large leave the iterates at the edge of the ball.)
         epochs: as many at most; an epoch is as many steps as there are batches, and a pass over all
             batches for f and its gradient.
         gtol: the norm of the Riemannian gradient must fall to this fraction of its first value;
@@ -96,7 +102,8 @@ def minimize_finite_sum(
 
     Returns:
         SciPy's ``OptimizeResult`` as :func:`ortholand.minimize` returns it, with ``lr`` and
-        ``lam`` as they were at the end; ``nit`` counts epochs, ``nfev`` and ``njev`` batches.
+        ``lam`` as they were at the end, and ``shortened``, the share of steps that were shorter
+        than lr for safety; ``nit`` counts epochs, ``nfev`` and ``njev`` batches.
 
     SAGA keeps one gradient per batch, n x p numbers each. Each epoch ends on the manifold.
 
@@ -113,22 +120,24 @@ def minimize_finite_sum(
     check_method(method, METHODS)
     check_callback(callback)
     _check_numbers(epochs, lr, lam)
-    limits, rest = limits_from(method, options, gtol, epochs)
+    limits, rest = limits_from(options, gtol, epochs, epochs)
+    display = display_from(rest, None)
+    check_options(method, METHODS[method], rest, SHUFFLE_RULE)
     shuffle = rest.pop("shuffle", True)
-    _check_options(method, {"shuffle": shuffle, **rest})
     random = _random(seed)
     solver = METHODS[method](random, lr, lam, **rest)
-    door = Door(x0)
-    source = open_source(n_terms, data, batch_size, method, shuffle, random, door)
-    objective = FiniteSum(fun, door, source, jac=jac, remember=method == "saga")
-    check_start(door)
+    variables = one_matrix(x0)
+    source = open_source(n_terms, data, batch_size, method, shuffle, random, variables)
+    objective = FiniteSum(fun, variables, source, jac=jac, remember=method == "saga")
+    variables.check_start()
     with torch.no_grad():
-        terrain = Terrain(objective)
-        run = Run(terrain, solver, limits, reporter(callback, intermediate_result))
-        status = run.from_point(terrain.at(terrain.settle(door.start)))
+        cost = ManifoldCost(objective)
+        run = Run(cost, solver, limits, reporter(callback, intermediate_result, display))
+        status = run.from_point(cost.at(*cost.geometry.settle(variables.start), measured=True))
     point = _returned(run, status)
     result = result_of(run, point, status)
     result.update(lr=solver.lr / objective.scale, lam=solver.lam * objective.scale)
+    result.shortened = solver.n_shortened / max(1, solver.n_taken)
     advice = _advice(method, run, point, result.lr)
     result.message = advice.get(Status(result.status), result.message)
     return result
@@ -160,17 +169,17 @@ class FiniteSum(Objective):
     def __init__(
         self,
         fun: Callable[..., Any],
-        door: Door,
+        variables: Variables,
         source: Source,
         *,
         jac: Callable[..., Any] | bool | None = None,
         remember: bool = False,
     ) -> None:
-        super().__init__(fun, door, jac=jac)
+        super().__init__(fun, variables, jac=jac)
         self.source, self.n_batches = source, 0
         self.table: GradientTable | None = None
         if remember and not isinstance(source, Stream):
-            self.table = GradientTable(len(source), door.start)
+            self.table = GradientTable(len(source), variables.start)
 
     def batch(self, X: Tensor, batch: Any) -> tuple[float, Tensor]:
         """Cost and gradient of one batch."""
@@ -209,10 +218,10 @@ class FiniteSum(Objective):
         for k, (_, batch) in enumerate(self.source):
             if k % stride or k // stride >= PROBES:
                 continue
-            part = Objective(self.fun, self.door, jac=self.jac, args=(batch,))
+            part = Objective(self.fun, self.variables, jac=self.jac, args=(batch,))
             part.unit = self.unit
-            terrain = Terrain(part)
-            largest = max(largest, lipschitz_constant(terrain, terrain.at(X)))
+            cost = ManifoldCost(part)
+            largest = max(largest, lipschitz_constant(cost, cost.at(X)))
             self.nfev += part.nfev
             self.njev += part.njev
         return largest
@@ -227,7 +236,8 @@ class StochasticLanding:
         lam: attraction, likewise.
     """
 
-    options: ClassVar[tuple[str, ...]] = ("eps", "safe_step")
+    name: str = ""
+    rules: ClassVar[dict[str, Rule]] = BALL_RULES
     patience: float = math.inf
 
     def __init__(
@@ -243,26 +253,32 @@ class StochasticLanding:
         self.lr = math.nan if lr is None else float(lr)
         self.lam = math.nan if lam is None else float(lam)
         self.eps, self.rule = eps, find_rule(safe_step)
+        self.n_taken = self.n_shortened = 0
 
-    def start(self, terrain: Terrain, point: Point) -> None:
+    def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
         """Choose what the user left open."""
-        assert isinstance(terrain.objective, FiniteSum)
-        self.terrain, self.sum = terrain, terrain.objective
-        unit = terrain.objective.scale  # what the user gave is for f as it is
+        assert isinstance(cost.objective, FiniteSum)
+        self.cost, self.sum, self.targets = cost, cost.objective, targets
+        unit = cost.objective.scale  # what the user gave is for f as it is
         self.lr, self.lam = unit * self.lr, self.lam / unit
         if self.chooses_lr:
             self.lr = 1 / (3 * self.sum.curvature(point.X))
-        if self.chooses_lam:
-            self.lam = 1 / (4 * self.lr) if self.chooses_lr else 1 / unit
+        if self.chooses_lam:  # a weight that follows the scale of f, as lr does
+            self.lam = 1 / (4 * self.lr)
 
     def advance(self, point: Point) -> Point | None:
         """One epoch; None if something was not finite."""
         after = self.epoch(point.X)
         if after is None:
-            self.terrain.saw_non_finite = True
+            self.cost.saw_non_finite = True
             return None
-        there = self.terrain.at(self.terrain.settle(after))
-        return there if there.finite else None
+        there = self.cost.at(*self.cost.geometry.settle(after), measured=True)
+        if not there.finite:
+            return None
+        length = norm(there.X - point.X)
+        if length > 0:
+            self.targets.saw(norm(there.gradient - point.gradient) / length, point)
+        return there
 
     def epoch(self, X: Tensor) -> Tensor | None:
         """Where the steps of an epoch lead to; None if something was not finite."""
@@ -280,26 +296,38 @@ class StochasticLanding:
     def step(self, X: Tensor, B: Tensor, lr: float) -> Tensor | None:
         """One landing step along a generator, no longer than is safe; None if it overflows."""
         options = LandingOptions(lr, COUPLED, self.rule, lam=self.lam, eps=self.eps)
-        X, taken = COUPLED.move(X, B, options)
-        return X if taken else None
+        move = COUPLED.move(X, B, options)
+        self.n_taken += 1
+        self.n_shortened += bool(getattr(move, "limited", False))
+        return move.moved if move.taken else None
 
 
 class SAGA(StochasticLanding):
     """Variance-reduced landing."""
 
+    name = "saga"
     patience = 10
+    growth = GROWTH  # of lr after an epoch that went well, until one has not
 
     def advance(self, point: Point) -> Point | None:
         """One epoch; if the step size is ours, one that does not raise f."""
         for _ in range(REJECTIONS):
             after = super().advance(point)
-            if after is None or not self.chooses_lr or _as_good(after, point):
+            if after is None or not self.chooses_lr:
                 return after
-            self.lr /= 2
-            if self.chooses_lam:
-                self.lam *= 2
-            self.terrain.at(point.X)  # so that the table is of this point again
+            if _as_good(after, point):
+                if after.gradient_norm < point.gradient_norm:
+                    self._change_step(self.growth)
+                return after
+            self._change_step(0.5)
+            self.growth = 1.0
+            self.cost.at(point.X)  # so that the table is of this point again
         return None
+
+    def _change_step(self, factor: float) -> None:
+        self.lr *= factor
+        if self.chooses_lam:
+            self.lam /= factor
 
     def epoch(self, X: Tensor) -> Tensor | None:
         """As many steps as there are batches; a batch is drawn as often as it has terms."""
@@ -336,7 +364,12 @@ class SGD(StochasticLanding):
         decay: the step falls like ``lr / (1 + epochs)^decay``.
     """
 
-    options: ClassVar[tuple[str, ...]] = ("eps", "safe_step", "momentum", "decay")
+    name = "sgd"
+    rules: ClassVar[dict[str, Rule]] = {
+        **BALL_RULES,
+        "momentum": MOMENTUM_RULE,
+        "decay": ("a number >= 0", lambda v: is_number(v) and 0 <= v < math.inf),
+    }
 
     def __init__(
         self,
@@ -397,22 +430,7 @@ def _check_numbers(epochs: Any, lr: Any, lam: Any) -> None:
         raise ValueError(f"lam must be a number >= 0, or None to have it chosen, got {lam!r}.")
 
 
-OWN_RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "shuffle": ("True or False", lambda v: isinstance(v, bool)),
-    "decay": ("a number >= 0", lambda v: is_number(v) and 0 <= v < math.inf),
-}
-
-
-def _check_options(method: str, options: Mapping[str, Any]) -> None:
-    known = ("shuffle", *METHODS[method].options)
-    for name, value in options.items():
-        if name not in known:
-            raise ValueError(
-                f"method={method!r} has the options {(*LOOP_OPTIONS, *known)}, got {name!r}."
-            )
-        rule, holds = {**RULES, **OWN_RULES}[name]
-        if not holds(value):
-            raise ValueError(f"options[{name!r}] must be {rule}, got {value!r}.")
+SHUFFLE_RULE: dict[str, Rule] = {"shuffle": ("True or False", lambda v: isinstance(v, bool))}
 
 
 def _returned(run: Run, status: Status) -> Point:
@@ -425,10 +443,10 @@ def _returned(run: Run, status: Status) -> Point:
 
 def _advice(method: str, run: Run, point: Point, lr: float) -> dict[Status, str]:
     """What to do next, where it is not what ``minimize`` advises."""
-    unit = run.terrain.objective.scale
+    unit = run.cost.objective.scale
     reached = (
         f"the Riemannian gradient's norm is {point.gradient_norm * unit:.1e}, "
-        f"asked for {run.terrain.goal * unit:.1e}"
+        f"asked for {run.targets.goal(point) * unit:.1e}"
     )
     more = {
         "saga": "Raise epochs, start from this x, or take smaller batches: more steps per epoch.",

@@ -9,6 +9,7 @@ with the safe step eta* in its corrected form; with momentum, the relative gradi
 import math
 from collections.abc import Callable
 from numbers import Real
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,9 +17,19 @@ from torch import Tensor
 from ortholand.landing import Coupled, LandingOptions
 from ortholand.landing.moments import accumulate, generator, transport
 from ortholand.safe_step import DEFAULT_RULE, find_rule
-from ortholand.solve.points import Point, Terrain, feasible, norm
+from ortholand.safe_step import RULES as SAFE_STEP_RULES
+from ortholand.solve.arrays import as_tensor, back_from_tensor, norm, precision
+from ortholand.solve.manifold_cost import ManifoldCost, Point
+from ortholand.solve.manifolds.stiefel import OrthonormalColumns
+from ortholand.solve.options import Rule, is_function_or_none, is_number
+from ortholand.solve.targets import Targets
 
 COUPLED = Coupled()
+MOMENTUM_RULE: Rule = ("a number in [0, 1)", lambda v: is_number(v) and 0 <= v < 1)
+BALL_RULES: dict[str, Rule] = {
+    "eps": ("a number in (0, 1)", lambda v: is_number(v) and 0 < v < 1),
+    "safe_step": (f"one of {tuple(SAFE_STEP_RULES)}", lambda v: v in tuple(SAFE_STEP_RULES)),
+}
 Steps = float | Callable[[int], float]
 POWER_ITERATIONS = 8
 
@@ -36,6 +47,15 @@ class Landing:
         safe_step: rule of the safe step.
     """
 
+    name = "landing"
+    rules: ClassVar[dict[str, Rule]] = {
+        "step": (
+            "a number > 0, a function k -> eta_k, or None",
+            lambda v: is_function_or_none(v) or (is_number(v) and 0 < v < math.inf),
+        ),
+        **BALL_RULES,
+        "momentum": MOMENTUM_RULE,
+    }
     patience = math.inf
 
     def __init__(
@@ -51,24 +71,40 @@ class Landing:
         self.buffer: Tensor | None = None
         self.k = 0
 
-    def start(self, terrain: Terrain, point: Point) -> None:
+    def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
         """Choose what the user left open."""
-        self.terrain, self.unit = terrain, terrain.objective.scale
+        if not isinstance(cost.geometry, OrthonormalColumns):
+            raise ValueError(
+                "method='landing' is for one matrix, or a stack of them, with orthonormal columns. "
+                "Use another method for products."
+            )
+        self.cost, self.targets, self.unit = cost, targets, cost.objective.scale
         if self.step is None:
-            self.step = 0.5 / lipschitz_constant(terrain, point) / self.unit
+            self.step = 0.5 / lipschitz_constant(cost, point) / self.unit
         self.lam = self._attraction() if self.lam is None else self.lam / self.unit
 
     def advance(self, point: Point) -> Point | None:
         """One step."""
         self.k += 1
-        X, B = point.X, generator(point.X, point.euclidean)
+        X, G = as_tensor(point.X), as_tensor(point.euclidean)
+        B = generator(X, G)
         if self.momentum:
             B = self._with_momentum(X, B)
         assert self.lam is not None  # start
         options = LandingOptions(self._eta(self.k), COUPLED, self.rule, lam=self.lam, eps=self.eps)
         X, taken = COUPLED.move(X, B, options)
-        after = self.terrain.at(X) if taken else None
-        return after if after is not None and after.finite else None
+        if not bool(taken.all()):
+            return None
+        after = self.cost.at(back_from_tensor(X, point.X))
+        if not after.finite:
+            return None
+        self._look(point, after)
+        return after
+
+    def _look(self, before: Point, after: Point) -> None:
+        length = norm(after.X - before.X)
+        if length > 0:
+            self.targets.saw(norm(after.gradient - before.gradient) / length, before)
 
     def restart(self) -> bool:
         """Stop: the momentum is lost, and nothing else is remembered."""
@@ -99,20 +135,19 @@ class Landing:
         return self.unit * float(eta)
 
 
-def lipschitz_constant(terrain: Terrain, point: Point) -> float:
+def lipschitz_constant(cost: ManifoldCost, point: Point) -> float:
     """Largest curvature met by a power iteration on differences of Riemannian gradients."""
-    if point.distance > feasible(point.X):  # the trial points below are landed, so must this be
-        point = terrain.at(terrain.settle(point.X))
+    if point.distance > cost.geometry.feasible(point.X):
+        point = cost.settled(point)  # the trial points below are landed, so must this be
     direction, largest = point.gradient, 0.0
-    length = torch.finfo(point.X.dtype).eps ** (1 / 3) * point.X.shape[-1] ** 0.5
+    length = precision(point.X) ** 0.3 * math.sqrt(cost.columns(point))
     for _ in range(POWER_ITERATIONS):
         size = norm(direction)
         if size == 0:
             break
-        there, _ = terrain.go(point, direction, length / size)
-        direction = terrain.frame.tangent(point.X, there.gradient - point.gradient)
-        curvature = norm(direction) / length
-        if not curvature < float("inf"):
+        change = cost.gradient_change(point, direction, length / size)
+        curvature = norm(change) / length
+        if not curvature < math.inf:
             break
-        largest = max(largest, curvature)
+        direction, largest = change, max(largest, curvature)
     return largest or 1.0

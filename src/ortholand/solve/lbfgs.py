@@ -5,100 +5,162 @@ mean what they mean in Euclidean space. For tall X the differences of tangent ve
 they are, and the direction is made tangent: at the distance of a step that is a transport.
 """
 
-import numpy as np
-import torch
-from torch import Tensor
+from typing import Any, ClassVar
 
-from ortholand.solve.descent import Descent, cautious_step
+import numpy as np
+
+from ortholand.solve.arrays import (
+    from_numpy,
+    from_real_vector,
+    inner,
+    real_vector,
+    to_numpy,
+    zeros,
+)
 from ortholand.solve.line_search import Trial
-from ortholand.solve.points import Point, inner, norm
+from ortholand.solve.manifold_cost import Point
+from ortholand.solve.method import Descent, Step
+from ortholand.solve.options import Rule, is_count
+
+DENSE = 128  # numbers in X up to which the whole inverse Hessian is kept
+
+
+class DensePairs:
+    """All pairs, in the inverse Hessian itself: BFGS. For few numbers it takes less than pairs."""
+
+    def __init__(self, like: Any) -> None:
+        self.H = zeros((len(like), len(like)), like)
+        self.left, self.right = zeros((len(like), 2), like), zeros((2, len(like)), like)
+        self.started = False
+
+    def add(self, s: Any, y: Any, sy: float, yy: float) -> None:
+        """``(I - s y^T / sy) H (I - y s^T / sy) + s s^T / sy``."""
+        if not self.started:
+            self.H[range(len(s)), range(len(s))] = sy / yy
+            self.started = True
+        Hy = self.H @ y
+        half = (1 + inner(y, Hy) / sy) / (2 * sy)
+        u = half * s - Hy / sy
+        left, right = self.left, self.right
+        left[:, 0], left[:, 1], right[0], right[1] = s, u, u, s
+        self.H += left @ right  # s u^T + u s^T
+
+    def direction(self, g: Any) -> Any:
+        """``-H g``."""
+        return -(self.H @ g)
+
+
+class Pairs:
+    """Steps s and changes y of the gradient, and the inverse Hessian that they tell.
+
+    L-BFGS in its compact form (Byrd, Nocedal and Schnabel, 1994): the pairs are rows of one matrix,
+    so that a direction takes two passes over them however many they are, and small dense algebra.
+    There is room for some more pairs than are used: these are moved to the front when it is full.
+    """
+
+    def __init__(self, memory: int, like: Any) -> None:
+        self.memory, self.room = memory, memory + max(1, memory // 2)
+        self.rows = zeros((2 * self.room, len(like)), like)  # s_1, y_1, s_2, y_2, ...
+        self.begin = self.end = 0  # of the pairs in use
+        self.YY = np.zeros((self.room, self.room))  # <y_i, y_j>
+        self.inverse = np.zeros((self.room, self.room))  # of R, R_ij = <s_i, y_j> for i <= j
+        self.curvatures = np.zeros(self.room)  # <s_i, y_i>
+        self.products = np.zeros((2, 0))  # <s_i, g> and <y_i, g> for the last gradient
+        self.newest: tuple[float, float] | None = None  # <s, y>, <y, y>, not in the matrices yet
+
+    def add(self, s: Any, y: Any, sy: float, yy: float) -> None:
+        """One more, the oldest goes if there are too many."""
+        if self.end == self.room:
+            self._move_to_front()
+        self.rows[2 * self.end], self.rows[2 * self.end + 1] = s, y
+        self.end += 1
+        if self.end - self.begin > self.memory:
+            self.begin += 1
+            self.products = self.products[:, 1:]
+        self.newest, self.gamma = (sy, yy), sy / yy
+
+    def _move_to_front(self) -> None:
+        used, front = slice(self.begin, self.end), slice(0, self.end - self.begin)
+        rows = self.rows[2 * self.begin : 2 * self.end]
+        self.rows[: len(rows)] = rows + 0  # a copy: they overlap
+        self.YY[front, front] = self.YY[used, used].copy()
+        self.inverse[front, front] = self.inverse[used, used].copy()
+        self.inverse[front.stop :] = 0
+        self.curvatures[front] = self.curvatures[used].copy()
+        self.begin, self.end = 0, front.stop
+
+    def direction(self, g: Any) -> Any:
+        """``-H g``."""
+        rows, gamma = self.rows[2 * self.begin : 2 * self.end], self.gamma
+        # Sums of squares of small steps are small: in double precision they stay what they are.
+        products = to_numpy(rows @ g).reshape(-1, 2).T.astype(float, order="C")
+        if self.newest is not None:
+            self._let_in(products)
+        self.products = products
+        used = slice(self.begin, self.end)
+        inverse = self.inverse[used, used]
+        u = inverse @ products[0]
+        v = gamma * (products[1] - self.YY[used, used] @ u) - self.curvatures[used] * u
+        coefficients = np.empty((len(u), 2))
+        coefficients[:, 0], coefficients[:, 1] = v @ inverse, gamma * u
+        return from_numpy(coefficients.reshape(-1), g) @ rows - gamma * g
+
+    def _let_in(self, products: np.ndarray) -> None:
+        """The newest pair's products: y is the gradient here less that before."""
+        assert self.newest is not None
+        k, old = self.end - 1, slice(self.begin, self.end - 1)
+        sy, yy = self.newest
+        change = products[:, :-1] - self.products
+        # The inverse of an upper triangular matrix with one column more.
+        self.inverse[old, k] = self.inverse[old, old] @ (change[0] / -sy)
+        self.inverse[k, k], self.curvatures[k], self.YY[k, k] = 1 / sy, sy, yy
+        self.YY[old, k] = self.YY[k, old] = change[1]
+        self.newest = None
 
 
 class LBFGS(Descent):
-    """Limited-memory BFGS in its compact form (Byrd, Nocedal and Schnabel, 1994).
+    """Limited-memory BFGS.
 
-    The pairs (s, y) are rows of one matrix, so that a direction takes two passes over them
-    however many they are, and small dense algebra.
+    Attributes:
+        memory: number of pairs; None: 10, or all where X has few numbers.
     """
 
+    name = "lbfgs"
     flatness = 0.9
+    rules: ClassVar[dict[str, Rule]] = {
+        "memory": ("a whole number >= 1, or None", lambda v: v is None or is_count(v))
+    }
 
-    def __init__(self, lam: float | None = None, memory: int = 10) -> None:
+    def __init__(self, lam: float | None = None, memory: int | None = None) -> None:
         super().__init__(lam)
         self.memory = memory
-        self.restart()
+        self.pairs: Pairs | DensePairs | None = None
 
     def restart(self) -> bool:
         """Forget all pairs."""
-        forgot = bool(getattr(self, "order", []))
+        forgot, self.pairs = self.pairs is not None, None
         self.last = None
-        self.order: list[int] = []  # rows of the pairs, oldest first, as in the small matrices
-        self.newest: Tensor | None = None  # y of a pair that the small matrices do not know yet
-        self.YY = np.zeros((0, 0))  # <y_i, y_j>
-        self.curvatures = np.zeros(0)  # <s_i, y_i>
-        self.inverse = np.zeros((0, 0))  # of R, R_ij = <s_i, y_j> for i <= j
         return forgot
 
-    def direction(self, point: Point) -> Tensor:
+    def direction(self, point: Point) -> Any:
         """``-H g``."""
-        if not self.order:
+        if self.pairs is None:
             return -point.gradient
-        g = _real_vector(point.gradient)
-        coefficients, gamma = self._coefficients(g)
-        flat = torch.addmv(g, self.pairs.mT, coefficients, beta=-gamma)
-        return self.terrain.frame.tangent(point.X, _matrix_like(flat, point.gradient))
+        flat = self.pairs.direction(real_vector(point.gradient))
+        return self.cost.geometry.tangent(point.X, from_real_vector(flat, point.gradient))
 
-    def _coefficients(self, g: Tensor) -> tuple[Tensor, float]:
-        """Of the rows of ``[S; Y]`` in ``-H g``, and gamma, the factor of -g itself."""
-        m, order = self.memory, np.array(self.order)
-        columns = [g] if self.newest is None else [g, self.newest]
-        products = (self.pairs @ torch.stack(columns, -1)).cpu().double().numpy()
-        Sg, Yg = products[order, 0], products[order + m, 0]
-        if self.newest is not None:
-            self._join(products[order, 1], products[order + m, 1])
-        gamma = float(self.curvatures[-1] / self.YY[-1, -1])
-        u = self.inverse @ Sg
-        of_s = (self.curvatures * u + gamma * (self.YY @ u - Yg)) @ self.inverse
-        coefficients = np.zeros(2 * m)
-        coefficients[order], coefficients[order + m] = -of_s, gamma * u
-        return torch.from_numpy(coefficients).to(g), gamma
-
-    def _join(self, Sy: np.ndarray, Yy: np.ndarray) -> None:
-        """Let the newest pair into the small matrices, and the oldest out if they are full."""
-        keep = slice(len(self.curvatures) - len(Sy) + 1, None)
-        old, YY = self.inverse[keep, keep], self.YY[keep, keep]
-        k = len(Sy) - 1
-        self.inverse, self.YY = np.zeros((k + 1, k + 1)), np.empty((k + 1, k + 1))
-        self.inverse[:k, :k], self.YY[:k, :k] = old, YY
-        # The inverse of an upper triangular matrix with one column more.
-        self.inverse[:k, k], self.inverse[k, k] = old @ Sy[:k] / -Sy[k], 1 / Sy[k]
-        self.YY[:, k] = self.YY[k, :] = Yy
-        self.curvatures = np.append(self.curvatures[keep], Sy[k])
-        self.newest = None
-
-    def first_step(self, point: Point, slope: float, direction: Tensor) -> float:  # noqa: ARG002
+    def first_step(self, point: Point, slope: float, length: float) -> float:  # noqa: ARG002
         """The quasi-Newton step itself."""
-        return 1.0 if self.order else cautious_step(point, norm(direction))
+        return self.cautious_step(point, length) if self.pairs is None else 1.0
 
-    def remember(self, point: Point, direction: Tensor, trial: Trial) -> None:
+    def remember(self, step: Step, trial: Trial) -> None:
         """Keep the pair if it shows curvature."""
-        y = trial.point.gradient - point.gradient
-        s, y = _real_vector(direction) * trial.t, _real_vector(y)
-        if not inner(s, y) > 1e-10 * norm(s) * norm(y):
+        y = real_vector(trial.point.gradient - step.point.gradient)
+        sy, yy = trial.t * (trial.slope - step.slope), inner(y, y)
+        if not sy > 1e-10 * trial.t * step.length * yy**0.5:
             return
-        row = self.order.pop(0) if len(self.order) == self.memory else len(self.order)
-        if not self.order and row == 0:
-            self.pairs = torch.zeros(2 * self.memory, len(s), dtype=s.dtype, device=s.device)
-        self.pairs[row], self.pairs[self.memory + row] = s, y
-        self.order.append(row)
-        self.newest = y
-
-
-def _real_vector(A: Tensor) -> Tensor:
-    return (torch.view_as_real(A) if A.is_complex() else A).reshape(-1)
-
-
-def _matrix_like(flat: Tensor, A: Tensor) -> Tensor:
-    if A.is_complex():
-        return torch.view_as_complex(flat.reshape(*A.shape, 2))
-    return flat.reshape(A.shape)
+        self.targets.saw(yy / sy, step.point)
+        if self.pairs is None:
+            dense = self.memory is None and len(y) <= DENSE
+            self.pairs = DensePairs(y) if dense else Pairs(int(self.memory or 10), y)
+        self.pairs.add(trial.t * real_vector(step.direction), y, sy, yy)

@@ -6,12 +6,11 @@ this is what lets a method reach a gradient of 1e-10.
 """
 
 import math
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
-from ortholand.solve.points import Point, Terrain, inner, norm
+from ortholand.solve.arrays import inner
+from ortholand.solve.manifold_cost import ManifoldCost, Point
+from ortholand.solve.targets import Targets
 
 DECREASE = 1e-4  # c_1: share of the decrease that the first slope promises
 FLATTENED = 0.9  # share of the first slope that shows that a step was no mere rounding
@@ -19,8 +18,7 @@ MAX_TRIALS = 25
 MANY_TRIALS = 6
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """A point on the way, the step that led there, and the slope of f in the direction."""
 
     point: Point
@@ -41,13 +39,13 @@ class Merit:
         self.lam = lam
         self.caution = 1.0
 
-    def start(self, terrain: Terrain) -> None:
+    def start(self, cost: ManifoldCost) -> None:
         """The user's lam is in the unit of f."""
-        self.lam = None if self.lam is None else self.lam / terrain.objective.scale
+        self.lam = None if self.lam is None else self.lam / cost.objective.scale
 
     def weight(self, point: Point) -> float:
         """For steps from this point."""
-        return self.caution * (2 * norm(point.multiplier) if self.lam is None else self.lam)
+        return self.caution * (2 * point.multiplier_norm if self.lam is None else self.lam)
 
     def judge(self, search: "Search") -> None:
         """Learn from how long a search took."""
@@ -55,12 +53,12 @@ class Merit:
             self.caution *= 10
 
 
-@dataclass
 class Search:
     """The way from a point along a direction.
 
-    Attributes:
-        terrain: where trials are evaluated.
+    Args:
+        cost: where trials are evaluated.
+        targets: tell what is rounding.
         start: where we are.
         direction: coordinates of the direction.
         slope: of f in it, negative.
@@ -69,13 +67,22 @@ class Search:
             makes an exact search.
     """
 
-    terrain: Terrain
-    start: Point
-    direction: Tensor
-    slope: float
-    lam: float
-    flatness: float
-    trials: int = 0
+    def __init__(
+        self,
+        cost: ManifoldCost,
+        targets: Targets,
+        start: Point,
+        direction: Any,
+        slope: float,
+        lam: float,
+        flatness: float,
+    ) -> None:
+        self.cost, self.targets, self.start = cost, targets, start
+        self.direction, self.slope = direction, slope
+        self.lam, self.flatness = lam, flatness
+        self.line = cost.line(start, direction)
+        self.merit = start.merit(lam)
+        self.trials = 0
 
     def run(self, t: float) -> Trial | None:
         """The first trial that fulfils the conditions, else the lowest; None if none is lower."""
@@ -83,9 +90,10 @@ class Search:
         best: Trial | None = None
         for _ in range(MAX_TRIALS):
             trial = self.attempt(t)
-            if self.is_lower(trial) and (best is None or self._merit(trial) < self._merit(best)):
+            lower = self.is_lower(trial)
+            if lower and (best is None or self._merit(trial) < self._merit(best)):
                 best = trial
-            if not self.is_lower(trial) or trial.slope > -self.flatness * self.slope:
+            if not lower or trial.slope > -self.flatness * self.slope:
                 high = trial
             elif trial.slope >= self.flatness * self.slope or trial.t < t:
                 return trial  # flat enough, or as far as one can go
@@ -100,25 +108,20 @@ class Search:
         """Evaluate the point at t, so near to the manifold that N does not blur the decrease."""
         self.trials += 1
         near = math.sqrt(0.01 * t * abs(self.slope) / self.lam) if self.lam else math.inf
-        near = max(near, torch.finfo(self.start.X.dtype).eps)
-        point, t = self.terrain.go(self.start, self.direction, t, near)
+        point, t = self.cost.go(self.line, t, max(near, self.targets.eps))
         return Trial(point, t, inner(point.gradient, self.direction))
 
     def is_lower(self, trial: Trial) -> bool:
         """Sufficient decrease; where rounding hides it, slopes that imply it."""
         if not trial.point.finite:
             return False
-        change = self._merit(trial) - self.start.merit(self.lam)
+        change = self._merit(trial) - self.merit
         if change <= DECREASE * trial.t * self.slope:
             return True
         flattened = FLATTENED * self.slope <= trial.slope <= (2 * DECREASE - 1) * self.slope
-        return change <= self._rounding and flattened
-
-    @property
-    def _rounding(self) -> float:
-        """Differences of merits that may be rounding."""
-        eps = torch.finfo(self.start.X.dtype).eps
-        return eps ** (2 / 3) * max(abs(self.start.value), self.terrain.magnitude)
+        return flattened and change <= self.targets.rounding(
+            self.start.value, self.targets.eps ** (2 / 3)
+        )
 
     def _merit(self, trial: Trial) -> float:
         return trial.point.merit(self.lam)
@@ -127,7 +130,7 @@ class Search:
 def _next(low: Trial, high: Trial | None) -> float:
     """Where the slope would vanish if it were linear; within limits."""
     if high is None:
-        return _extrapolate(low)
+        return 4 * low.t
     width = high.t - low.t
     if not math.isfinite(high.slope) or not high.point.finite:
         return low.t + width / 10
@@ -135,7 +138,3 @@ def _next(low: Trial, high: Trial | None) -> float:
         return low.t + width / 3
     share = low.slope / (low.slope - high.slope)
     return low.t + width * min(max(share, 0.05), 0.95)
-
-
-def _extrapolate(low: Trial) -> float:
-    return 4 * low.t

@@ -1,4 +1,4 @@
-"""The loop that drives every method: stopping, counting, history, callback, and the last word.
+"""The loop that drives every method: stopping, counting, history, callback.
 
 Success is claimed at one place only, for a point that is on the manifold to rounding and whose
 gradient was evaluated there.
@@ -8,15 +8,16 @@ import inspect
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 import torch
 
-from ortholand.solve.methods import Method
-from ortholand.solve.points import Point, Terrain, feasible, norm
+from ortholand.solve.arrays import norm, precision
+from ortholand.solve.manifold_cost import ManifoldCost, Point
+from ortholand.solve.method import Method
+from ortholand.solve.targets import Limits, Targets
 
 
 class Status(IntEnum):
@@ -30,63 +31,85 @@ class Status(IntEnum):
     MAXTIME = 5
 
 
-@dataclass(frozen=True)
-class Limits:
-    """When to stop."""
-
-    gtol: float | None
-    atol: float
-    maxiter: float
-    maxtime: float
+LOOKS = (10, 30, 100)  # iterations in vain after which it may be for want of digits
+RECORDED = ("fun", "grad_norm", "distance", "nfev", "njev", "nhev", "time")
 
 
-@dataclass
 class Run:
     """A run of a method: where it is, how it went, why it ended."""
 
-    terrain: Terrain
-    method: Method
-    limits: Limits
-    report: Callable[["Run"], bool]
-    nit: int = 0
-    history: dict[str, list[float]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        cost: ManifoldCost,
+        method: Method,
+        limits: Limits,
+        report: Callable[["Run"], bool] | None,
+    ) -> None:
+        self.cost, self.method, self.limits, self.report = cost, method, limits, report
+        self.nit = 0
+        self.rows: list[tuple[float, ...]] = []
         self.began = time.perf_counter()
 
     def from_point(self, point: Point) -> Status:
         """Follow the method until there is a reason to stop."""
         self.point = self.best = self.first = point
         self.flattest, self.in_vain = point.gradient_norm, 0
+        self.targets = Targets(self.limits, point, self.cost.objective.scale)
+        self.targets.deadline = self.began + self.limits.maxtime
         if not point.finite:
             self._record()
             return Status.NON_FINITE
-        atol = self.limits.atol / self.terrain.objective.scale
-        gtol = self.limits.gtol
-        if gtol is None:
-            gtol = torch.finfo(point.X.dtype).eps ** 0.5
-        self.terrain.goal = max(gtol * point.gradient_norm, atol)
-        self.terrain.magnitude = max(abs(point.value), norm(point.euclidean) * norm(point.X))
-        self.method.start(self.terrain, point)
+        self.cost.geometry.check_first(point.X, point.euclidean)
+        if self.targets.may_be_stationary(point):
+            self.targets.saw(self._curvature(point), point)
+            self.cost.saw_non_finite = False
+        self.method.start(self.cost, point, self.targets)
         while True:
             self._record()
             status = self._reason_to_stop()
+            if status is None and not self._advance():
+                status = Status.NON_FINITE if self.cost.saw_non_finite else Status.STALLED
+            if status is Status.STALLED and self._is_rounding_of_x():
+                return Status.CONVERGED
             if status is not None:
                 return status
-            if not self._advance():
-                return Status.NON_FINITE if self.terrain.saw_non_finite else Status.STALLED
+
+    def _curvature(self, point: Point) -> float:
+        """By two power iterations from the gradient, to tell whether that is small."""
+        length = precision(point.X) ** (1 / 3) * self.targets.length
+        direction, curvature = point.gradient, 0.0
+        for _ in range(2):
+            size = norm(direction)
+            if not 0 < size < math.inf:
+                break
+            direction = self.cost.gradient_change(point, direction, length / size)
+            curvature = max(curvature, norm(direction) / length)
+        return curvature
+
+    def _is_rounding_of_x(self) -> bool:
+        """Whether nothing lower can be found because X has no more digits."""
+        point = self.point if self.point.measured else self.cost.settled(self.point)
+        if not (point.finite and point.gradient_norm > 0):
+            return False
+        if not self.targets.is_rounding_of_x(point, self._curvature(point)):
+            return False
+        self.point = point
+        return point.distance <= self.cost.geometry.feasible(point.X)
 
     def _reason_to_stop(self) -> Status | None:
-        stopped = self.nit > 0 and self.report(self)
-        if self.is_stationary(self.point) and self._settled():
+        point, targets = self.point, self.targets
+        stopped = self.nit > 0 and self.report is not None and self.report(self)
+        if targets.is_stationary(point, self.nit == 0) and self._settled():
             return Status.CONVERGED
         if stopped:
             return Status.CALLBACK
-        if self.in_vain > self.method.patience or self.is_rounding(self.point):
+        if self.in_vain > self.method.patience or targets.is_rounding(point):
             return Status.STALLED
+        if self.in_vain in LOOKS and self._is_rounding_of_x():
+            return Status.CONVERGED
         if self.nit >= self.limits.maxiter:
             return Status.MAXITER
-        if time.perf_counter() - self.began > self.limits.maxtime:
+        if time.perf_counter() > targets.deadline:
             return Status.MAXTIME
         return None
 
@@ -95,9 +118,9 @@ class Run:
         after = self.method.advance(self.point)
         if after is None:
             forgot = self.method.restart()
-            if not forgot and self.point.distance <= feasible(self.point.X):
+            if not forgot and self.point.distance <= self.cost.geometry.feasible(self.point.X):
                 return False
-            settled = self.terrain.at(self.terrain.settle(self.point.X))
+            settled = self.cost.settled(self.point)
             if not settled.finite:
                 return False
             self.point = settled
@@ -106,7 +129,7 @@ class Run:
             return False
         self.nit += 1
         self.point = after
-        self.terrain.saw_non_finite = False
+        self.cost.saw_non_finite = False
         self._look_for_progress(after)
         return True
 
@@ -118,52 +141,50 @@ class Run:
         self.flattest = min(self.flattest, point.gradient_norm)
         self.in_vain = 0 if lower or flatter else self.in_vain + 1
 
-    def is_stationary(self, point: Point) -> bool:
-        """Whether the gradient has fallen enough, or is rounding beside the Euclidean one."""
-        if point.gradient_norm <= self.terrain.goal:
-            return True
-        # A Euclidean gradient that is almost all normal could hide much in its rounding.
-        little = torch.finfo(point.X.dtype).eps ** 0.5 * self.first.gradient_norm
-        return self.is_rounding(point) and (self.nit == 0 or point.gradient_norm <= little)
-
-    def is_rounding(self, point: Point) -> bool:
-        """Whether nothing is left of the gradient but rounding: there is nothing to gain."""
-        eps = torch.finfo(point.X.dtype).eps
-        return point.gradient_norm <= 8 * eps * norm(point.euclidean) < math.inf
-
     def _settled(self) -> bool:
         """Whether the point is stationary also where it lands; then it is moved there."""
-        if self.point.distance > feasible(self.point.X) / 2:
-            self.point = self.terrain.at(self.terrain.settle(self.point.X))
+        point = self.point
+        if not point.measured or point.distance > self.cost.geometry.feasible(point.X) / 2:
+            self.point = self.cost.settled(point)
         return self.succeeded(self.point)
 
     def succeeded(self, point: Point) -> bool:
         """On the manifold, stationary, finite: nothing less is success."""
-        on_manifold = point.distance <= feasible(point.X)
-        return point.finite and on_manifold and self.is_stationary(point)
+        on_manifold = point.distance <= self.cost.geometry.feasible(point.X)
+        return point.finite and on_manifold and self.targets.is_stationary(point, self.nit == 0)
 
     def _record(self) -> None:
-        objective, point = self.terrain.objective, self.point
-        now = {
-            "fun": point.value * objective.scale,
-            "grad_norm": point.gradient_norm * objective.scale,
-            "distance": point.distance,
-            "nfev": objective.nfev,
-            "njev": objective.njev,
-            "nhev": objective.nhev,
-            "time": time.perf_counter() - self.began,
-        }
-        for name, value in now.items():
-            self.history.setdefault(name, []).append(value)
+        objective, point, unit = self.cost.objective, self.point, self.cost.objective.scale
+        self.rows.append(
+            (
+                point.value * unit,
+                point.gradient_norm * unit,
+                point.distance,
+                objective.nfev,
+                objective.njev,
+                objective.nhev,
+                time.perf_counter() - self.began,
+            )
+        )
+
+    @property
+    def history(self) -> dict[str, np.ndarray]:
+        """One entry per iteration, as arrays, which SciPy prints in brief."""
+        columns = zip(*self.rows, strict=True)
+        return {name: np.array(c) for name, c in zip(RECORDED, columns, strict=True)}
 
 
-def reporter(callback: Callable[..., Any] | None, intermediate: Callable[[Run], Any]) -> Callable:
+def reporter(
+    callback: Callable[..., Any] | None, intermediate: Callable[[Run], Any], display: bool = False
+) -> Callable[[Run], bool] | None:
     """Call the user's callback as SciPy does: stop if it returns True or raises StopIteration."""
     if callback is None:
-        return lambda _: False
+        return _display if display else None
     by_name = _wants_result(callback)
 
     def report(run: Run) -> bool:
+        if display:
+            _display(run)
         result = intermediate(run)
         try:
             answer = callback(intermediate_result=result) if by_name else callback(result.x)
@@ -172,6 +193,17 @@ def reporter(callback: Callable[..., Any] | None, intermediate: Callable[[Run], 
         return _is_true(answer)
 
     return report
+
+
+def _display(run: Run) -> bool:
+    """A line for the first iterations, then twice as many for each."""
+    if run.nit & (run.nit - 1) == 0:
+        fun, size, distance, *_, seconds = run.rows[-1]
+        print(  # asked for by disp
+            f"{run.nit:7d}  f = {fun:.10g}  gradient {size:.2e}  distance {distance:.0e}  "
+            f"{seconds:.2f} s"
+        )
+    return False
 
 
 def _is_true(answer: Any) -> bool:

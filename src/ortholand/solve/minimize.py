@@ -3,19 +3,29 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from ortholand.geometry.manifold import distance
+from ortholand.solve.automatic import Automatic
 from ortholand.solve.bb import BarzilaiBorwein
 from ortholand.solve.cg import ConjugateGradient, GradientDescent
 from ortholand.solve.landing import Landing
 from ortholand.solve.lbfgs import LBFGS
 from ortholand.solve.loop import Run, reporter
+from ortholand.solve.manifold_cost import ManifoldCost, with_retraction
 from ortholand.solve.newton import Newton
-from ortholand.solve.objective import Array, Door, Objective
-from ortholand.solve.options import check_callback, check_method, limits_from, method_options
-from ortholand.solve.points import Move, Terrain, land, retraction
-from ortholand.solve.result import intermediate_result, last_word, result_of
+from ortholand.solve.objective import Objective
+from ortholand.solve.options import (
+    check_callback,
+    check_lam,
+    check_method,
+    check_options,
+    display_from,
+    limits_from,
+    one_of_two,
+)
+from ortholand.solve.result import best_on_manifold, intermediate_result, result_of
+from ortholand.solve.variables import Variables
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
@@ -30,52 +40,63 @@ METHODS: dict[str, Callable[..., Any]] = {
     "retraction-gd": GradientDescent,
     "retraction-cg": ConjugateGradient,
 }
-FARTHEST_START = 0.5  # the ball of the paper; Newton-Schulz steps lead back from there
 
 
 def minimize(
     fun: Callable[..., Any],
-    x0: Array,
-    *,
-    jac: Callable[..., Any] | bool | None = None,
-    hessp: Callable[..., Any] | None = None,
+    x0: Any,
     args: Any = (),
-    method: str = "lbfgs",
+    method: str | None = None,
+    jac: Callable[..., Any] | bool | None = None,
+    *,
+    hessp: Callable[..., Any] | None = None,
+    manifold: Any = None,
     lam: float | None = None,
     gtol: float | None = None,
+    tol: float | None = None,
     maxiter: int | None = None,
     callback: Callable[..., Any] | None = None,
+    disp: bool | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> "OptimizeResult":
     """Minimise a function of a matrix with orthonormal columns (rows, if it is wide).
 
     Args:
         fun: the cost, ``fun(X, *args)``; a real number.
-        x0: where to start: one matrix with orthonormal columns, NumPy or torch, real or complex.
-            What it is, X is in all calls, and in the result. Off the manifold by at most 1/2 in
-            ``||X^H X - I||`` it is landed first.
+        x0: where to start: a matrix with orthonormal columns, or a stack ``(..., n, p)`` of them;
+            or a dict, list or tuple of blocks, each on a manifold of its own. NumPy or torch, real
+            or complex. What it is, X is in all calls, and in the result. Off the manifold by at
+            most 1/2 in ``||X^H X - I||`` it is landed first.
+        args: tuple of further arguments of the functions.
+        method: ``"lbfgs"``, ``"bb"``, ``"cg"``, ``"newton"``, ``"landing"`` (the paper's), and to
+            compare with, ``"retraction-gd"`` and ``"retraction-cg"``. None: chosen, see the
+            result's ``method``.
         jac: Euclidean gradient ``jac(X, *args)``, or True if fun returns (cost, gradient). With a
             tensor x0 it may be left out: autograd computes it. Complex X: ``df = Re <jac, dX>``.
         hessp: Euclidean Hessian times a matrix, ``hessp(X, V, *args)``, for ``"newton"``; without
             it, autograd, or differences of gradients if there is a jac.
-        args: tuple of further arguments of the functions.
-        method: ``"lbfgs"``, ``"bb"``, ``"cg"``, ``"newton"``, ``"landing"`` (the paper's), and to
-            compare with, ``"retraction-gd"`` and ``"retraction-cg"``.
+        manifold: ``ol.Stiefel()``, ``ol.Grassmann()``, ``ol.Rotations()``, ``ol.Sphere()`` or
+            ``ol.Euclidean()``; for several blocks one for all, or the structure of x0 with one in
+            each place. None: Stiefel for matrices, Euclidean for vectors and numbers in a product.
         lam: attraction to the manifold: weight of N in the merit function, for ``"landing"`` in
             the field. None: chosen by the method.
-        gtol: the Riemannian gradient's norm must fall to this fraction of its first value; None:
-            the square root of the precision, 1.5e-8 in float64.
+        gtol: the Riemannian gradient's norm must fall to this fraction of its usual size, see
+            docs/minimize.md; None: the square root of the precision, 1.5e-8 in float64.
+        tol: SciPy's name for gtol.
         maxiter: number of iterations at most; None: 10,000 (1,000 for ``"newton"``).
         callback: called after each iteration, as in SciPy: ``callback(intermediate_result=...)``
             if that is its argument's name, else ``callback(X)``. It stops the run by returning
             True or raising StopIteration.
-        options: ``atol`` (a norm of the gradient that is small enough), ``maxtime`` (seconds); the
-            method's own: ``memory`` (lbfgs), ``preconditioner`` (cg, newton), ``inner_maxiter``
-            (newton), ``step, momentum, eps, safe_step`` (landing), ``retraction`` (retraction-*).
+        disp: True prints how it goes.
+        options: ``gtol``, ``maxiter``, ``disp``; ``atol`` (a norm of the gradient that is small
+            enough), ``maxtime`` (seconds), ``noise`` (differences of f up to here mean nothing);
+            the method's own: ``memory`` (lbfgs), ``preconditioner`` (cg, newton),
+            ``inner_maxiter`` (newton), ``step, momentum, eps, safe_step`` (landing),
+            ``retraction`` (retraction-*).
 
     Returns:
         SciPy's ``OptimizeResult``: ``x, fun, jac, grad_norm, distance, nit, nfev, njev, nhev,
-        success, status, message, history``. x has orthonormal columns to rounding whatever
+        success, status, method, message, history``. x has orthonormal columns to rounding whatever
         happened; success means that it is stationary, too. Numerical failures are statuses, with
         the best point found.
 
@@ -86,43 +107,34 @@ def minimize(
     >>> result.success, round(result.fun, 6)
     (True, 1.0)
     """
-    check_method(method, METHODS)
+    if method is not None:
+        check_method(method, METHODS)
+    name = str(method)
+    constructor: Any = Automatic if method is None else METHODS[method]
     check_callback(callback)
-    limits, rest = limits_from(method, options, gtol, maxiter)
-    move, rest = _move(method, rest)
-    solver = METHODS[method](lam=lam, **method_options(method, METHODS[method], lam, rest))
-    door = Door(x0)
-    objective = Objective(fun, door, jac=jac, hessp=hessp, args=args)
-    check_start(door)
-    with torch.no_grad():
-        terrain = Terrain(objective, move)
-        X = door.start if method == "landing" else terrain.settle(door.start)
-        run = Run(terrain, solver, limits, reporter(callback, intermediate_result))
-        status = run.from_point(terrain.at(X))
-        return result_of(run, last_word(run, status), status)
-
-
-def _move(method: str, options: dict[str, Any]) -> tuple[Move, dict[str, Any]]:
-    if not method.startswith("retraction"):
-        return land, options
-    rest = {name: value for name, value in options.items() if name != "retraction"}
-    return retraction(options.get("retraction", "polar")), rest
-
-
-def check_start(door: Door) -> None:
-    """Raise unless x0 is finite and near the manifold."""
-    X = door.start
-    if not bool(X.isfinite().all()):
-        raise ValueError("x0 must be finite, but it has infinite or NaN entries.")
-    d = float(distance(X))
-    if d > FARTHEST_START:
-        side = "rows" if door.wide else "columns"
-        project = (
-            "U, _, Vh = numpy.linalg.svd(x0, full_matrices=False); x0 = U @ Vh"
-            if door.numpy
-            else "x0 = ortholand.geometry.polar_projection(x0)"
-        )
-        raise ValueError(
-            f"x0 must have orthonormal {side} up to ||X^H X - I|| <= {FARTHEST_START}, but it is "
-            f"{d:.2g} away. Take the nearest such matrix: {project}."
-        )
+    gtol = one_of_two("the tolerance", gtol, tol, ("gtol", "tol"))
+    limits, rest = limits_from(options, gtol, maxiter, 1_000 if method == "newton" else 10_000)
+    display = display_from(rest, disp)
+    by_retraction = name.startswith("retraction")
+    retraction = rest.pop("retraction", "polar") if by_retraction else None
+    check_lam(name, lam)
+    check_options(name, constructor, rest)
+    solver = constructor(lam=lam, **rest)
+    variables = Variables(x0, manifold)
+    objective = Objective(fun, variables, jac=jac, hessp=hessp, args=args)
+    geometry = variables.geometry
+    if by_retraction:
+        geometry = with_retraction(geometry, retraction)
+        solver.name = name
+    variables.check_start()
+    # NumPy's operations need no shield from autograd, and the user's functions may use it.
+    with torch.set_grad_enabled(variables.inside_numpy), np.errstate(all="ignore"):
+        cost = ManifoldCost(objective, geometry)
+        start = variables.start
+        start, D = (start, None) if method == "landing" else geometry.settle(start)
+        run = Run(cost, solver, limits, reporter(callback, intermediate_result, display))
+        status = run.from_point(cost.at(start, D, measured=True))
+        result = result_of(run, best_on_manifold(run, status), status)
+    if display:
+        print(result.message)
+    return result

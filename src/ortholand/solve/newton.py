@@ -5,18 +5,19 @@ by Newton-Schulz steps: tangent and normal errors both square, without any retra
 """
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-import torch
-from torch import Tensor
-
+from ortholand.solve.arrays import combine, inner, norm, precision
 from ortholand.solve.curvature import Curvatures
 from ortholand.solve.line_search import Merit, Search, Trial
-from ortholand.solve.points import Point, Terrain, inner, norm
+from ortholand.solve.manifold_cost import ManifoldCost, Point
+from ortholand.solve.options import Rule, is_count, is_function_or_none
 from ortholand.solve.preconditioning import Preconditioner, precondition
+from ortholand.solve.targets import Targets
 
 WORTH_A_PROBE = 8  # Hessian products in a step from which on one more is worth spending
 
@@ -24,32 +25,34 @@ WORTH_A_PROBE = 8  # Hessian products in a step from which on one more is worth 
 class Model:
     """The quadratic model of f around a point."""
 
-    def __init__(self, terrain: Terrain, point: Point) -> None:
-        self.terrain, self.point = terrain, point
-        self.euclidean_hessian = terrain.objective.hessian(point.X, point.euclidean)
+    def __init__(self, cost: ManifoldCost, point: Point) -> None:
+        self.cost, self.point, self.geometry = cost, point, cost.geometry
+        self.euclidean_hessian = cost.objective.hessian(point.X, point.euclidean)
         self.products = 0
+        self.sharpest = 0.0  # largest curvature met
 
-    def hessian(self, A: Tensor) -> Tensor:
+    def hessian(self, A: Any) -> Any:
         """Riemannian Hessian, in coordinates."""
         self.products += 1
-        frame = self.terrain.frame
-        W = self.euclidean_hessian(frame.ambient(self.point.X, A))
-        return frame.hessian(self.point, A, W)
+        X = self.point.X
+        W = self.euclidean_hessian(self.geometry.ambient(X, A))
+        return self.geometry.hessian(X, self.point.multiplier, A, W)
 
 
 @dataclass
 class Solution:
     """Where truncated CG ended."""
 
-    step: Tensor
+    step: Any
     slope: float  # of f along it
     curvature: float  # of the model along it
     at_boundary: bool
     length: float
+    residual: float  # of the linear system
 
     def decrease(self, t: float) -> float:
         """What the model promises for the step times t."""
-        return -t * self.slope - t**2 * self.curvature / 2
+        return -t * self.slope - t * t * self.curvature / 2
 
 
 class Newton:
@@ -59,7 +62,15 @@ class Newton:
     that the Hessian products it took are not lost, and the radius is set by what was found.
     """
 
-    patience: ClassVar[float] = 100
+    name = "newton"
+    patience: float = 100
+    rules: ClassVar[dict[str, Rule]] = {
+        "preconditioner": (
+            "a function (X, V) -> V, 'auto', or None",
+            lambda v: is_function_or_none(v) or (isinstance(v, str) and v == "auto"),
+        ),
+        "inner_maxiter": ("a whole number >= 1, or None", lambda v: v is None or is_count(v)),
+    }
 
     def __init__(
         self,
@@ -70,15 +81,16 @@ class Newton:
         self.merit, self.preconditioner = Merit(lam), preconditioner
         self.inner_maxiter = inner_maxiter
 
-    def start(self, terrain: Terrain, point: Point) -> None:
+    def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
         """The first radius: half a radian for every column."""
-        self.terrain = terrain
-        self.merit.start(terrain)
+        self.cost, self.targets = cost, targets
+        self.merit.start(cost)
         self.last_norm = point.gradient_norm
         self.forcing = 0.5
-        self.largest_radius = math.sqrt(point.X.shape[-1])
-        self.radius = self.largest_radius / 2
-        self.curvatures = Curvatures(point.X)
+        columns = math.sqrt(cost.columns(point))
+        self.largest_radius = columns if cost.geometry.bounded else math.inf
+        self.radius = columns / 2
+        self.curvatures = Curvatures(cost.geometry, point.X)
         self.effort = 0  # Hessian products in the last step
 
     def restart(self) -> bool:
@@ -91,7 +103,7 @@ class Newton:
         if not solution.slope < 0:
             return None  # nothing is left but rounding
         lam = self.merit.weight(point)
-        search = Search(self.terrain, point, solution.step, solution.slope, lam, 0.9)
+        search = Search(self.cost, self.targets, point, solution.step, solution.slope, lam, 0.9)
         trial = search.attempt(1.0)
         ratio = self._ratio(search, trial, solution)
         self._adapt(ratio, solution)
@@ -105,20 +117,27 @@ class Newton:
         return found.point
 
     def _minimise_model(self, point: Point) -> Solution:
-        model = Model(self.terrain, point)
+        model = Model(self.cost, point)
         inverse = self._inverse_hessian(model)
-        limit = self.inner_maxiter or 2 * point.X.numel()
-        solution = truncated_cg(model, inverse, self.radius, self._accuracy(point), limit)
+        probes = model.products
+        limit = self.inner_maxiter or 2 * math.prod(point.X.shape)
+        deadline = self.targets.deadline
+        accuracy = self._accuracy(point)
+        solution = truncated_cg(model, inverse, self.radius, accuracy, limit, deadline)
         self.effort = model.products
+        self.targets.saw(model.sharpest, point)
+        self.curvatures.judge(model.products - probes, point.gradient_norm, solution.residual)
         return solution
 
-    def _inverse_hessian(self, model: Model) -> Callable[[Tensor], Tensor]:
+    def _inverse_hessian(self, model: Model) -> Callable[[Any], Any] | None:
         """What CG is preconditioned with. Probes are taken where CG has become long."""
         if self.preconditioner == "auto":
             if self.effort >= WORTH_A_PROBE or self.curvatures.best is not None:
-                self.curvatures.learn(model.point.X, model.hessian)
-            return partial(self.curvatures.precondition, model.point.X)
-        return partial(precondition, self.preconditioner, self.terrain, model.point)
+                self.curvatures.learn(model.point, model.hessian)
+            return self.curvatures.preconditioner()
+        if self.preconditioner is None:
+            return None
+        return partial(precondition, self.preconditioner, self.cost, model.point)
 
     def _accuracy(self, point: Point) -> float:
         """Residual for CG: Eisenstat and Walker's second choice, which follows the last decrease.
@@ -126,21 +145,20 @@ class Newton:
         Quadratic convergence where Newton steps work, little effort where they do not yet; and no
         more than the run asks for or rounding allows, or the last system would be solved in vain.
         """
-        decrease = point.gradient_norm / self.last_norm
+        decrease = point.gradient_norm / self.last_norm if self.last_norm else 0.0
         self.last_norm = point.gradient_norm
         cautious = 0.9 * self.forcing**2 if self.forcing > 0.3 else 0.0
-        self.forcing = min(max(0.9 * decrease**2, cautious), 0.5)
-        rounding = 8 * torch.finfo(point.X.dtype).eps * norm(point.euclidean)
-        return max(self.forcing * point.gradient_norm, 0.3 * self.terrain.goal, rounding)
+        self.forcing = min(max(0.9 * decrease * decrease, cautious), 0.5)
+        rounding = 8 * self.targets.eps * point.euclidean_norm
+        return max(self.forcing * point.gradient_norm, 0.3 * self.targets.goal(point), rounding)
 
     def _ratio(self, search: Search, trial: Trial, solution: Solution) -> float:
         """Actual over predicted decrease; 1 where both are rounding."""
         after = trial.point
         if not after.finite:
             return -math.inf
-        size = max(abs(search.start.value), self.terrain.magnitude)
-        rounding = 1e3 * torch.finfo(after.X.dtype).eps * size
-        actual = search.start.merit(search.lam) - after.merit(search.lam)
+        rounding = self.targets.rounding(search.start.value, 1e3 * self.targets.eps)
+        actual = search.merit - after.merit(search.lam)
         return (actual + rounding) / (solution.decrease(trial.t) + rounding)
 
     def _adapt(self, ratio: float, solution: Solution) -> None:
@@ -152,45 +170,54 @@ class Newton:
 
 def truncated_cg(
     model: Model,
-    inverse: Callable[[Tensor], Tensor],
+    inverse: Callable[[Any], Any] | None,
     radius: float,
     accuracy: float,
     limit: int,
+    deadline: float = math.inf,
 ) -> Solution:
     """Steihaug's: CG on ``H A = -g`` until accurate enough, at the radius, or downwards forever."""
     # Tangent to rounding of its own, not only of the Euclidean gradient: CG would find the rest.
-    g = r = model.terrain.frame.tangent(model.point.X, model.point.gradient)
-    z = inverse(r)
-    d, A = -z, torch.zeros_like(r)
-    rz, AA, Ad, dd = inner(r, z), 0.0, 0.0, inner(z, z)
-    sharpest, rounding = 0.0, torch.finfo(r.dtype).eps ** (2 / 3)
+    g = r = model.geometry.tangent(model.point.X, model.point.gradient)
+    rr = inner(r, r)
+    z = r if inverse is None else inverse(r)
+    rz, dd = (rr, rr) if inverse is None else (inner(r, z), inner(z, z))
+    d, A = -z, 0 * z
+    AA, Ad, sharpest = 0.0, 0.0, 0.0
+    rounding = precision(g) ** (2 / 3)
     for _ in range(limit):
         Hd = model.hessian(d)
         curvature = inner(d, Hd)
         sharpest = max(sharpest, abs(curvature) / dd) if dd else 0.0
+        model.sharpest = sharpest
         if AA and abs(curvature) <= rounding * sharpest * dd:
             break  # f is constant in this direction; the sign is rounding
         alpha = rz / curvature if curvature > 0 else math.inf
         reach = _to_boundary(AA, Ad, dd, radius)
         if not alpha < reach:  # also if it is NaN
-            return _finish(g, A.add_(d, alpha=reach), r.add(Hd, alpha=reach), True)
-        A, r = A.add_(d, alpha=alpha), torch.add(r, Hd, alpha=alpha)
-        z = inverse(r)
-        rz, before = inner(r, z), rz
-        if (math.sqrt(rz) if z is r else norm(r)) <= accuracy:
+            return _finish(g, combine(A, reach, d), combine(r, reach, Hd), True)
+        A, r = combine(A, alpha, d), combine(r, alpha, Hd)
+        rr = inner(r, r)
+        if math.sqrt(rr) <= accuracy or time.perf_counter() > deadline:
             break
-        d = d.mul(rz / before).sub_(z)  # a new one: the user's hessp may have kept the last
+        z = r if inverse is None else inverse(r)
+        rz, before = (rr if inverse is None else inner(r, z)), rz
+        beta = rz / before
+        d = combine(-z, beta, d)  # a new one: the user's hessp may have kept the last
         AA += alpha * (2 * Ad + alpha * dd)
         Ad, dd = inner(A, d), inner(d, d)
     return _finish(g, A, r, False)
 
 
-def _finish(g: Tensor, A: Tensor, r: Tensor, at_boundary: bool) -> Solution:
+def _finish(g: Any, A: Any, r: Any, at_boundary: bool) -> Solution:
     """The residual ``r = g + H A`` tells the model's curvature along A."""
-    return Solution(A, inner(g, A), inner(A, r - g), at_boundary, norm(A))
+    slope = inner(g, A)
+    return Solution(A, slope, inner(A, r) - slope, at_boundary, norm(A), norm(r))
 
 
 def _to_boundary(AA: float, Ad: float, dd: float, radius: float) -> float:
     """The positive t with ``||A + t d|| = radius``, from the inner products."""
-    gap = max(radius**2 - AA, 0.0)
-    return gap / (Ad + math.sqrt(Ad**2 + dd * gap)) if dd else math.inf
+    if radius == math.inf or not dd:
+        return math.inf
+    gap = max(radius * radius - AA, 0.0)
+    return gap / (Ad + math.sqrt(Ad * Ad + dd * gap))

@@ -1,15 +1,14 @@
-"""What may be asked of ``minimize``: checked before anything runs."""
+"""What may be asked of a solver: checked before anything runs. Methods have rules of their own."""
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from inspect import signature
 from numbers import Integral, Real
 from typing import Any
 
-from ortholand.safe_step import RULES as SAFE_STEP_RULES
-from ortholand.solve.loop import Limits
+from ortholand.solve.targets import Limits
 
-LOOP_OPTIONS = ("atol", "maxtime")
+LOOP_OPTIONS = ("gtol", "maxiter", "atol", "maxtime", "noise", "disp")
+Rule = tuple[str, Callable[[Any], bool]]  # what a value must be, in words and as a test
 
 
 def check_method(method: Any, known: Collection[str]) -> None:
@@ -24,49 +23,64 @@ def check_callback(callback: Any) -> None:
         raise TypeError(f"callback must be a function or None, got {callback!r}.")
 
 
+def one_of_two(name: str, first: Any, second: Any, places: tuple[str, str]) -> Any:
+    """What is given in one of two places."""
+    if first is not None and second is not None and first is not second:
+        raise ValueError(f"Give {name} once, got {places[0]}={first!r} and {places[1]}={second!r}.")
+    return second if first is None else first
+
+
 def limits_from(
-    method: str, options: Any, gtol: float | None, maxiter: float | None
+    options: Any, gtol: float | None, maxiter: float | None, default_maxiter: float
 ) -> tuple[Limits, dict[str, Any]]:
     """When to stop, and the options that are left for the method."""
     if options is not None and not isinstance(options, Mapping):
         raise TypeError(f"options must be a dict, as {{'maxtime': 60}}, got {options!r}.")
     rest = dict(options or {})
-    atol, maxtime = rest.pop("atol", 0.0), rest.pop("maxtime", math.inf)
-    maxiter = (1_000 if method == "newton" else 10_000) if maxiter is None else maxiter
+    gtol = one_of_two("gtol", gtol, rest.pop("gtol", None), ("gtol", "options['gtol']"))
+    given = rest.pop("maxiter", None)
+    maxiter = one_of_two("maxiter", maxiter, given, ("maxiter", "options['maxiter']"))
+    maxiter = default_maxiter if maxiter is None else maxiter
     if gtol is not None and not (is_number(gtol) and 0 <= gtol < 1):
         raise ValueError(
-            "gtol must be in [0, 1), as a fraction of the first gradient's norm, or None, got "
+            "gtol must be in [0, 1), as a fraction of the gradient's usual norm, or None, got "
             f"{gtol!r}. For an absolute tolerance use options={{'atol': ...}}."
         )
-    for name, value in [("options['atol']", atol), ("options['maxtime']", maxtime)]:
+    found = [rest.pop(n, d) for n, d in (("atol", 0.0), ("maxtime", math.inf), ("noise", 0.0))]
+    for name, value in zip(("atol", "maxtime", "noise"), found, strict=True):
         if not is_number(value) or not value >= 0:
-            raise ValueError(f"{name} must be a number >= 0, got {value!r}.")
+            raise ValueError(f"options[{name!r}] must be a number >= 0, got {value!r}.")
     if not (maxiter == math.inf or (is_whole(maxiter) and maxiter >= 0)):
         raise ValueError(f"maxiter must be a whole number >= 0, or None, got {maxiter!r}.")
-    return Limits(gtol, atol, maxiter, maxtime), rest
+    atol, maxtime, noise = found
+    return Limits(gtol, atol, maxiter, maxtime, noise), rest
 
 
-def method_options(
-    method: str, constructor: Callable[..., Any], lam: Any, options: dict[str, Any]
-) -> dict[str, Any]:
-    """The method's own options, each of which must be one and make sense."""
-    _check_lam(method, lam)
-    known = [name for name in signature(constructor).parameters if name != "lam"]
+def display_from(options: dict[str, Any], disp: Any) -> bool:
+    """Whether progress is to be shown; SciPy has numbers for it, too."""
+    disp = one_of_two("disp", disp, options.pop("disp", None), ("disp", "options['disp']"))
+    if not (disp is None or isinstance(disp, bool) or is_whole(disp)):
+        raise ValueError(f"disp must be True or False, got {disp!r}.")
+    return bool(disp)
+
+
+def check_options(
+    method: str, constructor: Any, options: Mapping[str, Any], more: Mapping[str, Rule] = {}
+) -> None:
+    """Raise unless each option is the method's own, and makes sense."""
+    rules = {**constructor.rules, **more}
     for name, value in options.items():
-        if name not in known:
-            known += ["retraction"] if method.startswith("retraction") else []
+        if name not in rules:
             raise ValueError(
-                f"method={method!r} has the options {(*LOOP_OPTIONS, *known)}, got {name!r}."
+                f"method={method!r} has the options {(*LOOP_OPTIONS, *rules)}, got {name!r}."
             )
-        rule, holds = RULES[name]
+        rule, holds = rules[name]
         if not holds(value):
             raise ValueError(f"options[{name!r}] must be {rule}, got {value!r}.")
-    if method != "newton" and isinstance(options.get("preconditioner"), str):
-        raise ValueError("preconditioner='auto' is for method='newton'; pass a function, or None.")
-    return options
 
 
-def _check_lam(method: str, lam: Any) -> None:
+def check_lam(method: str, lam: Any) -> None:
+    """Raise unless it is a weight."""
     if lam is None:
         return
     if not is_number(lam) or not 0 <= lam < math.inf:
@@ -90,19 +104,6 @@ def is_count(value: Any) -> bool:
     return is_whole(value) and value >= 1
 
 
-# What a value must be, in words and as a test.
-RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "memory": ("a whole number >= 1", is_count),
-    "inner_maxiter": ("a whole number >= 1, or None", lambda v: v is None or is_count(v)),
-    "preconditioner": (
-        "a function (X, V) -> V, or None; for 'newton' also 'auto'",
-        lambda v: v is None or callable(v) or (isinstance(v, str) and v == "auto"),
-    ),
-    "momentum": ("a number in [0, 1)", lambda v: is_number(v) and 0 <= v < 1),
-    "step": (
-        "a number > 0, a function k -> eta_k, or None",
-        lambda v: v is None or callable(v) or (is_number(v) and 0 < v < math.inf),
-    ),
-    "eps": ("a number in (0, 1)", lambda v: is_number(v) and 0 < v < 1),
-    "safe_step": (f"one of {tuple(SAFE_STEP_RULES)}", lambda v: v in tuple(SAFE_STEP_RULES)),
-}
+def is_function_or_none(value: Any) -> bool:
+    """A function, or nothing."""
+    return value is None or callable(value)

@@ -3,23 +3,22 @@
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
-
-from ortholand.solve.points import Point, Terrain, inner, norm
+from ortholand.solve.arrays import inner, norm
+from ortholand.solve.manifold_cost import ManifoldCost, Point
 
 Preconditioner = Callable[[Any, Any], Any]
 
 
 def precondition(
-    preconditioner: Preconditioner | None, terrain: Terrain, point: Point, gradient: Tensor
-) -> Tensor:
-    """Apply it to coordinates of a tangent vector: out of the door and in again."""
+    preconditioner: Preconditioner | None, cost: ManifoldCost, point: Point, gradient: Any
+) -> Any:
+    """Apply it to coordinates of a tangent vector: outward and in again."""
     if preconditioner is None:
         return gradient
-    door, frame = terrain.objective.door, terrain.frame
-    V = frame.ambient(point.X, gradient)
-    W = preconditioner(door.outward(point.X), door.outward(V))
-    scaled = frame.coordinates(point.X, door.inward(W, "preconditioner"))
+    variables, geometry = cost.objective.variables, cost.geometry
+    V = geometry.ambient(point.X, gradient)
+    W = preconditioner(variables.outward(point.X), variables.outward(V))
+    scaled = geometry.coordinates(point.X, variables.inward(W, "preconditioner"))
     cosine = inner(gradient, scaled)
     if not (cosine > 0 or norm(gradient) == 0):
         raise ValueError(

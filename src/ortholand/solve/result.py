@@ -1,21 +1,18 @@
 """What the user gets: the best point, on the manifold, and what happened, in words."""
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import copy
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
+from ortholand.solve.arrays import copy_of
 from ortholand.solve.loop import Run, Status
-from ortholand.solve.objective import Array
-from ortholand.solve.points import Point, norm
+from ortholand.solve.manifold_cost import Point
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
 
 
-def last_word(run: Run, status: Status) -> Point:
-    """The best point, on the manifold, with everything evaluated there."""
+def best_on_manifold(run: Run, status: Status) -> Point:
+    """The best point of a run, on the manifold, with everything evaluated there."""
     if status is Status.CONVERGED:
         return run.point
     if not run.first.finite:
@@ -26,7 +23,7 @@ def last_word(run: Run, status: Status) -> Point:
     last = _settled(run, run.point)
     if not last.finite:
         return best
-    rounding = 1e3 * torch.finfo(last.X.dtype).eps * abs(best.value)
+    rounding = 1e3 * run.targets.eps * abs(best.value)
     if last.value < best.value - rounding:
         return last
     # As low as each other: the flatter one.
@@ -35,28 +32,32 @@ def last_word(run: Run, status: Status) -> Point:
 
 
 def _settled(run: Run, point: Point) -> Point:
-    after = run.terrain.at(run.terrain.settle(point.X))
+    if point.measured and point.distance <= run.cost.geometry.feasible(point.X):
+        return point
+    after = run.cost.settled(point)
     # If fun has broken down since, what it said before counts.
     return after if after.finite else _landed(run, point)
 
 
 def _landed(run: Run, point: Point) -> Point:
     """The point moved to the manifold, without asking fun again."""
-    X = run.terrain.settle(point.X)
-    return replace(point, X=X, distance=norm(run.terrain.frame.residual(X)))
+    landed = copy.copy(point)
+    landed.X, landed.D = run.cost.geometry.settle(point.X)
+    landed.distance = run.cost.geometry.size(landed.D)
+    return landed
 
 
 def result_of(run: Run, point: Point, status: Status) -> "OptimizeResult":
     """All fields of the result."""
     from scipy.optimize import OptimizeResult  # here: importing ortholand must stay cheap
 
-    objective, door = run.terrain.objective, run.terrain.objective.door
+    objective = run.cost.objective
     if status is Status.STALLED and run.succeeded(point):
         status = Status.CONVERGED
     return OptimizeResult(
-        x=_owned(door.outward(point.X)),
+        x=_owned(run, point.X),
         fun=point.value * objective.scale,
-        jac=_owned(door.outward(point.euclidean * objective.scale)),
+        jac=_owned(run, point.euclidean * objective.scale),
         grad_norm=point.gradient_norm * objective.scale,
         distance=point.distance,
         nit=run.nit,
@@ -65,9 +66,9 @@ def result_of(run: Run, point: Point, status: Status) -> "OptimizeResult":
         nhev=objective.nhev,
         success=status is Status.CONVERGED,
         status=int(status),
+        method=run.method.name,
         message=_message(run, point, status),
-        # As arrays, which SciPy prints in brief.
-        history={name: np.array(values) for name, values in run.history.items()},
+        history=run.history,
     )
 
 
@@ -75,26 +76,28 @@ def intermediate_result(run: Run) -> "OptimizeResult":
     """What a callback sees."""
     from scipy.optimize import OptimizeResult
 
-    point, objective = run.point, run.terrain.objective
+    point, objective = run.point, run.cost.objective
     return OptimizeResult(
-        x=objective.door.outward(point.X.clone()),  # theirs: they may write to it
+        x=_owned(run, point.X),  # theirs: they may write to it
         fun=point.value * objective.scale,
         grad_norm=point.gradient_norm * objective.scale,
         distance=point.distance,
         nit=run.nit,
+        method=run.method.name,
     )
 
 
-def _owned(array: Array) -> Array:
-    """A matrix of the user's own, to write to."""
-    return array.clone() if isinstance(array, torch.Tensor) else array.copy()
+def _owned(run: Run, X: Any) -> Any:
+    """The user's own arrays, to write to."""
+    variables = run.cost.objective.variables
+    return variables.rebuild([copy_of(x) for x in variables.outward_blocks(X)])
 
 
 def _message(run: Run, point: Point, status: Status) -> str:
-    unit = run.terrain.objective.scale
+    unit = run.cost.objective.scale
     reached = (
         f"the Riemannian gradient's norm is {point.gradient_norm * unit:.1e}, "
-        f"asked for {run.terrain.goal * unit:.1e}"
+        f"asked for {run.targets.goal(point) * unit:.1e}"
     )
     return {
         Status.CONVERGED: f"Converged: {reached}{_why(run, point)}.",
@@ -113,11 +116,11 @@ def _message(run: Run, point: Point, status: Status) -> str:
 
 def _why(run: Run, point: Point) -> str:
     """What to add where it is not the tolerance that was met, or nothing had to be done."""
-    if run.is_rounding(point) and point.gradient_norm > run.terrain.goal:
+    targets = run.targets
+    text = ""
+    if targets.is_rounding(point) and point.gradient_norm > targets.goal(point):
         text = ", and what is left is rounding beside the norm of jac"
-    elif run.nit == 0 and point.gradient_norm == 0:
-        text = ""
-    else:
+    elif run.nit or point.gradient_norm > targets.gtol * point.euclidean_norm:
         return ""
     moved = "" if run.nit else "; x0 was stationary already: move it to leave a saddle point"
     return text + moved

@@ -22,7 +22,7 @@ SOLVERS = Study(
     settings={
         "smoke": SolverSettings(
             problems=("procrustes-planted",),
-            solvers=("ortholand-newton-numpy", "ortholand-bb-torch", "pymanopt-sd", "pymanopt-tr"),
+            solvers=("ortholand-default-numpy", "ortholand-bb-torch", "pymanopt-sd", "pymanopt-tr"),
             seeds=1,
             gtols=(1e-6,),
             maxtime=5.0,
@@ -31,11 +31,14 @@ SOLVERS = Study(
         "quick": SolverSettings(
             problems=tuple(PROBLEMS)[:-2],  # all but the large ones
             solvers=(
+                "ortholand-default-numpy",
                 "ortholand-newton-numpy",
                 "ortholand-lbfgs-numpy",
                 "ortholand-bb-numpy",
                 "pymanopt-cg",
                 "pymanopt-tr",
+                "pymanopt-cg-grassmann",
+                "pymanopt-tr-grassmann",
                 "smopt-slpg",
                 "cdopt-lbfgs",
             ),

@@ -10,6 +10,7 @@ from ortholand.lab.study.records import Records
 from ortholand.lab.study.spec import Claim, Finding, Verdict
 
 NEWTON = "ortholand-newton-numpy"
+DEFAULT = "ortholand-default-numpy"
 
 
 def best_is_fastest(problem: str, records: Records) -> Finding:
@@ -24,6 +25,25 @@ def best_is_fastest(problem: str, records: Records) -> Finding:
             f"{gtol:.0e}: {f'{ours / peer:.2f}' if peer < math.inf else 'none gets there'}"
         )
         verdicts.append(Verdict.of(ours < peer))
+    return Finding("; ".join(words), Verdict.worst(verdicts))
+
+
+def default_is_fast(records: Records) -> Finding:
+    """The default's time over that of the best peer: on each problem, and the geometric mean."""
+    words, verdicts = [], []
+    for gtol in (1e-6, 1e-10):
+        ratios = []
+        for name in PROBLEMS:
+            times = median_times(runs_of(records[name], gtol))
+            if DEFAULT not in times or all(PARTICIPANTS[other].ours for other in times):
+                return Finding("the default or its peers were not run", Verdict.OPEN)
+            ours, peer = times[DEFAULT], best(times, ours=False)
+            if ours < math.inf and peer == math.inf:
+                continue  # alone: there is no ratio
+            ratios.append(ours / peer if peer < math.inf else math.inf)
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 0.0
+        words.append(f"{gtol:.0e}: mean {mean:.2f}, largest {max(ratios, default=0.0):.2f}")
+        verdicts.append(Verdict.of(mean <= 0.8 and max(ratios, default=0.0) <= 1.1))
     return Finding("; ".join(words), Verdict.worst(verdicts))
 
 
@@ -51,6 +71,10 @@ CLAIMS = (
     *(
         _claim(f"{title}: our best method is the fastest.", check=partial(best_is_fastest, name))
         for name, (title, _) in PROBLEMS.items()
+    ),
+    _claim(
+        "The default takes at most 1.1 of the best peer's time everywhere, 0.8 in the mean.",
+        check=default_is_fast,
     ),
     _claim('"newton" reaches 1e-10 on every problem.', check=newton_gets_there),
     _claim(

@@ -20,7 +20,7 @@ from torch.nn.utils import parametrizations
 
 import ortholand
 from ortholand.lab.benchmarks.solvers.oracle import Oracle
-from ortholand.lab.benchmarks.solvers.problems import Matrix
+from ortholand.lab.benchmarks.solvers.problems import Case, Matrix
 
 FOREVER = 10**9  # iterations
 
@@ -37,23 +37,31 @@ class Attempt:
     processor_seconds: float = math.nan
 
 
+Runner = Callable[[Oracle, float], Attempt]
+
+
 @dataclass(frozen=True)
 class Solver:
     """One row of the tables."""
 
     label: str
-    run: Callable[[Oracle, float], Attempt]
+    run: Runner
     ours: bool = False
     stops: bool = True  # whether its own rule is that of the benchmark
+    of_span: bool = False  # whether it is for costs of the span alone
+    stacks: bool = False  # whether it can have a stack of matrices
+
+    def fits(self, case: Case) -> bool:
+        """Whether it can be run on the case."""
+        return (case.of_span or not self.of_span) and (self.stacks or case.X0.ndim == 2)
 
 
-def pymanopt_solver(optimizer: str) -> Callable[[Oracle, float], Attempt]:
-    """One of pymanopt's optimizers as it comes, on its Stiefel manifold."""
+def pymanopt_solver(optimizer: str, manifold_name: str = "Stiefel") -> Runner:
+    """One of pymanopt's optimizers as it comes, on its Stiefel or Grassmann manifold."""
 
     def run(oracle: Oracle, tolerance: float) -> Attempt:
         import pymanopt
-        from pymanopt import optimizers
-        from pymanopt.manifolds import Stiefel
+        from pymanopt import manifolds, optimizers
 
         def gradient(X: Matrix) -> Matrix:
             try:
@@ -61,7 +69,12 @@ def pymanopt_solver(optimizer: str) -> Callable[[Oracle, float], Attempt]:
             finally:  # methods of first order take one gradient in each iteration
                 oracle.iterations = 0 if optimizer == "TrustRegions" else oracle.gradients
 
-        manifold = Stiefel(*oracle.case.X0.shape)
+        shape = oracle.case.X0.shape
+        manifold = (
+            manifolds.SpecialOrthogonalGroup(shape[-1], k=shape[0])
+            if len(shape) == 3
+            else getattr(manifolds, manifold_name)(*shape)
+        )
         numpy_function = pymanopt.function.numpy(manifold)
         problem = pymanopt.Problem(
             manifold,
@@ -170,7 +183,7 @@ def torch_lbfgs(oracle: Oracle, tolerance: float) -> Attempt:  # noqa: ARG001
     return Attempt(module.weight.detach().numpy(), oracle.iterations)
 
 
-def our_solver(method: str, door: str) -> Callable[[Oracle, float], Attempt]:
+def our_solver(method: str | None, library: str) -> Runner:
     """``ortholand.minimize`` on NumPy functions and derivatives, or on torch with autograd."""
 
     def run(oracle: Oracle, tolerance: float) -> Attempt:
@@ -182,7 +195,7 @@ def our_solver(method: str, door: str) -> Callable[[Oracle, float], Attempt]:
             # A little early, so that it returns by itself, with a feasible point.
             options={"maxtime": 0.98 * (oracle.deadline - perf_counter())},
         )
-        if door == "numpy":
+        if library == "numpy":
             result = ortholand.minimize(
                 oracle.fun_and_grad, X0, jac=True, hessp=oracle.hessp, **options
             )
@@ -195,22 +208,39 @@ def our_solver(method: str, door: str) -> Callable[[Oracle, float], Attempt]:
 
 
 OUR_METHODS = ("lbfgs", "newton", "bb", "cg", "landing", "retraction-cg", "retraction-gd")
-DOORS = {"numpy": "NumPy, jac", "torch": "torch, autograd"}
+LIBRARIES = {"numpy": "NumPy, jac", "torch": "torch, autograd"}
 
 PARTICIPANTS: dict[str, Solver] = {
     **{
-        f"ortholand-{method}-{door}": Solver(
-            f'ortholand "{method}" ({how})', our_solver(method, door), ours=True
+        f"ortholand-default-{library}": Solver(
+            f"ortholand, default ({how})", our_solver(None, library), ours=True, stacks=True
+        )
+        for library, how in LIBRARIES.items()
+    },
+    **{
+        f"ortholand-{method}-{library}": Solver(
+            f'ortholand "{method}" ({how})', our_solver(method, library), ours=True, stacks=True
         )
         for method in OUR_METHODS
-        for door, how in DOORS.items()
+        for library, how in LIBRARIES.items()
     },
     # It returns the point after the one whose gradient it finds small enough.
     "pymanopt-sd": Solver(
         "pymanopt steepest descent", pymanopt_solver("SteepestDescent"), stops=False
     ),
-    "pymanopt-cg": Solver("pymanopt conjugate gradient", pymanopt_solver("ConjugateGradient")),
-    "pymanopt-tr": Solver("pymanopt trust regions", pymanopt_solver("TrustRegions")),
+    "pymanopt-cg": Solver(
+        "pymanopt conjugate gradient", pymanopt_solver("ConjugateGradient"), stacks=True
+    ),
+    "pymanopt-tr": Solver("pymanopt trust regions", pymanopt_solver("TrustRegions"), stacks=True),
+    **{
+        f"pymanopt-{short}-grassmann": Solver(
+            f"pymanopt {words}, Grassmann", pymanopt_solver(name, "Grassmann"), of_span=True
+        )
+        for short, words, name in [
+            ("cg", "conjugate gradient", "ConjugateGradient"),
+            ("tr", "trust regions", "TrustRegions"),
+        ]
+    },
     "smopt-slpg": Solver("smopt slpg", smopt_slpg),
     "cdopt-lbfgs": cdopt_solver("L-BFGS-B"),
     "cdopt-cg": cdopt_solver("CG"),

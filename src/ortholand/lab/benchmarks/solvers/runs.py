@@ -17,7 +17,14 @@ import torch
 from ortholand.geometry import distance
 from ortholand.lab.benchmarks.solvers.oracle import Oracle, Stop
 from ortholand.lab.benchmarks.solvers.peers import PARTICIPANTS, Attempt, Solver
-from ortholand.lab.benchmarks.solvers.problems import PROBLEMS, Case, Matrix, gaussian, nearest
+from ortholand.lab.benchmarks.solvers.problems import (
+    PROBLEMS,
+    Case,
+    Matrix,
+    decaying_pca,
+    gaussian,
+    nearest,
+)
 from ortholand.lab.study.records import Result
 from ortholand.lab.study.spec import Context, Unit
 from ortholand.lab.study.timing import Action, time_in_turn
@@ -147,7 +154,7 @@ class Trial:
             statistics.median(attempt.processor_seconds for attempt in self.attempts),
             *(first.iterations, *first.counts),
             reduction=case.riemannian_norm(projected) / case.start_norm,
-            orthogonality=float(distance(torch.tensor(first.X))),
+            orthogonality=float(distance(torch.tensor(first.X)).max()),
             value=case.cost(projected),
             start=case.cost(case.X0),
             optimum=case.optimum,
@@ -173,9 +180,10 @@ def run(task: SolverSettings, context: Context) -> Result:
 
 def available(names: Sequence[str]) -> list[str]:
     """The solvers that can be imported, warmed up on a tiny problem."""
-    tiny, found = gaussian(seed=0, p=5), []
+    found = []
     for name in names:
         solver = PARTICIPANTS[name]
+        tiny = decaying_pca(seed=0, n=6, p=2) if solver.of_span else gaussian(seed=0, p=5)
         try:
             Trial(solver, tiny, gtol=1e-3, maxtime=10).attempt(watched=not solver.stops)
             found.append(name)
@@ -195,7 +203,8 @@ class Contest:
 
     def take_turns(self, case: Case, seed: int, gtol: float) -> None:
         """All that have a chance, in a random order; then the short runs again, in turn."""
-        hopeful = [name for name in self.solvers if not self._is_hopeless(name, seed, gtol)]
+        able = [name for name in self.solvers if PARTICIPANTS[name].fits(case)]
+        hopeful = [name for name in able if not self._is_hopeless(name, seed, gtol)]
         self.context.tick(len(self.task.solvers) - len(hopeful))
         order = random.Random(f"{self.task.problems} {seed} {gtol}")
         trials: dict[str, Trial] = {}

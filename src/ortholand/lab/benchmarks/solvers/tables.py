@@ -14,7 +14,7 @@ from ortholand.lab.study.spec import TableSpec
 
 Runs = dict[str, list[SolverRun]]  # by solver
 HEAD = [
-    *("solver", "reached", "time, s", "processor, s", "to best peer"),
+    *("solver", "reached", "time, s", "processor, s", "to best peer", "µs each"),
     *("iterations", "costs", "gradients", "Hessians"),
     *("gradient by", "‖XᵀX − I‖", "excess cost"),
 ]
@@ -71,9 +71,16 @@ def table(problem: str, gtol: float, records: Records) -> list[list[str]]:
 
 def _times(time: float, best_peer: float, runs: Sequence[SolverRun]) -> list[str]:
     processor = f"{_middle(runs, 'processor_seconds'):.3g}"
+    each = f"{1e6 * statistics.median_low(map(per_evaluation, runs)):.0f}"
     if math.isinf(time):
-        return [f"not in {_middle(runs, 'seconds'):.3g}", processor, ""]
-    return [f"{time:.3g}", processor, f"{time / best_peer:.2f}" if best_peer < math.inf else ""]
+        return [f"not in {_middle(runs, 'seconds'):.3g}", processor, "", each]
+    ratio = f"{time / best_peer:.2f}" if best_peer < math.inf else ""
+    return [f"{time:.3g}", processor, ratio, each]
+
+
+def per_evaluation(run: SolverRun) -> float:
+    """Processor seconds for each gradient and Hessian product, the solver's own included."""
+    return run.processor_seconds / max(1.0, run.gradients + run.hessian_products)
 
 
 def _counts_and_errors(runs: Sequence[SolverRun], least: dict[float, float]) -> list[str]:

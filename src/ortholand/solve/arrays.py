@@ -1,0 +1,148 @@
+"""The few array operations of a solver, for NumPy's arrays and torch's tensors alike.
+
+What both libraries spell in the same way (``+``, ``@``, ``reshape``) is used as it is. Matrices are
+the last two dimensions; inner products and norms are of everything, and are Python's numbers.
+"""
+
+import math
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Array: TypeAlias = "np.ndarray | Tensor"
+
+
+def inner(A: Any, B: Any) -> float:
+    """``Re <A, B>``."""
+    if isinstance(A, np.ndarray):
+        return float(np.vdot(A, B).real)
+    return torch.dot(real_vector(A), real_vector(B)).item()
+
+
+def norm(A: Any) -> float:
+    """Frobenius norm of everything."""
+    return math.sqrt(inner(A, A))
+
+
+def largest_norm(A: Any) -> float:
+    """The largest Frobenius norm of the matrices of a stack."""
+    if A.ndim == 2:
+        return math.sqrt(inner(A, A))
+    if isinstance(A, np.ndarray):
+        return float(np.linalg.norm(A, axis=(-2, -1)).max())
+    return torch.linalg.matrix_norm(A).max().item()
+
+
+def real_vector(A: Any) -> Any:
+    """All numbers in a row; real and imaginary parts count as two."""
+    if isinstance(A, np.ndarray):
+        flat = A.reshape(-1)
+        return flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat
+    return torch.view_as_real(A.resolve_conj()).reshape(-1) if A.is_complex() else A.reshape(-1)
+
+
+def from_real_vector(flat: Any, like: Any) -> Any:
+    """The matrices whose numbers these are."""
+    if isinstance(flat, np.ndarray):
+        return flat.view(like.dtype).reshape(like.shape)
+    if like.is_complex():
+        return torch.view_as_complex(flat.reshape(*like.shape, 2))
+    return flat.reshape(like.shape)
+
+
+def adjoint(A: Any) -> Any:
+    """Conjugate transpose."""
+    if isinstance(A, np.ndarray):
+        transposed = A.T if A.ndim == 2 else A.swapaxes(-1, -2)
+        return transposed.conj() if A.dtype.kind == "c" else transposed
+    return A.mH
+
+
+def sym(A: Any) -> Any:
+    """Hermitian part."""
+    return (A + adjoint(A)) * 0.5
+
+
+def skew(A: Any) -> Any:
+    """Skew-Hermitian part."""
+    return (A - adjoint(A)) * 0.5
+
+
+def minus_product(C: Any, A: Any, B: Any) -> Any:
+    """``C - A B``."""
+    if isinstance(C, np.ndarray):
+        return C - A @ B
+    add = torch.addmm if C.ndim == 2 else torch.baddbmm
+    return add(C, A, B, alpha=-1)
+
+
+def combine(A: Any, t: float, B: Any) -> Any:
+    """``A + t B``."""
+    return A + t * B if isinstance(A, np.ndarray) else torch.add(A, B, alpha=t)
+
+
+def identity(A: Any) -> Any:
+    """The p x p identity beside matrices of p columns."""
+    p = A.shape[-1]
+    if isinstance(A, np.ndarray):
+        return _numpy_identity(p, A.dtype)
+    return torch.eye(p, dtype=A.dtype, device=A.device)
+
+
+@cache
+def _numpy_identity(p: int, dtype: np.dtype) -> np.ndarray:
+    eye = np.eye(p, dtype=dtype)
+    eye.setflags(write=False)
+    return eye
+
+
+def precision(A: Any) -> float:
+    """The unit in the last place of 1."""
+    return _precision(A.dtype)
+
+
+@cache
+def _precision(dtype: Any) -> float:
+    library = torch if isinstance(dtype, torch.dtype) else np
+    return float(library.finfo(dtype).eps)
+
+
+def zeros(shape: tuple[int, ...], like: Any) -> Any:
+    """Zeros of the type of other numbers."""
+    if isinstance(like, np.ndarray):
+        return np.zeros(shape, like.dtype)
+    return torch.zeros(shape, dtype=like.dtype, device=like.device)
+
+
+def copy_of(A: Any) -> Any:
+    """A copy, its rows one after the other."""
+    if isinstance(A, np.ndarray):
+        return A.copy(order="C")
+    return A.clone(memory_format=torch.contiguous_format)
+
+
+def as_tensor(A: Any) -> Tensor:
+    """As a tensor, which shares the array's memory."""
+    if isinstance(A, Tensor):
+        return A
+    return torch.from_numpy(A if A.flags.writeable else A.copy())
+
+
+def back_from_tensor(A: Tensor, like: Any) -> Any:
+    """In the library of another array."""
+    return A if isinstance(like, Tensor) else A.resolve_conj().numpy()
+
+
+def to_numpy(A: Any) -> np.ndarray:
+    """In NumPy, for small matrices."""
+    return A if isinstance(A, np.ndarray) else A.detach().cpu().resolve_conj().numpy()
+
+
+def from_numpy(A: np.ndarray, like: Any) -> Any:
+    """A small matrix of NumPy's in the library, on the device and of the type of another."""
+    if isinstance(like, np.ndarray):
+        return A.astype(like.dtype, copy=False)
+    return torch.from_numpy(A).to(like)

@@ -1,0 +1,180 @@
+"""The cost on its manifold: points where everything is known, and ways between them."""
+
+import math
+from typing import Any
+
+from ortholand.retractions import find_retraction, retract
+from ortholand.solve.arrays import Array, as_tensor, back_from_tensor, norm
+from ortholand.solve.manifolds import Geometry, Product
+from ortholand.solve.manifolds.euclidean import Flat
+from ortholand.solve.manifolds.geometry import NEAR, Line
+from ortholand.solve.manifolds.stiefel import SquareStiefel
+from ortholand.solve.objective import Objective
+
+MEASURED = 50  # lines after which a residual is measured anew: roundings add up while derived
+
+
+class Point:
+    """A point near the manifold with all that was computed there.
+
+    Attributes:
+        X: the point.
+        D: by how much it misses the constraint.
+        value: f.
+        euclidean: the Euclidean gradient G.
+        gradient: coordinates of the Riemannian gradient.
+        multiplier: ``Sym(X^H G)``, ``Sym(G X^H)`` if square: ``G = X multiplier`` at critical X.
+        multiplier_norm: its norm.
+        distance: norm of D.
+        correction: ``<multiplier, D> / 2``.
+        gradient_norm: of the Riemannian gradient.
+        measured: whether D was measured at X; else it was derived, without the rounding of X.
+    """
+
+    __slots__ = (
+        "D",
+        "X",
+        "correction",
+        "distance",
+        "euclidean",
+        "gradient",
+        "gradient_norm",
+        "measured",
+        "multiplier",
+        "multiplier_norm",
+        "value",
+    )
+
+    def __init__(
+        self,
+        X: Any,
+        D: Any,
+        value: float,
+        euclidean: Any,
+        gradient: Any,
+        multiplier: Any,
+        multiplier_norm: float,
+        distance: float,
+        correction: float,
+        measured: bool,
+    ) -> None:
+        self.X, self.D, self.value, self.euclidean = X, D, value, euclidean
+        self.gradient, self.multiplier = gradient, multiplier
+        self.multiplier_norm = multiplier_norm
+        self.distance, self.correction, self.measured = distance, correction, measured
+        self.gradient_norm = norm(gradient)
+
+    def merit(self, lam: float) -> float:
+        """``f - <Sym(X^H G), X^H X - I> / 2 + lam N``.
+
+        The first two terms are f at the nearest point of the manifold, up to terms of second order
+        in the distance, which the third outweighs: Fletcher's function for this constraint.
+        """
+        return self.value - self.correction + lam * self.distance * self.distance / 4
+
+    @property
+    def finite(self) -> bool:
+        """Whether everything here is a number."""
+        return math.isfinite(self.value + self.gradient_norm + self.distance + self.correction)
+
+    @property
+    def euclidean_norm(self) -> float:
+        """Of the Euclidean gradient, up to the distance: its two parts are orthogonal."""
+        return math.hypot(self.gradient_norm, self.multiplier_norm)
+
+
+class ManifoldCost:
+    """The problem as methods see it.
+
+    Attributes:
+        objective: the user's functions.
+        geometry: the manifold.
+        saw_non_finite: whether something was not finite since this was last reset.
+    """
+
+    def __init__(self, objective: Objective, geometry: Geometry | None = None) -> None:
+        self.objective = objective
+        self.geometry: Any = geometry or objective.variables.geometry
+        self.saw_non_finite = False
+        self.lines = 0
+
+    def at(self, X: Any, D: Any = None, measured: bool = False) -> Point:
+        """Evaluate everything at X; its residual is measured where it is not known."""
+        geometry = self.geometry
+        value, G = self.objective.value_and_gradient(X)
+        if D is None:
+            D, measured = geometry.residual(X), True
+        gradient, multiplier, correction = geometry.differentiate(X, D, G)
+        normal, distance = geometry.size(multiplier), geometry.size(D)
+        point = Point(X, D, value, G, gradient, multiplier, normal, distance, correction, measured)
+        self.saw_non_finite |= not point.finite
+        return point
+
+    def line(self, point: Point, direction: Any) -> Line:
+        """The way from a point along the coordinates of a direction."""
+        self.lines += 1
+        D = point.D
+        if self.lines % MEASURED == 0 and not point.measured:
+            D = self.geometry.residual(point.X)
+        return self.geometry.line(point.X, D, direction)
+
+    def go(self, line: Line, t: float, near: float = NEAR) -> tuple[Point, float]:
+        """Evaluate where a line leads to, and how far it went."""
+        t = line.limit(t)
+        return self.at(*line.at(t, near)), t
+
+    def settled(self, point: Point) -> Point:
+        """The point where it lands."""
+        return self.at(*self.geometry.settle(point.X), measured=True)
+
+    def gradient_change(self, point: Point, direction: Any, t: float) -> Any:
+        """By how much the gradient changes along a direction, up to t."""
+        there, _ = self.go(self.line(point, direction), t)
+        return self.geometry.tangent(point.X, there.gradient - point.gradient)
+
+    def columns(self, point: Point) -> int:
+        """How many vectors move."""
+        return self.geometry.columns(point.X)
+
+
+class Retracting:
+    """A geometry that moves by a retraction: the methods to compare with, in the same loop."""
+
+    def __init__(self, geometry: Any, kind: Any) -> None:
+        self.geometry, self.kind = geometry, kind
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.geometry, name)
+
+    def line(self, X: Array, D: Any, A: Array) -> "RetractedLine":  # noqa: ARG002
+        """The retraction's curve."""
+        if isinstance(self.geometry, SquareStiefel):
+            return RetractedLine(X, A, self)
+        # B with Skew(B X^H) X = A
+        return RetractedLine(X, 2 * A - X @ (X.swapaxes(-1, -2).conj() @ A), self)
+
+
+class RetractedLine:
+    """``R(X, t B)``."""
+
+    def __init__(self, X: Array, B: Array, geometry: Retracting) -> None:
+        self.X, self.B, self.geometry = X, B, geometry
+
+    def limit(self, t: float) -> float:
+        """No limit."""
+        return t
+
+    def at(self, t: float, near: float) -> tuple[Array, Any]:  # noqa: ARG002
+        """The point at t."""
+        moved = retract(as_tensor(self.X), t * as_tensor(self.B), self.geometry.kind)
+        X = back_from_tensor(moved, self.X)
+        return X, self.geometry.residual(X)
+
+
+def with_retraction(geometry: Any, kind: Any) -> Any:
+    """The same manifold, moving by a retraction."""
+    find_retraction(kind)
+    if isinstance(geometry, Product):
+        parts = [with_retraction(part, kind) for part in geometry.geometries]
+        return Product(parts, geometry.packing)
+    return geometry if isinstance(geometry, Flat) else Retracting(geometry, kind)

@@ -1,0 +1,172 @@
+"""What a solver asks of a manifold, and moves that land, which all with orthonormal columns share.
+
+A tangent vector is held by its *coordinates*, an array of the shape of X. Methods add and scale
+coordinates, and take inner products of them; all else about the manifold is asked for here.
+"""
+
+import math
+from typing import Any, Protocol
+
+from ortholand.solve.arrays import (
+    Array,
+    adjoint,
+    combine,
+    identity,
+    inner,
+    largest_norm,
+    precision,
+)
+
+NEAR = 1e-2  # as near as a trial point must be at least; a Newton-Schulz step later it is at 1e-4
+FARTHEST = 2.0  # Y^H Y - I up to here in spectral norm, half of which scaling takes away
+CUBIC = 1e-6  # residuals whose cubes are rounding
+FARTHEST_START = 0.5  # the ball of the paper; Newton-Schulz steps lead back from there
+
+Residual = Any  # by how much the constraint is missed: an array; a list of them for a product
+Multiplier = Any  # likewise
+
+
+class Line(Protocol):
+    """The curve of landed points along a tangent vector."""
+
+    def limit(self, t: float) -> float:
+        """The largest step up to t from which landing works."""
+        ...
+
+    def at(self, t: float, near: float) -> tuple[Array, Residual]:
+        """The point there, at most so far from the manifold, and its residual."""
+        ...
+
+
+class Geometry(Protocol):
+    """One manifold around the points of a run. ``D`` is the residual of X throughout."""
+
+    bounded: bool  # whether a step may be too long whatever the cost
+
+    def columns(self, X: Array) -> int:
+        """How many vectors move: what lengths of steps are measured by."""
+        ...
+
+    def residual(self, X: Array) -> Residual:
+        """By how much X misses the constraint, measured."""
+        ...
+
+    def size(self, residual: Any) -> float:
+        """Frobenius norm of a residual or multiplier."""
+        ...
+
+    def feasible(self, X: Array) -> float:
+        """Up to which distance X counts as on the manifold: 100 roundings."""
+        ...
+
+    def differentiate(self, X: Array, D: Residual, G: Array) -> tuple[Array, Multiplier, float]:
+        """Coordinates of the Riemannian gradient; multiplier; ``<multiplier, D> / 2``."""
+        ...
+
+    def tangent(self, X: Array, A: Array) -> Array:
+        """Coordinates from another point, in use at this one."""
+        ...
+
+    def ambient(self, X: Array, A: Array) -> Array:
+        """The tangent vector with these coordinates."""
+        ...
+
+    def coordinates(self, X: Array, A: Array) -> Array:
+        """Coordinates of the tangent part of any array A."""
+        ...
+
+    def hessian(self, X: Array, multiplier: Multiplier, A: Array, W: Array) -> Array:
+        """Riemannian Hessian along A, from the Euclidean one's product W with the tangent vector.
+
+        Symmetric also where X is not critical: CG needs that.
+        """
+        ...
+
+    def line(self, X: Array, D: Residual, A: Array) -> Line:
+        """The way along A."""
+        ...
+
+    def settle(self, X: Array) -> tuple[Array, Residual]:
+        """The nearest point of the manifold to rounding."""
+        ...
+
+    def check_first(self, X: Array, G: Array) -> None:
+        """Raise if the cost is not one for this manifold."""
+        ...
+
+
+class LandedLine:
+    """``(X + t V) C``: a tangent move, then Newton-Schulz steps, all in p x p matrices.
+
+    ``Y = X + t V`` has ``Y^H Y - I = D + t (X^H V + V^H X) + t^2 V^H V``, and a Newton-Schulz step
+    ``Y (I - E / 2)`` makes of a residual E exactly ``(E^3 - 3 E^2) / 4``: nothing of X's size is
+    computed but the point itself, and its residual is known.
+    """
+
+    def __init__(self, X: Array, D: Any, V: Array, linear: Any = None) -> None:
+        self.X, self.D, self.V = X, D, V
+        self.linear = linear  # X^H V + V^H X; None: it is zero at every X
+        self.quadratic = adjoint(V) @ V
+        self.t = math.nan
+
+    def limit(self, t: float) -> float:
+        """Moves so long that Newton-Schulz steps would not converge are shortened."""
+        self._look(t)
+        while self.error > 0.5 and self.spectral > FARTHEST:
+            t *= 0.9 * math.sqrt(FARTHEST / self.spectral)
+            self._look(t)
+        return t
+
+    def _look(self, t: float) -> None:
+        self.t = t
+        E = combine(self.D, t * t, self.quadratic)
+        self.E = E if self.linear is None else combine(E, t, self.linear)
+        self.error = largest_norm(self.E)
+        if self.error > 0.5:
+            self.spectral = math.sqrt(largest_norm(self.E @ self.E))
+
+    def at(self, t: float, near: float) -> tuple[Array, Any]:
+        """The point at t."""
+        if t != self.t:
+            self._look(t)
+        E, error, eye, C = self.E, self.error, identity(self.E), None
+        if error > 0.5:
+            shrink = 1 / (1 + self.spectral / 2)
+            C, E = math.sqrt(shrink) * eye, shrink * (E + eye) - eye
+            error = largest_norm(E)
+        near = min(near, NEAR)
+        for _ in range(20):
+            step = eye - 0.5 * E
+            C = step if C is None else C @ step
+            E = -0.75 * (E @ E) if error < CUBIC else (E @ E) @ (0.25 * E - 0.75 * eye)
+            if not error * error * (3 + error) / 4 > near:  # also if it is NaN
+                break
+            error = largest_norm(E)
+        return combine(self.X, t, self.V) @ C, E
+
+
+def settle(X: Array, enough: float) -> tuple[Array, Any]:
+    """The nearest matrices with orthonormal columns, by Newton-Schulz steps; residuals measured."""
+    eye = identity(X)
+    E = adjoint(X) @ X - eye
+    error = largest_norm(E)
+    for _ in range(30):
+        Y = X @ (eye - 0.5 * E)
+        after = adjoint(Y) @ Y - eye
+        before, error = error, largest_norm(after)
+        if not error < before:
+            break  # rounding, or not a number: the last one was better
+        X, E = Y, after
+        if error < enough / 20:
+            break
+    return X, E
+
+
+def roundings(X: Array) -> float:
+    """100 roundings of the columns of X."""
+    return 100 * precision(X) * math.sqrt(X.shape[-1] * math.prod(X.shape[:-2]))
+
+
+def half_inner(A: Any, B: Any) -> float:
+    """``Re <A, B> / 2``."""
+    return inner(A, B) / 2

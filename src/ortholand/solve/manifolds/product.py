@@ -1,0 +1,132 @@
+"""Several blocks at once: all numbers of a point lie in one vector, and each block has its part.
+
+So methods add, scale and multiply vectors as for one matrix, however many blocks there are.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ortholand.solve.arrays import Array, real_vector
+from ortholand.solve.manifolds.geometry import Geometry, Line
+
+
+class Packing:
+    """Blocks of given shapes and types, real or complex, in one vector of real numbers."""
+
+    def __init__(self, blocks: Sequence[Array]) -> None:
+        self.parts: list[tuple[slice, tuple[int, ...], Any]] = []
+        begin = 0
+        for block in blocks:
+            end = begin + len(real_vector(block))
+            self.parts.append((slice(begin, end), tuple(block.shape), block.dtype))
+            begin = end
+
+    def split(self, vector: Any) -> list[Any]:
+        """Views of the blocks."""
+        if isinstance(vector, np.ndarray):
+            return [vector[part].view(dtype).reshape(shape) for part, shape, dtype in self.parts]
+        return [
+            torch.view_as_complex(vector[part].reshape(*shape, 2))
+            if dtype.is_complex
+            else vector[part].reshape(shape)
+            for part, shape, dtype in self.parts
+        ]
+
+    def join(self, blocks: Sequence[Any]) -> Any:
+        """One vector of them."""
+        library: Any = np if isinstance(blocks[0], np.ndarray) else torch
+        return library.concatenate([real_vector(block) for block in blocks])
+
+
+class Product:
+    """A product of manifolds; one step length, one trust region for all."""
+
+    def __init__(self, geometries: Sequence[Geometry], packing: Packing) -> None:
+        self.geometries, self.packing = geometries, packing
+        self.bounded = all(geometry.bounded for geometry in geometries)
+
+    def _each(self, *vectors: Array) -> Any:
+        return zip(self.geometries, *(self.packing.split(v) for v in vectors), strict=True)
+
+    def columns(self, X: Array) -> int:
+        """Of all blocks."""
+        return sum(geometry.columns(block) for geometry, block in self._each(X))
+
+    def residual(self, X: Array) -> list[Any]:
+        """One for each block."""
+        return [geometry.residual(block) for geometry, block in self._each(X)]
+
+    def size(self, residual: Any) -> float:
+        """Norm of all."""
+        pairs = zip(self.geometries, residual, strict=True)
+        return math.hypot(*(geometry.size(one) for geometry, one in pairs))
+
+    def feasible(self, X: Array) -> float:
+        """100 roundings of all columns."""
+        return math.hypot(*(geometry.feasible(block) for geometry, block in self._each(X)))
+
+    def differentiate(self, X: Array, D: Any, G: Array) -> tuple[Array, list[Any], float]:
+        """Block by block."""
+        found = [
+            geometry.differentiate(x, d, g)
+            for (geometry, x, g), d in zip(self._each(X, G), D, strict=True)
+        ]
+        gradients, multipliers, corrections = zip(*found, strict=True)
+        return self.packing.join(gradients), list(multipliers), sum(corrections)
+
+    def tangent(self, X: Array, A: Array) -> Array:
+        """Block by block."""
+        return self.packing.join([geometry.tangent(x, a) for geometry, x, a in self._each(X, A)])
+
+    def ambient(self, X: Array, A: Array) -> Array:
+        """Block by block."""
+        return self.packing.join([geometry.ambient(x, a) for geometry, x, a in self._each(X, A)])
+
+    def coordinates(self, X: Array, A: Array) -> Array:
+        """Block by block."""
+        found = [geometry.coordinates(x, a) for geometry, x, a in self._each(X, A)]
+        return self.packing.join(found)
+
+    def hessian(self, X: Array, multiplier: Any, A: Array, W: Array) -> Array:
+        """Block by block: what couples blocks is in W."""
+        blocks = zip(self._each(X, A, W), multiplier, strict=True)
+        found = [geometry.hessian(x, m, a, w) for (geometry, x, a, w), m in blocks]
+        return self.packing.join(found)
+
+    def line(self, X: Array, D: Any, A: Array) -> "ProductLine":
+        """All blocks at once."""
+        blocks = zip(self._each(X, A), D, strict=True)
+        return ProductLine([g.line(x, d, a) for (g, x, a), d in blocks], self.packing)
+
+    def settle(self, X: Array) -> tuple[Array, list[Any]]:
+        """Block by block."""
+        found = [geometry.settle(block) for geometry, block in self._each(X)]
+        points, residuals = zip(*found, strict=True)
+        return self.packing.join(points), list(residuals)
+
+    def check_first(self, X: Array, G: Array) -> None:
+        """Block by block."""
+        for geometry, x, g in self._each(X, G):
+            geometry.check_first(x, g)
+
+
+class ProductLine:
+    """The lines of all blocks, with one t."""
+
+    def __init__(self, lines: Sequence[Line], packing: Packing) -> None:
+        self.lines, self.packing = lines, packing
+
+    def limit(self, t: float) -> float:
+        """What the most cautious block allows."""
+        for line in self.lines:
+            t = line.limit(t)
+        return t
+
+    def at(self, t: float, near: float) -> tuple[Array, list[Any]]:
+        """Block by block."""
+        points, residuals = zip(*(line.at(t, near) for line in self.lines), strict=True)
+        return self.packing.join(points), list(residuals)

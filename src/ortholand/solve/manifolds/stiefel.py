@@ -1,0 +1,138 @@
+"""Matrices with orthonormal columns, in three forms: tall, square, and up to rotations."""
+
+import math
+from typing import Any
+
+from ortholand.solve.arrays import (
+    Array,
+    adjoint,
+    identity,
+    minus_product,
+    norm,
+    precision,
+    skew,
+    sym,
+)
+from ortholand.solve.manifolds.geometry import LandedLine, half_inner, roundings, settle
+
+
+class OrthonormalColumns:
+    """What the three share; stacks of matrices are one point."""
+
+    bounded = True
+
+    def columns(self, X: Array) -> int:
+        """Of all matrices."""
+        return X.shape[-1] * math.prod(X.shape[:-2])
+
+    def residual(self, X: Array) -> Array:
+        """``X^H X - I``."""
+        return adjoint(X) @ X - identity(X)
+
+    def size(self, residual: Any) -> float:
+        """Norm."""
+        return norm(residual)
+
+    def feasible(self, X: Array) -> float:
+        """100 roundings."""
+        return roundings(X)
+
+    def settle(self, X: Array) -> tuple[Array, Array]:
+        """By Newton-Schulz steps."""
+        return settle(X, roundings(X))
+
+    def check_first(self, X: Array, G: Array) -> None:
+        """Any cost will do."""
+
+
+class TallStiefel(OrthonormalColumns):
+    """Tall X: a tangent vector by itself; products of size n x p x p only."""
+
+    def differentiate(self, X: Array, D: Any, G: Array) -> tuple[Array, Array, float]:
+        """Riemannian gradient and multiplier, ``Sym(X^H G)`` on the manifold.
+
+        Off the manifold G's tangent part is ``G - X M`` with ``Sym(X^H X M) = Sym(X^H G)``. M is
+        taken to first order in D, or a large normal part of G would pass for a tangent one.
+        """
+        P = adjoint(X) @ G
+        multiplier = sym(P - D @ P)
+        return minus_product(G, X, multiplier), multiplier, half_inner(multiplier, D)
+
+    def tangent(self, X: Array, A: Array) -> Array:
+        """A without its normal part at X."""
+        return minus_product(A, X, sym(adjoint(X) @ A))
+
+    coordinates = tangent
+
+    def ambient(self, X: Array, A: Array) -> Array:  # noqa: ARG002
+        """A itself."""
+        return A
+
+    def hessian(self, X: Array, multiplier: Any, A: Array, W: Array) -> Array:
+        """``W - A multiplier`` without its normal part."""
+        return self.tangent(X, minus_product(W, A, multiplier))
+
+    def line(self, X: Array, D: Any, A: Array) -> LandedLine:
+        """A is tangent on the manifold; at X nearly so."""
+        M = adjoint(X) @ A
+        return LandedLine(X, D, A, M + adjoint(M))
+
+
+class SquareStiefel(OrthonormalColumns):
+    """Square X: a tangent vector ``A X`` by the skew A, in the paper's left form.
+
+    The relative gradients of all points live in one vector space: nothing is transported.
+    """
+
+    def differentiate(self, X: Array, D: Any, G: Array) -> tuple[Array, Array, float]:
+        """Relative gradient and multiplier ``Sym(G X^H)``."""
+        P = 0.5 * (G @ adjoint(X))
+        # <Sym(G X^H), X X^H - I> = <G, X (X^H X - I)>
+        return P - adjoint(P), P + adjoint(P), half_inner(G, X @ D)
+
+    def tangent(self, X: Array, A: Array) -> Array:  # noqa: ARG002
+        """The same."""
+        return A
+
+    def ambient(self, X: Array, A: Array) -> Array:
+        """``A X``."""
+        return A @ X
+
+    def coordinates(self, X: Array, A: Array) -> Array:
+        """``Skew(A X^H)``."""
+        return skew(A @ adjoint(X))
+
+    def hessian(self, X: Array, multiplier: Any, A: Array, W: Array) -> Array:
+        """``Skew(W X^H - multiplier A)``: the relative Hessian has ``G X^H`` for the multiplier."""
+        return skew(minus_product(W @ adjoint(X), multiplier, A))
+
+    def line(self, X: Array, D: Any, A: Array) -> LandedLine:
+        """``A X`` with ``X^H A X`` skew: it has no linear term."""
+        return LandedLine(X, D, A @ X)
+
+
+class Subspaces(TallStiefel):
+    """Costs of the span alone: the p (p - 1) / 2 rotations of the columns are left out."""
+
+    def differentiate(self, X: Array, D: Any, G: Array) -> tuple[Array, Array, float]:
+        """``G - X X^H G``, off the manifold to first order."""
+        P = adjoint(X) @ G
+        P = P - D @ P
+        multiplier = sym(P)
+        return minus_product(G, X, P), multiplier, half_inner(multiplier, D)
+
+    def tangent(self, X: Array, A: Array) -> Array:
+        """A without what is in the span of X."""
+        return minus_product(A, X, adjoint(X) @ A)
+
+    coordinates = tangent
+
+    def check_first(self, X: Array, G: Array) -> None:
+        """The gradient of a cost of the span has no part that rotates columns."""
+        turn, size = norm(skew(adjoint(X) @ G)), norm(G)
+        if turn > 10 * math.sqrt(precision(X)) * size and math.isfinite(size):
+            raise ValueError(
+                "On ol.Grassmann() the cost must depend on the span of X alone, f(X Q) = f(X), but "
+                f"{turn / size:.1e} of its gradient at x0 rotates columns. Use ol.Stiefel(), or "
+                "correct jac."
+            )

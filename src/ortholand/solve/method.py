@@ -1,0 +1,108 @@
+"""What a method is to the loop that drives it, and what methods with a line search share."""
+
+import math
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from ortholand.solve.arrays import inner, norm
+from ortholand.solve.line_search import Merit, Search, Trial
+from ortholand.solve.manifold_cost import ManifoldCost, Point
+from ortholand.solve.options import Rule
+from ortholand.solve.targets import Targets
+
+
+class Method(Protocol):
+    """One file per method: how to go from a point to the next."""
+
+    @property
+    def name(self) -> str:
+        """As the result tells it."""
+        ...
+
+    @property
+    def patience(self) -> float:
+        """Iterations without progress that are usual for it."""
+        ...
+
+    def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
+        """Get ready at the first point. Evaluations here are counted too."""
+        ...
+
+    def advance(self, point: Point) -> Point | None:
+        """The next point; None if none was found that is better."""
+        ...
+
+    def restart(self) -> bool:
+        """Forget the past; False if there was nothing to forget."""
+        ...
+
+
+class Step(NamedTuple):
+    """A point and a direction from it."""
+
+    point: Point
+    direction: Any
+    slope: float  # of f along it
+    length: float
+
+
+class Descent:
+    """Directions by a subclass, line search on the merit function.
+
+    ``flatness`` says how exact the line search is.
+    """
+
+    flatness: ClassVar[float] = 0.9
+    patience: float = 100
+    rules: ClassVar[dict[str, Rule]] = {}
+
+    def __init__(self, lam: float | None = None) -> None:
+        self.merit = Merit(lam)
+        self.last: Trial | None = None
+
+    def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:  # noqa: ARG002
+        """Remember where."""
+        self.cost, self.targets = cost, targets
+        self.merit.start(cost)
+
+    def advance(self, point: Point) -> Point | None:
+        """One direction, one line search."""
+        direction = self.direction(point)
+        slope, length = inner(point.gradient, direction), norm(direction)
+        if not slope < -1e-10 * point.gradient_norm * length:
+            if not self.restart():
+                return None
+            direction, length = -point.gradient, point.gradient_norm
+            slope = -length * length
+        lam = self.merit.weight(point)
+        search = Search(self.cost, self.targets, point, direction, slope, lam, self.flatness)
+        self.last = search.run(self.first_step(point, slope, length))
+        self.merit.judge(search)
+        if self.last is None:
+            return None
+        self.remember(Step(point, direction, slope, length), self.last)
+        return self.last.point
+
+    def direction(self, point: Point) -> Any:
+        """Coordinates of a tangent vector at the point."""
+        raise NotImplementedError
+
+    def first_step(self, point: Point, slope: float, length: float) -> float:
+        """Where the line search along a direction of this length starts."""
+        raise NotImplementedError
+
+    def remember(self, step: Step, trial: Trial) -> None:
+        """Learn from a step."""
+
+    def restart(self) -> bool:
+        """Forget the past."""
+        forgot, self.last = self.last is not None, None
+        return forgot
+
+    def cautious_step(self, point: Point, length: float) -> float:
+        """A first step along a direction of this length, f unknown."""
+        return cautious_step(self.cost, point, length)
+
+
+def cautious_step(cost: ManifoldCost, point: Point, length: float) -> float:
+    """A tenth of a radian per column."""
+    return 0.1 * math.sqrt(cost.columns(point)) / length

@@ -1,0 +1,256 @@
+"""Between the user's variables and the solver's.
+
+The user has NumPy or torch, tall or wide, one block or a tree of them. A solver has one array: tall
+matrices, or for several blocks one vector; NumPy's where that is what the user has or torch's calls
+would take longer than the arithmetic, else torch's on the user's device.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ortholand.solve.arrays import Array, copy_of
+from ortholand.solve.manifolds import Geometry, Manifold, Packing, Product, default_manifold
+from ortholand.solve.structure import Structure, assign_manifolds, is_leaf, is_numbers
+
+REAL_OR_COMPLEX = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+NUMPY_TYPES = tuple(np.dtype(name) for name in ("f4", "f8", "c8", "c16"))
+SMALL = 2**15  # numbers up to which a tensor on the CPU is handled by NumPy inside
+
+
+class Block:
+    """One of the user's arrays."""
+
+    def __init__(self, x: Array, manifold: Manifold, name: str) -> None:
+        self.manifold, self.name = manifold, name
+        self.shape, self.dtype = tuple(x.shape), x.dtype
+        manifold.check_shape(self.shape, name)
+        self.as_it_is = manifold.inward(x) is x  # neither transposed nor reshaped
+
+    def outward(self, X: Any) -> Any:
+        """As the user has it."""
+        return X if self.as_it_is else self.manifold.outward(X, self.shape)
+
+    def inward(self, x: Any) -> Any:
+        """As the solver has it."""
+        return x if self.as_it_is else self.manifold.inward(x)
+
+
+class Variables:
+    """Where the user starts, and the way between the two sides.
+
+    Args:
+        x0: one array, or a tree of them.
+        manifold: of each block, see :func:`ortholand.minimize`.
+        torch_inside: whether the solver's arrays are to be tensors in any case.
+
+    Attributes:
+        numpy: whether the user has NumPy.
+        start: x0 as the solver has it, a copy.
+        geometry: the manifold as the solver has it.
+    """
+
+    def __init__(self, x0: Any, manifold: Any = None, *, torch_inside: bool = False) -> None:
+        self.single = is_numbers(x0) or is_leaf(x0)
+        x0 = _array(x0, "x0") if self.single else x0
+        self.structure = Structure(x0)
+        arrays = [
+            x0 if self.single else _array(leaf, name)
+            for leaf, name in zip(
+                self.structure.leaves(x0, "x0"), self.structure.names, strict=True
+            )
+        ]
+        self.rebuild = self.structure.template(x0)
+        _check_alike(arrays, self.structure.names)
+        self.numpy = isinstance(arrays[0], np.ndarray)
+        chosen = assign_manifolds(manifold, x0)
+        self.blocks = [
+            Block(x, one or default_manifold(x, self.single), name)
+            for x, one, name in zip(arrays, chosen, self.structure.names, strict=True)
+        ]
+        self.inside_numpy = not torch_inside and (self.numpy or _small_on_cpu(arrays))
+        self._set_start(arrays)
+
+    def _set_start(self, arrays: list[Any]) -> None:
+        # Copies: the solver's points must not change with the caller's array.
+        own = [copy_of(b.inward(self._across(x))) for b, x in zip(self.blocks, arrays, strict=True)]
+        geometries = [b.manifold.geometry(X) for b, X in zip(self.blocks, own, strict=True)]
+        self.start: Any
+        self.geometry: Geometry
+        if self.single:
+            (self.start,), (self.geometry,) = own, geometries
+            return
+        self.packing = Packing(own)
+        self.start = self.packing.join(own)
+        self.geometry = Product(geometries, self.packing)
+
+    @property
+    def wide(self) -> bool:
+        """Whether one matrix is transposed inside."""
+        return self.single and not self.blocks[0].as_it_is
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one block."""
+        return self.blocks[0].shape
+
+    @property
+    def dtype(self) -> Any:
+        """Of the first block."""
+        return self.blocks[0].dtype
+
+    def check_start(self) -> None:
+        """Raise unless x0 is finite and near the manifold."""
+        parts = [self.start] if self.single else self.packing.split(self.start)
+        for block, X in zip(self.blocks, parts, strict=True):
+            finite = np.isfinite(X) if isinstance(X, np.ndarray) else X.isfinite()
+            if not bool(finite.all()):
+                raise ValueError(
+                    f"{block.name} must be finite, but it has infinite or NaN entries."
+                )
+            block.manifold.check_start(X, block.shape, block.name, self.numpy)
+
+    def outward(self, X: Any) -> Any:
+        """The user's view of X; NumPy's cannot be written to, for X is the solver's."""
+        if not self.single:
+            return self.rebuild(self.outward_blocks(X))
+        return self._show(self.blocks[0].outward(X))
+
+    def outward_blocks(self, X: Any) -> list[Any]:
+        """The user's view of every block."""
+        parts = [X] if self.single else self.packing.split(X)
+        return [self._show(b.outward(part)) for b, part in zip(self.blocks, parts, strict=True)]
+
+    def inward(self, G: Any, name: str) -> Any:
+        """A gradient or a Hessian product that a function of the user's returned.
+
+        It may be the user's own memory, which the next call may overwrite.
+        """
+        if self.single:
+            return self._take(self.blocks[0], G, name)
+        leaves = self.structure.leaves(G, name)
+        return self.packing.join(
+            [self._take(b, leaf, name) for b, leaf in zip(self.blocks, leaves, strict=True)]
+        )
+
+    def _show(self, x: Any) -> Any:
+        if self.numpy:
+            x = x if isinstance(x, np.ndarray) else x.detach().numpy()
+            x.setflags(write=False)
+            return x
+        return torch.from_numpy(x) if isinstance(x, np.ndarray) else x.detach()
+
+    def _take(self, block: Block, G: Any, name: str) -> Any:
+        if not (type(G) is np.ndarray and G.dtype == block.dtype and G.shape == block.shape):
+            G = self._convert(block, G, name)
+        elif not self.inside_numpy:
+            G = _shared(G)
+        return block.inward(G)
+
+    def _convert(self, block: Block, G: Any, name: str) -> Any:
+        """Of the block's type and shape, in the library inside; an error if it cannot be that."""
+        if not self.numpy and not isinstance(G, Tensor):
+            raise TypeError(f"{name} must return a tensor, as x0 is one, got {type(G).__name__}.")
+        if self.numpy:
+            G = _array(G, f"{name} must return an array", of_result=True)
+        if tuple(G.shape) != block.shape or not _fits(G.dtype, block.dtype):
+            raise ValueError(
+                f"{name} must return a matrix like {block.name}, of shape {block.shape} and "
+                f"{block.dtype}, got {tuple(G.shape)} and {G.dtype}. It is the Euclidean gradient "
+                "(or Hessian product), without any projection."
+            )
+        G = self._across(G)
+        dtype = _numpy_type(block.dtype) if isinstance(G, np.ndarray) else _torch_type(block.dtype)
+        return G if G.dtype == dtype else _cast(G, dtype)
+
+    def _across(self, x: Any) -> Any:
+        """In the library inside; memory is shared where that is possible."""
+        if isinstance(x, Tensor):
+            x = x.detach()
+            # force: also where signs and conjugates are only noted, or zeros that take no memory.
+            return x.numpy(force=True) if self.inside_numpy else x
+        return x if self.inside_numpy else _shared(x)
+
+
+def one_matrix(x0: Any) -> Variables:
+    """For solvers of one matrix only, by torch's operations."""
+    variables = Variables(x0, torch_inside=True)
+    if not variables.single or len(variables.shape) != 2:
+        found = variables.shape if variables.single else type(x0).__name__
+        raise ValueError(f"x0 must be one matrix (n, p) here, got {found}.")
+    return variables
+
+
+def _array(x: Any, name: str, *, of_result: bool = False) -> Any:
+    """An array or tensor of a type that can be computed with; integers as float64."""
+    rule = name if of_result else f"{name} must be a NumPy array or a tensor"
+    if isinstance(x, Tensor):
+        if of_result:
+            return x.numpy(force=True)
+        if x.dtype not in REAL_OR_COMPLEX:
+            raise TypeError(
+                f"{name} must be of single or double precision, real or complex, got {x.dtype}. "
+                "Example: x0.to(torch.float64)."
+            )
+        return x.detach()
+    if not (is_numbers(x) or of_result):
+        raise TypeError(f"{rule} of single or double precision, got {x!r:.60}.")
+    x = np.asarray(x)
+    if x.dtype.kind in "iub":
+        return x.astype(np.float64)
+    if x.dtype.newbyteorder("=") not in NUMPY_TYPES:
+        raise TypeError(f"{rule} of single or double precision, got {x.dtype}.")
+    return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+
+
+def _fits(dtype: Any, wanted: Any) -> bool:
+    """Whether numbers of a type may be rounded to another: not to more digits than there are."""
+    dtype, wanted = _numpy_type(dtype), _numpy_type(wanted)
+    if (dtype.kind == "c") != (wanted.kind == "c"):
+        return False
+    return dtype.itemsize >= wanted.itemsize
+
+
+def _cast(G: Any, dtype: Any) -> Any:
+    return G.astype(dtype) if isinstance(G, np.ndarray) else G.to(dtype)
+
+
+def _numpy_type(dtype: Any) -> np.dtype:
+    return np.dtype(str(dtype).removeprefix("torch."))
+
+
+def _torch_type(dtype: Any) -> torch.dtype:
+    return getattr(torch, str(dtype).removeprefix("torch."))
+
+
+def _shared(x: np.ndarray) -> Tensor:
+    """A tensor that shares memory with the array where torch has one for it."""
+    odd = any(step < 0 or step % x.itemsize for step in x.strides)
+    if odd or not x.flags.writeable:
+        x = x.copy(order="C")
+    return torch.from_numpy(x)
+
+
+def _small_on_cpu(arrays: list[Any]) -> bool:
+    on_cpu = all(x.device.type == "cpu" for x in arrays)
+    return on_cpu and sum(x.numel() for x in arrays) <= SMALL
+
+
+def _check_alike(arrays: list[Any], names: list[str]) -> None:
+    """Raise unless all blocks are of one library, precision and device."""
+    if not arrays:
+        raise ValueError("x0 must have at least one block, got none.")
+    kinds = [
+        (type(x).__name__, str(_numpy_type(x.dtype.type(0).real.dtype)), "")
+        if isinstance(x, np.ndarray)
+        else ("Tensor", str(x.dtype.to_real() if x.is_complex() else x.dtype), str(x.device))
+        for x in arrays
+    ]
+    for kind, name in zip(kinds, names, strict=True):
+        if kind != kinds[0]:
+            raise TypeError(
+                "All blocks of x0 must be of one library, precision and device, got "
+                f"{names[0]}: {' '.join(kinds[0]).strip()} and {name}: {' '.join(kind).strip()}."
+            )
