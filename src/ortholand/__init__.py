@@ -38,7 +38,9 @@ from ortholand.parameters import orthogonality_error, orthogonalize_, param_grou
 from ortholand.retractions import retract
 from ortholand.safe_step import safe_step_size
 from ortholand.solve import (
+    Covariance,
     Euclidean,
+    GeneralizedStiefel,
     Grassmann,
     Rotations,
     Sphere,
@@ -57,7 +59,9 @@ except PackageNotFoundError:  # running from a source tree that was never instal
 
 __all__ = [
     "PLAM",
+    "Covariance",
     "Euclidean",
+    "GeneralizedStiefel",
     "Grassmann",
     "LandingAdam",
     "LandingMuon",

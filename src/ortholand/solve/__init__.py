@@ -2,12 +2,22 @@
 
 from ortholand.solve.check import check_gradient, check_hessian
 from ortholand.solve.finite_sum import minimize_finite_sum
-from ortholand.solve.manifolds import Euclidean, Grassmann, Rotations, Sphere, Stiefel
+from ortholand.solve.manifolds import (
+    Covariance,
+    Euclidean,
+    GeneralizedStiefel,
+    Grassmann,
+    Rotations,
+    Sphere,
+    Stiefel,
+)
 from ortholand.solve.minimize import METHODS, minimize
 
 __all__ = [
     "METHODS",
+    "Covariance",
     "Euclidean",
+    "GeneralizedStiefel",
     "Grassmann",
     "Rotations",
     "Sphere",

@@ -13,7 +13,7 @@ constant length converge, at a linear rate where f is strongly convex along the 
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from ortholand.solve.batches import Source, Stream, open_source
 from ortholand.solve.landing import BALL_RULES, COUPLED, MOMENTUM_RULE, lipschitz_constant
 from ortholand.solve.loop import Run, Status, reporter
 from ortholand.solve.manifold_cost import ManifoldCost, Point
+from ortholand.solve.manifolds import GeneralizedStiefel, Stiefel
 from ortholand.solve.objective import Objective, power_of_two_near
 from ortholand.solve.options import (
     Rule,
@@ -57,6 +58,7 @@ def minimize_finite_sum(
     n_terms: int | None = None,
     data: Iterable[Any] | None = None,
     jac: Callable[..., Any] | bool | None = None,
+    manifold: Any = None,
     method: str = "saga",
     batch_size: int | None = None,
     lr: float | None = None,
@@ -80,6 +82,11 @@ def minimize_finite_sum(
             other iterables are read once and kept.
         jac: mean of the Euclidean gradients, with the arguments of fun; True if fun returns
             (value, gradient); for tensors None, and autograd computes it.
+        manifold: ``ol.Stiefel()``, which is None, too; or ``ol.GeneralizedStiefel(B)``, whose B may
+            be ``ol.Covariance(rows)``, or a function (V, batch) that gives the mean of B_i V over a
+            batch: B itself is never formed. There is no lam then, and the result has ``passes``.
+            Its options are ``eps``, ``shuffle``, for sgd ``momentum`` (0.9) and ``decay`` (None:
+            linearly to 0).
         method: ``"saga"`` or ``"sgd"``.
         batch_size: number of indices in a batch; None: so many that there are 100 batches.
         lr: step size; None: a third of the inverse of the largest curvature of some batches' costs,
@@ -122,25 +129,64 @@ def minimize_finite_sum(
     _check_numbers(epochs, lr, lam)
     limits, rest = limits_from(options, gtol, epochs, epochs)
     display = display_from(rest, None)
+    shuffle, random = rest.pop("shuffle", True), _random(seed)
+    if not isinstance(shuffle, bool):
+        raise ValueError(f"options['shuffle'] must be True or False, got {shuffle!r}.")
+    report = reporter(callback, intermediate_result, display)
+    if _is_sampled(manifold):
+        from ortholand.solve.generalized_sum import solve_sampled  # here: it builds on this file
+
+        _check_no_lam(lam)
+        draws = Draws(n_terms, data, batch_size, method, shuffle, random)
+        return solve_sampled(fun, x0, jac, manifold, draws, limits, lr, rest, report)
     check_options(method, METHODS[method], rest, SHUFFLE_RULE)
-    shuffle = rest.pop("shuffle", True)
-    random = _random(seed)
     solver = METHODS[method](random, lr, lam, **rest)
-    variables = one_matrix(x0)
+    variables = one_matrix(x0, manifold)
     source = open_source(n_terms, data, batch_size, method, shuffle, random, variables)
     objective = FiniteSum(fun, variables, source, jac=jac, remember=method == "saga")
     variables.check_start()
     with torch.no_grad():
         cost = ManifoldCost(objective)
-        run = Run(cost, solver, limits, reporter(callback, intermediate_result, display))
+        run = Run(cost, solver, limits, report)
         status = run.from_point(cost.at(*cost.geometry.settle(variables.start), measured=True))
     point = _returned(run, status)
     result = result_of(run, point, status)
     result.update(lr=solver.lr / objective.scale, lam=solver.lam * objective.scale)
     result.shortened = solver.n_shortened / max(1, solver.n_taken)
-    advice = _advice(method, run, point, result.lr)
+    advice = advice_for(method, run, point, result.lr)
     result.message = advice.get(Status(result.status), result.message)
     return result
+
+
+class Draws(NamedTuple):
+    """What batches are drawn from, and how: arguments of ``open_source``."""
+
+    n_terms: int | None
+    data: Iterable[Any] | None
+    batch_size: int | None
+    method: str
+    shuffle: bool
+    random: torch.Generator
+
+
+def _is_sampled(manifold: Any) -> bool:
+    """Whether B is known by products only; raises unless it is a manifold for finite sums."""
+    if isinstance(manifold, GeneralizedStiefel):
+        return not manifold.changes_variables
+    if manifold is None or type(manifold) is Stiefel or manifold is Stiefel:
+        return False
+    raise ValueError(
+        "manifold must be ol.Stiefel() or ol.GeneralizedStiefel(B) in minimize_finite_sum, got "
+        f"{manifold!r}. For others use minimize, with all terms in fun."
+    )
+
+
+def _check_no_lam(lam: Any) -> None:
+    if lam is not None:
+        raise ValueError(
+            "lam has no role where B is known by products only, as each step lands; got "
+            f"{lam!r}. Leave it out."
+        )
 
 
 class GradientTable:
@@ -315,7 +361,7 @@ class SAGA(StochasticLanding):
             after = super().advance(point)
             if after is None or not self.chooses_lr:
                 return after
-            if _as_good(after, point):
+            if as_good(after, point):
                 if after.gradient_norm < point.gradient_norm:
                     self._change_step(self.growth)
                 return after
@@ -348,7 +394,7 @@ class SAGA(StochasticLanding):
         return there
 
 
-def _as_good(after: Point, before: Point) -> bool:
+def as_good(after: Point, before: Point) -> bool:
     """Whether f did not rise; where rounding hides that, whether its gradient did not double."""
     rounding = 100 * torch.finfo(after.X.dtype).eps * max(abs(after.value), abs(before.value))
     if abs(after.value - before.value) > rounding:
@@ -441,7 +487,7 @@ def _returned(run: Run, status: Status) -> Point:
     return last if status is Status.CONVERGED or tied else best
 
 
-def _advice(method: str, run: Run, point: Point, lr: float) -> dict[Status, str]:
+def advice_for(method: str, run: Run, point: Point, lr: float) -> dict[Status, str]:
     """What to do next, where it is not what ``minimize`` advises."""
     unit = run.cost.objective.scale
     reached = (

@@ -9,7 +9,7 @@ with the safe step eta* in its corrected form; with momentum, the relative gradi
 import math
 from collections.abc import Callable
 from numbers import Real
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from ortholand.safe_step import DEFAULT_RULE, find_rule
 from ortholand.safe_step import RULES as SAFE_STEP_RULES
 from ortholand.solve.arrays import as_tensor, back_from_tensor, norm, precision
 from ortholand.solve.manifold_cost import ManifoldCost, Point
+from ortholand.solve.manifolds.generalized import GeneralizedColumns
 from ortholand.solve.manifolds.stiefel import OrthonormalColumns
 from ortholand.solve.options import Rule, is_function_or_none, is_number
 from ortholand.solve.targets import Targets
@@ -68,24 +69,30 @@ class Landing:
     ) -> None:
         self.lam, self.step, self.momentum = lam, step, momentum
         self.eps, self.rule = eps, find_rule(safe_step)
-        self.buffer: Tensor | None = None
+        self.buffer: Any = None
         self.k = 0
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
         """Choose what the user left open."""
-        if not isinstance(cost.geometry, OrthonormalColumns):
+        if not isinstance(cost.geometry, (OrthonormalColumns, GeneralizedColumns)):
             raise ValueError(
-                "method='landing' is for one matrix, or a stack of them, with orthonormal columns. "
-                "Use another method for products."
+                "method='landing' is for one matrix, or a stack of them, with orthonormal columns "
+                "or X^H B X = I. Use another method for products."
             )
         self.cost, self.targets, self.unit = cost, targets, cost.objective.scale
+        # With B the field and its attraction are longer by up to this.
+        geometry: Any = cost.geometry
+        by_products = isinstance(geometry, GeneralizedColumns)
+        longer = geometry.field_scale(point.X) if by_products else 1.0
         if self.step is None:
-            self.step = 0.5 / lipschitz_constant(cost, point) / self.unit
-        self.lam = self._attraction() if self.lam is None else self.lam / self.unit
+            self.step = 0.5 / lipschitz_constant(cost, point) / self.unit / longer
+        self.lam = self._attraction() / longer if self.lam is None else self.lam / self.unit
 
     def advance(self, point: Point) -> Point | None:
         """One step."""
         self.k += 1
+        if isinstance(self.cost.geometry, GeneralizedColumns):
+            return self._advance_by_products(self.cost.geometry, point)
         X, G = as_tensor(point.X), as_tensor(point.euclidean)
         B = generator(X, G)
         if self.momentum:
@@ -97,6 +104,22 @@ class Landing:
             return None
         after = self.cost.at(back_from_tensor(X, point.X))
         if not after.finite:
+            return None
+        self._look(point, after)
+        return after
+
+    def _advance_by_products(self, geometry: GeneralizedColumns, point: Point) -> Point | None:
+        """One step with ``X^H B X = I``. Its field is linear in G, at every X: so is momentum."""
+        G = point.euclidean
+        if self.momentum:
+            G = (1 - self.momentum) * G
+            G = G if self.buffer is None else G + self.momentum * self.buffer
+            self.buffer = G
+        assert self.lam is not None  # start
+        eta, spectral = self._eta(self.k), self.rule.spectral
+        X, taken = geometry.landing_step(point.X, G, eta, self.lam, self.eps, spectral)
+        after = self.cost.at(X) if taken else None
+        if after is None or not after.finite:
             return None
         self._look(point, after)
         return after

@@ -7,6 +7,7 @@ from ortholand.retractions import find_retraction, retract
 from ortholand.solve.arrays import Array, as_tensor, back_from_tensor, norm
 from ortholand.solve.manifolds import Geometry, Product
 from ortholand.solve.manifolds.euclidean import Flat
+from ortholand.solve.manifolds.generalized import GeneralizedColumns
 from ortholand.solve.manifolds.geometry import NEAR, Line
 from ortholand.solve.manifolds.stiefel import SquareStiefel
 from ortholand.solve.objective import Objective
@@ -25,6 +26,7 @@ class Point:
         gradient: coordinates of the Riemannian gradient.
         multiplier: ``Sym(X^H G)``, ``Sym(G X^H)`` if square: ``G = X multiplier`` at critical X.
         multiplier_norm: its norm.
+        normal_norm: that of G's normal part; the same where columns are orthonormal.
         distance: norm of D.
         correction: ``<multiplier, D> / 2``.
         gradient_norm: of the Riemannian gradient.
@@ -42,6 +44,7 @@ class Point:
         "measured",
         "multiplier",
         "multiplier_norm",
+        "normal_norm",
         "value",
     )
 
@@ -57,10 +60,11 @@ class Point:
         distance: float,
         correction: float,
         measured: bool,
+        normal_norm: float,
     ) -> None:
         self.X, self.D, self.value, self.euclidean = X, D, value, euclidean
         self.gradient, self.multiplier = gradient, multiplier
-        self.multiplier_norm = multiplier_norm
+        self.multiplier_norm, self.normal_norm = multiplier_norm, normal_norm
         self.distance, self.correction, self.measured = distance, correction, measured
         self.gradient_norm = norm(gradient)
 
@@ -80,7 +84,7 @@ class Point:
     @property
     def euclidean_norm(self) -> float:
         """Of the Euclidean gradient, up to the distance: its two parts are orthogonal."""
-        return math.hypot(self.gradient_norm, self.multiplier_norm)
+        return math.hypot(self.gradient_norm, self.normal_norm)
 
 
 class ManifoldCost:
@@ -106,7 +110,10 @@ class ManifoldCost:
             D, measured = geometry.residual(X), True
         gradient, multiplier, correction = geometry.differentiate(X, D, G)
         normal, distance = geometry.size(multiplier), geometry.size(D)
-        point = Point(X, D, value, G, gradient, multiplier, normal, distance, correction, measured)
+        out = geometry.normal_norm(X, multiplier, normal)
+        point = Point(
+            X, D, value, G, gradient, multiplier, normal, distance, correction, measured, out
+        )
         self.saw_non_finite |= not point.finite
         return point
 
@@ -132,7 +139,7 @@ class ManifoldCost:
         there, _ = self.go(self.line(point, direction), t)
         return self.geometry.tangent(point.X, there.gradient - point.gradient)
 
-    def columns(self, point: Point) -> int:
+    def columns(self, point: Point) -> float:
         """How many vectors move."""
         return self.geometry.columns(point.X)
 
@@ -174,6 +181,12 @@ class RetractedLine:
 def with_retraction(geometry: Any, kind: Any) -> Any:
     """The same manifold, moving by a retraction."""
     find_retraction(kind)
+    if isinstance(geometry, GeneralizedColumns):
+        raise ValueError(
+            "The methods 'retraction-*' need orthonormal columns, which there are in new variables "
+            "only: ol.GeneralizedStiefel(B, form='cholesky') with a dense B. Or use another "
+            "method, as 'lbfgs' or 'cg'."
+        )
     if isinstance(geometry, Product):
         parts = [with_retraction(part, kind) for part in geometry.geometries]
         return Product(parts, geometry.packing)

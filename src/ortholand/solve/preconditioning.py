@@ -17,8 +17,8 @@ def precondition(
         return gradient
     variables, geometry = cost.objective.variables, cost.geometry
     V = geometry.ambient(point.X, gradient)
-    W = preconditioner(variables.outward(point.X), variables.outward(V))
-    scaled = geometry.coordinates(point.X, variables.inward(W, "preconditioner"))
+    W = preconditioner(variables.outward(point.X), variables.outward_gradient(V))
+    scaled = geometry.coordinates(point.X, variables.inward_vector(W, "preconditioner"))
     cosine = inner(gradient, scaled)
     if not (cosine > 0 or norm(gradient) == 0):
         raise ValueError(

@@ -54,12 +54,17 @@ def result_of(run: Run, point: Point, status: Status) -> "OptimizeResult":
     objective = run.cost.objective
     if status is Status.STALLED and run.succeeded(point):
         status = Status.CONVERGED
+    distance, allowed = objective.variables.missed_by(
+        point.X, point.distance, run.cost.geometry.feasible(point.X)
+    )
+    if status is Status.CONVERGED and not distance <= allowed:
+        status = Status.STALLED
     return OptimizeResult(
         x=_owned(run, point.X),
         fun=point.value * objective.scale,
-        jac=_owned(run, point.euclidean * objective.scale),
+        jac=_owned_gradient(run, point.euclidean * objective.scale),
         grad_norm=point.gradient_norm * objective.scale,
-        distance=point.distance,
+        distance=distance,
         nit=run.nit,
         nfev=objective.nfev,
         njev=objective.njev,
@@ -91,6 +96,12 @@ def _owned(run: Run, X: Any) -> Any:
     """The user's own arrays, to write to."""
     variables = run.cost.objective.variables
     return variables.rebuild([copy_of(x) for x in variables.outward_blocks(X)])
+
+
+def _owned_gradient(run: Run, G: Any) -> Any:
+    variables = run.cost.objective.variables
+    leaves = variables.structure.leaves(variables.outward_gradient(G), "jac")
+    return variables.rebuild([copy_of(g) for g in leaves])
 
 
 def _message(run: Run, point: Point, status: Status) -> str:

@@ -37,6 +37,14 @@ class Block:
         """As the solver has it."""
         return x if self.as_it_is else self.manifold.inward(x)
 
+    def outward_gradient(self, G: Any) -> Any:
+        """A gradient as the user has it."""
+        return G if self.as_it_is else self.manifold.outward_gradient(G, self.shape)
+
+    def inward_gradient(self, G: Any) -> Any:
+        """A gradient as the solver has it."""
+        return G if self.as_it_is else self.manifold.inward_gradient(G)
+
 
 class Variables:
     """Where the user starts, and the way between the two sides.
@@ -76,7 +84,9 @@ class Variables:
     def _set_start(self, arrays: list[Any]) -> None:
         # Copies: the solver's points must not change with the caller's array.
         own = [copy_of(b.inward(self._across(x))) for b, x in zip(self.blocks, arrays, strict=True)]
-        geometries = [b.manifold.geometry(X) for b, X in zip(self.blocks, own, strict=True)]
+        geometries = [
+            b.manifold.geometry_for(X, self.numpy) for b, X in zip(self.blocks, own, strict=True)
+        ]
         self.start: Any
         self.geometry: Geometry
         if self.single:
@@ -123,16 +133,37 @@ class Variables:
         parts = [X] if self.single else self.packing.split(X)
         return [self._show(b.outward(part)) for b, part in zip(self.blocks, parts, strict=True)]
 
-    def inward(self, G: Any, name: str) -> Any:
+    def outward_gradient(self, G: Any) -> Any:
+        """The user's view of a gradient: not as that of a point where variables are changed."""
+        parts = [G] if self.single else self.packing.split(G)
+        pairs = zip(self.blocks, parts, strict=True)
+        return self.rebuild([self._show(b.outward_gradient(part)) for b, part in pairs])
+
+    def missed_by(self, X: Any, distance: float, allowed: float) -> tuple[float, float]:
+        """How far the user's X is from the manifold, and may be, the solver's being so far."""
+        pairs = zip(self.blocks, self.outward_blocks(X), strict=True)
+        found = [m for m in (block.manifold.missed_by(x) for block, x in pairs) if m is not None]
+        for missed, more in found:
+            distance, allowed = max(distance, missed), max(allowed, more)
+        return distance, allowed
+
+    def inward_vector(self, V: Any, name: str) -> Any:
+        """A direction that a function of the user's returned."""
+        return self.inward(V, name, gradient=False)
+
+    def inward(self, G: Any, name: str, gradient: bool = True) -> Any:
         """A gradient or a Hessian product that a function of the user's returned.
 
         It may be the user's own memory, which the next call may overwrite.
         """
         if self.single:
-            return self._take(self.blocks[0], G, name)
+            return self._take(self.blocks[0], G, name, gradient)
         leaves = self.structure.leaves(G, name)
         return self.packing.join(
-            [self._take(b, leaf, name) for b, leaf in zip(self.blocks, leaves, strict=True)]
+            [
+                self._take(b, leaf, name, gradient)
+                for b, leaf in zip(self.blocks, leaves, strict=True)
+            ]
         )
 
     def _show(self, x: Any) -> Any:
@@ -142,12 +173,12 @@ class Variables:
             return x
         return torch.from_numpy(x) if isinstance(x, np.ndarray) else x.detach()
 
-    def _take(self, block: Block, G: Any, name: str) -> Any:
+    def _take(self, block: Block, G: Any, name: str, gradient: bool) -> Any:
         if not (type(G) is np.ndarray and G.dtype == block.dtype and G.shape == block.shape):
             G = self._convert(block, G, name)
         elif not self.inside_numpy:
             G = _shared(G)
-        return block.inward(G)
+        return block.inward_gradient(G) if gradient else block.inward(G)
 
     def _convert(self, block: Block, G: Any, name: str) -> Any:
         """Of the block's type and shape, in the library inside; an error if it cannot be that."""
@@ -174,9 +205,9 @@ class Variables:
         return x if self.inside_numpy else _shared(x)
 
 
-def one_matrix(x0: Any) -> Variables:
+def one_matrix(x0: Any, manifold: Any = None) -> Variables:
     """For solvers of one matrix only, by torch's operations."""
-    variables = Variables(x0, torch_inside=True)
+    variables = Variables(x0, manifold, torch_inside=True)
     if not variables.single or len(variables.shape) != 2:
         found = variables.shape if variables.single else type(x0).__name__
         raise ValueError(f"x0 must be one matrix (n, p) here, got {found}.")

@@ -9,14 +9,29 @@ from typing import Any
 import numpy as np
 import torch
 
-from ortholand.solve.arrays import Array, adjoint, identity, largest_norm
+from ortholand.solve.arrays import Array, adjoint, identity, largest_norm, norm, sym, to_numpy
 from ortholand.solve.manifolds.euclidean import Flat
-from ortholand.solve.manifolds.geometry import FARTHEST_START, Geometry
+from ortholand.solve.manifolds.generalized import Cholesky, GeneralizedColumns, inverse_root
+from ortholand.solve.manifolds.geometry import FARTHEST_START, Geometry, roundings
+from ortholand.solve.manifolds.operators import (
+    Covariance,
+    Operator,
+    check_form,
+    check_kinds,
+    check_size,
+    is_dense,
+    operator_for,
+    spread,
+)
 from ortholand.solve.manifolds.product import Packing, Product
 from ortholand.solve.manifolds.stiefel import SquareStiefel, Subspaces, TallStiefel
 
+CHOLESKY_UP_TO = 2000  # rows of a dense B that is factorised unless the user says otherwise
+
 __all__ = [
+    "Covariance",
     "Euclidean",
+    "GeneralizedStiefel",
     "Geometry",
     "Grassmann",
     "Manifold",
@@ -39,6 +54,18 @@ class Manifold:
         """The solver's array as the user has it."""
         return X
 
+    def inward_gradient(self, G: Any) -> Any:
+        """The user's gradient as the solver has it."""
+        return self.inward(G)
+
+    def outward_gradient(self, G: Any, shape: tuple[int, ...]) -> Any:
+        """The solver's gradient as the user has it."""
+        return self.outward(G, shape)
+
+    def missed_by(self, X: Any) -> tuple[float, float] | None:  # noqa: ARG002
+        """By how much the user's array misses the constraint, and may; None: as the solver's."""
+        return None
+
     def check_shape(self, shape: tuple[int, ...], name: str) -> None:
         """Raise if no array of this shape can be such a block."""
         if 0 in shape:
@@ -50,6 +77,10 @@ class Manifold:
     def geometry(self, X: Any) -> Geometry:
         """How a solver moves on it."""
         raise NotImplementedError
+
+    def geometry_for(self, X: Any, numpy: bool) -> Geometry:  # noqa: ARG002
+        """The same, for a user who has NumPy, or torch."""
+        return self.geometry(X)
 
     def __repr__(self) -> str:
         return f"ol.{type(self).__name__}()"
@@ -165,6 +196,140 @@ class Sphere(Manifold):
     def geometry(self, X: Any) -> Geometry:  # noqa: ARG002
         """One column."""
         return TallStiefel()
+
+
+class GeneralizedStiefel(Manifold):
+    """Matrices with ``X^H B X = I``, B Hermitian and positive definite; stacks (..., n, p) of them.
+
+    Args:
+        B: n x n: a matrix of NumPy or torch, a SciPy sparse matrix, a LinearOperator,
+            :class:`ortholand.Covariance` of data, or a function V -> B V of matrices (n, k) of the
+            kind of x0. In :func:`ortholand.minimize_finite_sum` a function (V, batch) -> B_i V, the
+            mean over a batch.
+        form: ``"landing"``: by products with B only, never a factor or inverse of it;
+            ``"cholesky"``: in new variables, B must be dense. None: Cholesky for a dense B of at
+            most 2,000 rows, where it is quicker.
+
+    >>> import numpy as np
+    >>> import ortholand as ol
+    >>> A, B = np.diag([1.0, 2.0, 3.0]), np.diag([1.0, 4.0, 1.0])
+    >>> manifold = ol.GeneralizedStiefel(B)
+    >>> x0 = manifold.project(np.ones((3, 1)))
+    >>> result = ol.minimize(lambda X: (np.sum(X * (A @ X)), 2 * A @ X), x0, jac=True,
+    ...                      manifold=manifold)
+    >>> round(result.fun, 6)  # the smallest eigenvalue of A x = mu B x
+    0.5
+    """
+
+    def __init__(self, B: Any, form: str | None = None) -> None:
+        self.B = check_form(B)
+        if form not in (None, "landing", "cholesky"):
+            raise ValueError(f"form must be 'landing', 'cholesky' or None, got {form!r}.")
+        if form == "cholesky" and not is_dense(self.B):
+            raise ValueError(
+                f"form='cholesky' needs a dense B, got {type(B).__name__}. Use form='landing', by "
+                "products with B only, or make it dense: B.toarray()."
+            )
+        self.form = form
+        self._factor: Cholesky | None = None
+
+    @property
+    def changes_variables(self) -> bool:
+        """Whether this is the Cholesky form."""
+        if self.form is None:
+            return is_dense(self.B) and len(self.B) <= CHOLESKY_UP_TO
+        return self.form == "cholesky"
+
+    def _factors(self, X: Any) -> tuple[Any, Any]:
+        """``L`` and its inverse as X is."""
+        check_kinds(self.B, X)
+        if self._factor is None:
+            self._factor = Cholesky(self.B, "B")
+        return self._factor.like(X)
+
+    def inward(self, x: Any) -> Any:
+        """``L^H x``."""
+        return adjoint(self._factors(x)[0]) @ x if self.changes_variables else x
+
+    def outward(self, X: Any, shape: tuple[int, ...]) -> Any:  # noqa: ARG002
+        """``L^-H X``."""
+        return adjoint(self._factors(X)[1]) @ X if self.changes_variables else X
+
+    def inward_gradient(self, G: Any) -> Any:
+        """``L^-1 G``."""
+        return self._factors(G)[1] @ G if self.changes_variables else G
+
+    def outward_gradient(self, G: Any, shape: tuple[int, ...]) -> Any:  # noqa: ARG002
+        """``L G``."""
+        return self._factors(G)[0] @ G if self.changes_variables else G
+
+    def missed_by(self, X: Any) -> tuple[float, float] | None:
+        """The residual of X itself, not of the new variables, and 100 roundings of it."""
+        if not self.changes_variables:
+            return None
+        operator = operator_for(self.B, X, isinstance(X, np.ndarray))
+        residual = sym(adjoint(X) @ operator.apply(X)) - identity(X)
+        columns = X.shape[-1] * int(np.prod(X.shape[:-2]))
+        largest = float(np.linalg.norm(to_numpy(self.B)))
+        return norm(residual), roundings(X) * max(1.0, largest * spread(X) / columns)
+
+    def check_shape(self, shape: tuple[int, ...], name: str) -> None:
+        """Tall, and of the size of B."""
+        check_size(self.B, shape, name)
+
+    def check_start(self, X: Any, shape: tuple[int, ...], name: str, numpy: bool) -> None:  # noqa: ARG002
+        """At most 1/2 away."""
+        BX = X if self.changes_variables else operator_for(self.B, X, numpy).apply(X)
+        far = largest_norm(adjoint(X) @ BX - identity(X))
+        if not far <= FARTHEST_START:
+            raise ValueError(
+                f"{name} must satisfy X^H B X = I up to ||X^H B X - I|| <= {FARTHEST_START}, but "
+                f"it is {far:.2g} away. Take the nearest such matrix: x0 = manifold.project(x0)."
+            )
+
+    def geometry(self, X: Any) -> Geometry:
+        """As :meth:`geometry_for` does."""
+        return self.geometry_for(X, isinstance(X, np.ndarray))
+
+    def geometry_for(self, X: Any, numpy: bool) -> Geometry:
+        """Orthonormal columns in new variables, or products with B."""
+        if self.changes_variables:
+            return SquareStiefel() if X.shape[-1] == X.shape[-2] else TallStiefel()
+        return GeneralizedColumns(self.operator(X, numpy))
+
+    def operator(self, X: Any, numpy: bool) -> Operator:
+        """Products with B for arrays like X, after a look at whether B can be."""
+        operator = operator_for(self.B, X, numpy)
+        operator.check(X, "B", definite=isinstance(self.B, Covariance) and self.B.ridge > 0)
+        return operator
+
+    def project(self, x: Any) -> Any:
+        """``X (X^H B X)^(-1/2)``: the nearest matrix of the manifold in the metric of B.
+
+        Of any x of full rank, by one product with B and p x p algebra.
+        """
+        if not isinstance(x, (np.ndarray, torch.Tensor)):
+            raise TypeError(f"x must be a NumPy array or a tensor, got {type(x).__name__}.")
+        self.check_shape(tuple(x.shape), "x")
+        BX = operator_for(self.B, x, isinstance(x, np.ndarray)).apply(x)
+        return landed(x, BX, "x")
+
+    def __repr__(self) -> str:
+        kind = type(self.B).__name__
+        return f"ol.GeneralizedStiefel({kind}{'' if self.form is None else f', {self.form!r}'})"
+
+
+def landed(X: Any, BX: Any, name: str) -> Any:
+    """``X (X^H B X)^(-1/2)``; raises if X is not of full rank."""
+    with np.errstate(all="ignore"):
+        landed = X @ inverse_root(adjoint(X) @ BX)
+    finite = np.isfinite(landed) if isinstance(landed, np.ndarray) else landed.isfinite()
+    if not bool(finite.all()):
+        raise ValueError(
+            f"{name} must be finite and of full rank, with X^H B X positive definite, but it is "
+            "not. Start from random numbers, and check B."
+        )
+    return landed
 
 
 class Euclidean(Manifold):

@@ -22,6 +22,10 @@ class Flat:
         """Zero."""
         return 0.0
 
+    def normal_norm(self, X: Array, multiplier: Any, size: float) -> float:  # noqa: ARG002
+        """Zero."""
+        return 0.0
+
     def feasible(self, X: Array) -> float:  # noqa: ARG002
         """Everything is."""
         return 0.0

@@ -43,8 +43,8 @@ class Geometry(Protocol):
 
     bounded: bool  # whether a step may be too long whatever the cost
 
-    def columns(self, X: Array) -> int:
-        """How many vectors move: what lengths of steps are measured by."""
+    def columns(self, X: Array) -> float:
+        """How many vectors of length 1 move: what lengths of steps are measured by."""
         ...
 
     def residual(self, X: Array) -> Residual:
@@ -53,6 +53,10 @@ class Geometry(Protocol):
 
     def size(self, residual: Any) -> float:
         """Frobenius norm of a residual or multiplier."""
+        ...
+
+    def normal_norm(self, X: Array, multiplier: Multiplier, size: float) -> float:
+        """Norm of the normal vector that a multiplier of this size stands for."""
         ...
 
     def feasible(self, X: Array) -> float:
@@ -127,6 +131,11 @@ class LandedLine:
 
     def at(self, t: float, near: float) -> tuple[Array, Any]:
         """The point at t."""
+        C, E = self.landing(t, near)
+        return combine(self.X, t, self.V) @ C, E
+
+    def landing(self, t: float, near: float) -> tuple[Any, Any]:
+        """What lands the point at t, and the residual then."""
         if t != self.t:
             self._look(t)
         E, error, eye, C = self.E, self.error, identity(self.E), None
@@ -142,7 +151,7 @@ class LandedLine:
             if not error * error * (3 + error) / 4 > near:  # also if it is NaN
                 break
             error = largest_norm(E)
-        return combine(self.X, t, self.V) @ C, E
+        return C, E
 
 
 def settle(X: Array, enough: float) -> tuple[Array, Any]:

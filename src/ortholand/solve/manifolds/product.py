@@ -52,7 +52,7 @@ class Product:
     def _each(self, *vectors: Array) -> Any:
         return zip(self.geometries, *(self.packing.split(v) for v in vectors), strict=True)
 
-    def columns(self, X: Array) -> int:
+    def columns(self, X: Array) -> float:
         """Of all blocks."""
         return sum(geometry.columns(block) for geometry, block in self._each(X))
 
@@ -64,6 +64,11 @@ class Product:
         """Norm of all."""
         pairs = zip(self.geometries, residual, strict=True)
         return math.hypot(*(geometry.size(one) for geometry, one in pairs))
+
+    def normal_norm(self, X: Array, multiplier: Any, size: float) -> float:  # noqa: ARG002
+        """Norm of all."""
+        blocks = zip(self._each(X), multiplier, strict=True)
+        return math.hypot(*(g.normal_norm(x, m, g.size(m)) for (g, x), m in blocks))
 
     def feasible(self, X: Array) -> float:
         """100 roundings of all columns."""

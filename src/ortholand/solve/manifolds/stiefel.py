@@ -33,6 +33,10 @@ class OrthonormalColumns:
         """Norm."""
         return norm(residual)
 
+    def normal_norm(self, X: Array, multiplier: Any, size: float) -> float:  # noqa: ARG002
+        """``||X M|| = ||M||``."""
+        return size
+
     def feasible(self, X: Array) -> float:
         """100 roundings."""
         return roundings(X)

@@ -1,0 +1,469 @@
+"""Finite sums with a constraint ``X^H B X = I`` whose B is a mean over batches as well.
+
+After Vary, Ablin, Gao and Absil, "Optimization without retraction on the random generalized Stiefel
+manifold" (ICML 2024): nobody ever has B, only ``B_i X`` for the batch at hand, and a product of two
+estimates from one batch has not the product of the means for its mean. Here, with ``Y = B_i X``,
+
+    g = G - Y M,    V = b - X Sym(Y^H b),    X <- (X - eta V) (I + gain D + eta^2 V^H B_i V)^(-1/2)
+
+where M is the running mean of ``Sym(X^H G)`` over *earlier* batches, and so independent of Y; b is
+the momentum of g; and ``D = X^H Y - I``, linear in B_i, is believed to a small share, the gain. The
+mean of g vanishes exactly where the constrained problem is stationary; what is biased is along
+``X S``, S Hermitian, and landing takes that away. After each epoch a pass over all batches measures
+``X^H B X``, and the p x p root of it lands X to rounding.
+"""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ortholand.solve.arrays import adjoint, norm, sym
+from ortholand.solve.batches import Indices, Source, Stream, open_source
+from ortholand.solve.finite_sum import (
+    GROWTH,
+    REJECTIONS,
+    Draws,
+    FiniteSum,
+    GradientTable,
+    advice_for,
+    as_good,
+)
+from ortholand.solve.landing import MOMENTUM_RULE
+from ortholand.solve.loop import Run, Status
+from ortholand.solve.manifold_cost import ManifoldCost, Point
+from ortholand.solve.manifolds import Covariance, GeneralizedStiefel, Geometry, Manifold
+from ortholand.solve.manifolds.generalized import GeneralizedColumns, inverse_root
+from ortholand.solve.manifolds.geometry import FARTHEST_START
+from ortholand.solve.manifolds.operators import (
+    ASYMMETRY,
+    Operator,
+    check_size,
+    is_sampled,
+    not_hermitian,
+    operator_for,
+)
+from ortholand.solve.objective import power_of_two_near
+from ortholand.solve.options import Rule, check_options, is_number
+from ortholand.solve.result import best_on_manifold, result_of
+from ortholand.solve.targets import Limits, Targets
+from ortholand.solve.variables import Variables, one_matrix
+
+if TYPE_CHECKING:
+    from scipy.optimize import OptimizeResult
+
+PROBES, POWER_ITERATIONS = 4, 6  # batches that are asked for their curvature, and how often
+GAIN = 0.05  # share of a batch's residual that is believed
+
+
+class BatchProduct:
+    """``B_i V`` of a batch; the same for all, where B is a matrix or an operator."""
+
+    def __init__(self, B: Any, variables: Variables, source: Source) -> None:
+        self.B, self.variables = B, variables
+        self.fixed: Operator | None = None
+        if not is_sampled(B):
+            self.fixed = operator_for(B, variables.start, variables.numpy)
+            self.fixed.check(variables.start, "B")
+        elif isinstance(B, Covariance) and (
+            not isinstance(source, Indices) or source.n_terms != B.n_terms
+        ):
+            found = f"n_terms={source.n_terms}" if isinstance(source, Indices) else "data"
+            raise ValueError(
+                f"ol.Covariance of {B.n_terms} rows goes with n_terms={B.n_terms} and indices, got "
+                f"{found}. With data, make B a function (V, batch) -> B_i V."
+            )
+
+    def __call__(self, V: Tensor, batch: Any) -> Tensor:
+        """The product."""
+        if self.fixed is not None:
+            return self.fixed.apply(V)
+        if isinstance(self.B, Covariance):
+            return self.B.batch(V, batch)
+        try:
+            W = self.B(self.variables.outward(V), batch)
+        except TypeError as error:
+            raise TypeError(
+                "In minimize_finite_sum B is a function (V, batch), or (V, indices), that gives "
+                f"the mean of B_i V over a batch; it failed with: {error}"
+            ) from error
+        return self.variables.inward_vector(W, "B").clone()
+
+
+class GeneralizedSum(FiniteSum):
+    """The mean of the terms, and of the products with B: one visit of a batch serves both.
+
+    Attributes:
+        visits: how many batches were read.
+    """
+
+    def __init__(
+        self, fun: Callable[..., Any], variables: Variables, source: Source, B: Any, **options: Any
+    ) -> None:
+        super().__init__(fun, variables, source, **options)
+        self.product = BatchProduct(B, variables, source)
+        self.geometry = SampledColumns(Operator(self._full_product, variables.start.shape[0]))
+        self.visits = 0
+        if self.table is not None and not isinstance(source, Stream):
+            self.table = GradientTable(len(source), _stack(variables.start, variables.start))
+
+    def pair(self, X: Tensor, batch: Any) -> tuple[float, Tensor, Tensor]:
+        """Cost, gradient and ``B_i X`` of one batch."""
+        self.visits += 1
+        value, G = self.batch(X, batch)
+        return value, G, self.product(X, batch)
+
+    def value_and_gradient(self, X: Tensor) -> tuple[float, Tensor]:
+        """Cost and gradient of all terms; ``B X`` is left with the geometry."""
+        sizes, value, total = [], 0.0, torch.zeros_like(_stack(X, X))
+        for k, (size, batch) in enumerate(self.source):
+            v, G, Y = self.pair(X, batch)
+            both = _stack(G, Y)
+            sizes.append(size)
+            value += size * v
+            total.add_(both, alpha=size)
+            if self.table is not None:
+                self.table.gradients[k] = both
+        value, total = value / self._count(sizes), total / sum(sizes)
+        if self.table is not None:
+            self.table.mean = total
+            self.table.weights = torch.tensor(sizes, dtype=torch.float64) / sum(sizes)
+        G, Y = _parts(total)
+        self.geometry.know(X, Y.clone())
+        if self.unit is None:
+            self.unit = power_of_two_near(G)
+            return (value, G) if self.unit == 1 else self.value_and_gradient(X)
+        return value, G
+
+    def _count(self, sizes: list[int]) -> int:
+        if not sum(sizes):
+            raise ValueError("data must have at least one batch with a term in it, got none.")
+        self.n_batches = len(sizes)
+        return sum(sizes)
+
+    def _full_product(self, V: Tensor) -> Tensor:
+        """``B V``, by a pass over all batches unless B is the same for all."""
+        if self.product.fixed is not None:
+            return self.product.fixed.apply(V)
+        count, total = 0, torch.zeros_like(V)
+        for size, batch in self.source:
+            self.visits += 1
+            total.add_(self.product(V, batch), alpha=size)
+            count += size
+        return total / count
+
+    def check_product(self, X: Tensor) -> None:
+        """Raise unless a batch's B is Hermitian; learn the size of B."""
+        batch = next(iter(self.source))[1]
+        random = torch.Generator().manual_seed(0)
+        U, V = (torch.randn(X.shape, generator=random, dtype=X.dtype).to(X) for _ in range(2))
+        self.visits += 1
+        BU, BV = self.product(U, batch), self.product(V, batch)
+        apart, scale = norm(adjoint(U) @ BV - adjoint(BU) @ V), norm(BU) * norm(V)
+        if not math.isfinite(scale):
+            raise ValueError("B must be finite, but its product with a matrix is not.")
+        rounding = ASYMMETRY * torch.finfo(X.dtype).eps * math.sqrt(len(X))
+        if apart > rounding * scale:
+            raise ValueError(not_hermitian("B", apart / scale))
+        for _ in range(POWER_ITERATIONS):
+            V = BV / (norm(BV) or 1.0)
+            BV = self.product(V, batch)
+        self.geometry.operator.norm = norm(BV)
+
+    def steepest(self, X: Tensor, M: Tensor) -> float:
+        """The largest curvature of some batches' fields ``G - Y M``, by power iterations."""
+        largest, stride = 0.0, max(1, self.n_batches // PROBES)
+        for k, (_, batch) in enumerate(self.source):
+            if k % stride or k // stride >= PROBES:
+                continue
+            _, G, _ = self.pair(X, batch)
+            direction = G - X @ (adjoint(X) @ G)
+            for _ in range(POWER_ITERATIONS):
+                size = norm(direction)
+                if size == 0:
+                    break
+                h = torch.finfo(X.dtype).eps ** (1 / 3) * norm(X) / size
+                change = (self.batch(X + h * direction, batch)[1] - G) / h
+                change = change - self.product(direction, batch) @ M
+                largest = max(largest, norm(change) / size)
+                direction = change / size
+        return largest or 1.0
+
+
+class SampledColumns(GeneralizedColumns):
+    """``X^H B X = I`` where a product with B is a pass over all batches: no more than one is made.
+
+    ``X (X^H B X)^(-1/2)`` is on the manifold from wherever X was, by p x p algebra.
+    """
+
+    def residual(self, X: Any) -> Any:
+        """By the product that came with f, if it did."""
+        return self._residual(X)
+
+    def settle(self, X: Any) -> tuple[Any, Any]:
+        """To rounding, by one product at most; the residual is to be measured."""
+        return X @ inverse_root(adjoint(X) @ self.product(X)), None
+
+
+def _stack(G: Tensor, Y: Tensor) -> Tensor:
+    return torch.cat([G, Y], dim=-2)
+
+
+def _parts(both: Tensor) -> tuple[Tensor, Tensor]:
+    n = both.shape[-2] // 2
+    return both[..., :n, :], both[..., n:, :]
+
+
+def check_first(point: Point, name: str = "x0") -> None:
+    """Raise unless the start is near the manifold."""
+    if not point.distance <= FARTHEST_START and math.isfinite(point.distance):
+        raise ValueError(
+            f"{name} must satisfy X^H B X = I up to ||X^H B X - I|| <= {FARTHEST_START}, but it is "
+            f"{point.distance:.2g} away. Some rows of the data are enough to make it so: "
+            "x0 = ol.GeneralizedStiefel(ol.Covariance(rows)).project(x0)."
+        )
+
+
+class GeneralizedLanding:
+    """What both methods share; one call of :meth:`advance` is an epoch, ending on the manifold.
+
+    Attributes:
+        eps: how far a step may lead, in ``||eta^2 V^H B V||``.
+    """
+
+    name: str = ""
+    patience: float = math.inf
+    rules: ClassVar[dict[str, Rule]] = {
+        "eps": ("a number in (0, 1)", lambda v: is_number(v) and 0 < v < 1)
+    }
+    gain: ClassVar[float] = GAIN
+    reach: ClassVar[float] = 1.0  # of the default step, in inverse curvatures
+
+    def __init__(
+        self, random: torch.Generator, lr: float | None, epochs: float, eps: float = 0.5
+    ) -> None:
+        self.random, self.epochs, self.eps = random, epochs, eps
+        self.chooses_lr, self.lr = lr is None, math.nan if lr is None else float(lr)
+        self.n_steps = 0
+        self.buffer: Tensor | None = None
+        self.momentum = 0.0
+
+    def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
+        """Choose the step, if the user left that open."""
+        assert isinstance(cost.objective, GeneralizedSum)
+        self.cost, self.sum, self.targets = cost, cost.objective, targets
+        self.lr = cost.objective.scale * self.lr
+        if self.chooses_lr:
+            M = sym(adjoint(point.X) @ point.euclidean)
+            self.lr = self.reach / self.sum.steepest(point.X, M)
+
+    def advance(self, point: Point) -> Point | None:
+        """One epoch, by shorter steps if it fails and lr is ours; None if it fails all the same."""
+        taken, buffer = self.n_steps, self.buffer
+        for _ in range(REJECTIONS):
+            after = self._epoch_from(point)
+            if after is not None and (not self.chooses_lr or self.accepts(after, point)):
+                length = norm(after.X - point.X)
+                if length > 0:
+                    change = norm(after.gradient - point.gradient)
+                    self.targets.saw(change / length, point)
+                return after
+            if not self.chooses_lr:
+                return None
+            self.lr /= 2
+            self.n_steps, self.buffer = taken, buffer
+            self.forget(point)
+        return None
+
+    def accepts(self, after: Point, point: Point) -> bool:  # noqa: ARG002
+        """Whether an epoch counts: noise may raise f."""
+        return True
+
+    def _epoch_from(self, point: Point) -> Point | None:
+        self.M = sym(adjoint(point.X) @ point.euclidean)
+        start = self.cost.geometry.settle(point.X)[0]  # no pass: B X is known
+        X = self.epoch(start)
+        if X is not None:
+            X = self.cost.geometry.settle(X)[0]
+        if X is None or not bool(X.isfinite().all()):
+            self.cost.saw_non_finite = True
+            return None
+        there = self.cost.at(X)
+        return there if there.finite else None
+
+    def epoch(self, X: Tensor) -> Tensor | None:
+        """Where the steps of an epoch lead to; None if something was not finite."""
+        raise NotImplementedError
+
+    def forget(self, point: Point) -> None:
+        """Undo what an epoch left that is not taken."""
+
+    def restart(self) -> bool:
+        """Nothing helps where an epoch failed."""
+        return False
+
+    def step(self, X: Tensor, G: Tensor, Y: Tensor, batch: Any, lr: float) -> Tensor | None:
+        """One step along the field of estimates of G and ``B X``; None if it is not finite."""
+        g = G - Y @ self.M
+        self.M = self.M + self.gain * (sym(adjoint(X) @ G) - self.M)
+        if self.momentum:
+            old = g if self.buffer is None else self.buffer
+            g = self.buffer = self.momentum * old + (1 - self.momentum) * g
+        V = g - X @ sym(adjoint(Y) @ g)
+        Q = sym(adjoint(V) @ self.sum.product(V, batch))
+        eta = min(lr, math.sqrt(self.eps / max(norm(Q), 1e-300)))
+        E = self.gain * (sym(adjoint(X) @ Y) - _eye(X)) + eta * eta * Q
+        X = (X - eta * V) @ inverse_root(_eye(X) + E)
+        return X if bool(X.isfinite().all()) else None
+
+
+def _eye(X: Tensor) -> Tensor:
+    return torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
+
+
+class GeneralizedSGD(GeneralizedLanding):
+    """Steps along single batches, with momentum, that shrink.
+
+    Attributes:
+        momentum: of the fields, in [0, 1).
+        decay: the step falls like ``lr / (1 + epochs)^decay``; None: linearly, to nothing at the
+            end of the last epoch.
+    """
+
+    name = "sgd"
+    reach = 2.0  # momentum averages the noise, and would allow for more
+    rules: ClassVar[dict[str, Rule]] = {
+        **GeneralizedLanding.rules,
+        "momentum": MOMENTUM_RULE,
+        "decay": (
+            "a number >= 0, or None",
+            lambda v: v is None or (is_number(v) and 0 <= v < math.inf),
+        ),
+    }
+
+    def __init__(
+        self,
+        random: torch.Generator,
+        lr: float | None,
+        epochs: float,
+        momentum: float = 0.9,
+        decay: float | None = None,
+        **ball: Any,
+    ) -> None:
+        super().__init__(random, lr, epochs, **ball)
+        self.momentum, self.decay = float(momentum), decay
+
+    def epoch(self, X: Tensor) -> Tensor | None:
+        """One step for each batch."""
+        there: Tensor | None = X
+        for batch in self.sum.source.epoch():
+            if there is None:
+                return None
+            value, G, Y = self.sum.pair(there, batch)
+            if not math.isfinite(value):
+                return None
+            there = self.step(there, G, Y, batch, self._lr())
+            self.n_steps += 1
+        return there
+
+    def _lr(self) -> float:
+        passed = self.n_steps / self.sum.n_batches
+        if self.decay is not None:
+            return self.lr / (1 + passed) ** self.decay
+        return self.lr * max(0.0, 1 - passed / self.epochs)
+
+
+class GeneralizedSAGA(GeneralizedLanding):
+    """Variance-reduced: the last gradient and product with B of each batch are remembered."""
+
+    name = "saga"
+    patience = 10
+    gain = 0.5
+    reach = 1 / 3
+    growth = GROWTH  # of lr after an epoch that went well, until one has not
+
+    def accepts(self, after: Point, point: Point) -> bool:
+        """It must not raise f."""
+        if not as_good(after, point):
+            self.growth = 1.0
+            return False
+        if after.gradient_norm < point.gradient_norm:
+            self.lr *= self.growth
+        return True
+
+    def epoch(self, X: Tensor) -> Tensor | None:
+        """As many steps as there are batches; a batch is drawn as often as it has terms."""
+        table, source = self.sum.table, self.sum.source
+        assert table is not None
+        assert not isinstance(source, Stream)
+        draws = torch.multinomial(
+            table.weights, len(source), replacement=True, generator=self.random
+        )
+        there: Tensor | None = X
+        for k in draws.tolist():
+            if there is None:
+                return None
+            value, G, Y = self.sum.pair(there, source[k])
+            if not math.isfinite(value):
+                return None
+            G, Y = _parts(table.estimate(k, _stack(G, Y)))
+            there = self.step(there, G, Y, source[k], self.lr)
+        return there
+
+    def forget(self, point: Point) -> None:
+        """The table is to be of the point again."""
+        self.cost.at(point.X)
+
+
+METHODS: dict[str, type[GeneralizedLanding]] = {"saga": GeneralizedSAGA, "sgd": GeneralizedSGD}
+
+
+class Sampled(Manifold):
+    """The constraint as variables know it: they look at shapes only."""
+
+    def __init__(self, B: Any) -> None:
+        self.B = B
+
+    def check_shape(self, shape: tuple[int, ...], name: str) -> None:
+        """Tall, and of the size of B."""
+        check_size(self.B, shape, name)
+
+    def geometry(self, X: Any) -> Geometry:
+        """Not used: that of the sum knows B."""
+        return GeneralizedColumns(Operator(lambda V: V, X.shape[-2]))
+
+
+def solve_sampled(
+    fun: Callable[..., Any],
+    x0: Any,
+    jac: Callable[..., Any] | bool | None,
+    manifold: GeneralizedStiefel,
+    draws: Draws,
+    limits: Limits,
+    lr: float | None,
+    options: dict[str, Any],
+    report: Callable[[Run], bool] | None,
+) -> "OptimizeResult":
+    """What ``minimize_finite_sum`` does where B is known by products."""
+    method, B = draws.method, manifold.B
+    check_options(method, METHODS[method], options)
+    solver = METHODS[method](draws.random, lr, epochs=limits.maxiter, **options)
+    variables = one_matrix(x0, Sampled(B))
+    source = open_source(*draws, variables)
+    objective = GeneralizedSum(fun, variables, source, B, jac=jac, remember=method == "saga")
+    variables.check_start()
+    with torch.no_grad():
+        objective.check_product(variables.start)
+        cost = ManifoldCost(objective, objective.geometry)
+        run = Run(cost, solver, limits, report)
+        first = cost.at(variables.start)
+        check_first(first)
+        status = run.from_point(first)
+        point = best_on_manifold(run, status)
+        result = result_of(run, point, status)
+    result.update(lr=solver.lr / objective.scale, passes=objective.visits / objective.n_batches)
+    advice = advice_for(method, run, point, result.lr)
+    result.message = advice.get(Status(result.status), result.message)
+    return result

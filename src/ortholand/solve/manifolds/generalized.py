@@ -1,0 +1,280 @@
+"""Matrices with ``X^H B X = I``: by products with B alone, or in new variables where B is small.
+
+**Landing form.** The metric is the Euclidean one, and no factor or inverse of B is used. With
+``Y = B X`` the normal vectors at X are ``Y M``, M Hermitian, so that the tangent part of G is
+``G - Y M`` with ``K M + M K = Y^H G + G^H Y``, ``K = Y^H Y``: p x p algebra. Newton-Schulz steps
+``X (I - D / 2)`` land by ``D = X^H B X - I`` as for B = I. A move along V takes one product,
+``B V``: that with the landed point, ``(B X + t B V) C``, follows.
+
+**Cholesky form.** ``B = L L^H`` and ``Z = L^H X`` has orthonormal columns: the solver's own. A cost
+that is well conditioned in Z may not be so in X, so this is what is done where L can be had.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ortholand.safe_step import MARGIN, largest_root
+from ortholand.solve.arrays import (
+    Array,
+    adjoint,
+    as_tensor,
+    combine,
+    from_numpy,
+    identity,
+    largest_norm,
+    minus_product,
+    norm,
+    sym,
+    to_numpy,
+)
+from ortholand.solve.manifolds.geometry import LandedLine, half_inner, roundings
+from ortholand.solve.manifolds.operators import Operator, not_definite, spread
+
+KEPT = 4  # points whose products with B are remembered
+
+
+class Known(NamedTuple):
+    """What was computed at a point."""
+
+    X: Any
+    Y: Any  # B X
+    eigen: tuple[Any, Any] | None  # of Y^H Y
+
+
+class GeneralizedColumns:
+    """The landing form, for one matrix or a stack; ``D = X^H B X - I``."""
+
+    bounded = True
+
+    def __init__(self, operator: Operator) -> None:
+        self.operator = operator
+        self.known: list[Known] = []
+
+    def product(self, X: Array) -> Any:
+        """``B X``, computed once for each point."""
+        return self._known(X).Y
+
+    def know(self, X: Array, Y: Any) -> None:
+        """Remember ``Y = B X``."""
+        self.known = [one for one in self.known if not _same(one.X, X)][-KEPT + 1 :]
+        self.known.append(Known(X, Y, None))
+
+    def _known(self, X: Array) -> Known:
+        for one in self.known:
+            if _same(one.X, X):
+                return one
+        self.know(X, self.operator.apply(X))
+        return self.known[-1]
+
+    def _eigen(self, X: Array) -> tuple[Any, Any]:
+        """Eigenvalues and -vectors of ``K = Y^H Y``."""
+        one = self._known(X)
+        if one.eigen is None:
+            K = adjoint(one.Y) @ one.Y
+            eigen = _eigh(K)
+            self.known = [Known(k.X, k.Y, eigen) if k is one else k for k in self.known]
+            return eigen
+        return one.eigen
+
+    def columns(self, X: Array) -> float:
+        """``||X||^2``: the lengths of steps are measured by that of X."""
+        return spread(X)
+
+    def residual(self, X: Array) -> Array:
+        """``X^H B X - I``, by a product that is computed anew."""
+        self.know(X, self.operator.apply(X))
+        return self._residual(X)
+
+    def _residual(self, X: Array) -> Array:
+        return sym(adjoint(X) @ self.product(X)) - identity(X)
+
+    def size(self, residual: Any) -> float:
+        """Norm."""
+        return norm(residual)
+
+    def normal_norm(self, X: Array, multiplier: Any, size: float) -> float:  # noqa: ARG002
+        """``||B X M||``."""
+        return norm(self.product(X) @ multiplier)
+
+    def feasible(self, X: Array) -> float:
+        """100 roundings, of the products that the residual is computed by."""
+        columns = X.shape[-1] * math.prod(X.shape[:-2])
+        return roundings(X) * max(1.0, self.operator.norm * spread(X) / columns)
+
+    def differentiate(self, X: Array, D: Any, G: Array) -> tuple[Array, Array, float]:
+        """Tangent part of G, multiplier M; exact at every X of full rank."""
+        M = self._multiplier(X, G)
+        return minus_product(G, self.product(X), M), M, half_inner(M, D)
+
+    def _multiplier(self, X: Array, G: Array) -> Array:
+        """M with ``K M + M K = Y^H G + G^H Y``."""
+        P = adjoint(self.product(X)) @ G
+        w, Q = self._eigen(X)
+        rotated = adjoint(Q) @ (P + adjoint(P)) @ Q
+        return Q @ (rotated / (w[..., :, None] + w[..., None, :])) @ adjoint(Q)
+
+    def tangent(self, X: Array, A: Array) -> Array:
+        """A without its normal part at X."""
+        return minus_product(A, self.product(X), self._multiplier(X, A))
+
+    coordinates = tangent
+
+    def ambient(self, X: Array, A: Array) -> Array:  # noqa: ARG002
+        """A itself."""
+        return A
+
+    def hessian(self, X: Array, multiplier: Any, A: Array, W: Array) -> Array:
+        """``W - B A M`` without its normal part."""
+        return self.tangent(X, minus_product(W, self.operator.apply(A), multiplier))
+
+    def line(self, X: Array, D: Any, A: Array) -> "GeneralizedLine":
+        """Along A, by one product."""
+        return GeneralizedLine(self, X, D, A)
+
+    def settle(self, X: Array) -> tuple[Array, Array]:
+        """By Newton-Schulz steps, as long as they bring it nearer."""
+        E = self.residual(X)
+        error = largest_norm(E)
+        for _ in range(30):
+            if error < roundings(X) / 20:
+                break
+            after = X @ (identity(X) - 0.5 * E)
+            residual = self.residual(after)
+            before, error = error, largest_norm(residual)
+            if not error < before:
+                break  # rounding, or not a number: the last one was better
+            X, E = after, residual
+        return X, E
+
+    def check_first(self, X: Array, G: Array) -> None:
+        """Any cost will do."""
+
+    def field_scale(self, X: Array) -> float:
+        """The largest eigenvalue of K, by which the landing field is longer than the gradient."""
+        return float(to_numpy(self._eigen(X)[0]).max())
+
+    def landing_step(
+        self, X: Array, G: Array, eta: float, lam: float, eps: float, spectral: bool
+    ) -> tuple[Array, bool]:
+        """``X - eta L``, no further than is safe; whether that is finite."""
+        L, longest = self.safe_field(X, G, lam, eps, spectral)
+        step = longest.clamp(max=eta)[..., None, None]
+        moved = as_tensor(X) - step * as_tensor(L)
+        finite = bool(moved.isfinite().all()) and bool(longest.isfinite().all())
+        return (moved if isinstance(X, Tensor) else moved.numpy()), finite
+
+    def safe_field(
+        self, X: Array, G: Array, lam: float, eps: float, spectral: bool
+    ) -> tuple[Array, Tensor]:
+        """The landing field ``L = Skew(G Y^H) Y + lam Y D`` and the safe step, for each matrix.
+
+        ``D' = D - eta T + eta^2 L^H B L`` with ``T = Y^H L + L^H Y``, which is
+        ``lam (K D + D K)`` up to rounding, and ``D - t (K D + D K)`` is the mean of
+        ``(I - 2 t K) D`` and its adjoint: see docs/minimize.md for the proof.
+        """
+        Y, D = self.product(X), self._residual(X)
+        K = adjoint(Y) @ Y
+        L = 0.5 * (G @ K - Y @ (adjoint(G) @ Y)) + lam * (Y @ D)
+        unit = norm(L) or 1.0  # so that squares do not overflow
+        V = L / unit
+        T, KD = adjoint(Y) @ V, K @ D * (lam / unit)
+        rounding = T + adjoint(T) - KD - adjoint(KD)
+        squares = adjoint(V) @ self.operator.apply(V)
+        d, q, error = (_size(M, spectral) for M in (D, squares, rounding))
+        w = as_tensor(self._eigen(X)[0])
+        low, high = w.amin(-1).clamp(min=0), w.amax(-1)
+        room = eps * (1 - MARGIN) - d
+        longest = largest_root(q.sqrt(), lam / unit * low * d - error / 2, room) / unit
+        # Only up to here is ||I - 2 t K|| = 1 - 2 t low; a 1e-4 less, for K is rounded.
+        cap = (1 - MARGIN) / (lam * (low + high)) if lam > 0 else math.inf * torch.ones_like(d)
+        return L, torch.minimum(longest, cap)
+
+
+class GeneralizedLine(LandedLine):
+    """``(X + t V) C``, and the product of B with it."""
+
+    def __init__(self, geometry: GeneralizedColumns, X: Array, D: Any, V: Array) -> None:
+        self.geometry = geometry
+        self.X, self.D, self.V = X, D, V
+        self.Y, self.BV = geometry.product(X), geometry.operator.apply(V)
+        M = adjoint(self.Y) @ V
+        self.linear = M + adjoint(M)
+        self.quadratic = sym(adjoint(V) @ self.BV)
+        self.t = math.nan
+
+    def at(self, t: float, near: float) -> tuple[Array, Any]:
+        """The point at t."""
+        C, E = self.landing(t, near)
+        X = combine(self.X, t, self.V) @ C
+        self.geometry.know(X, combine(self.Y, t, self.BV) @ C)
+        return X, E
+
+
+def _same(X: Any, other: Any) -> bool:
+    """Whether two arrays are the same memory. One is kept, so that it is not used for others."""
+    if X is other:
+        return True
+    return _place(X) == _place(other)
+
+
+def _place(X: Any) -> Any:
+    if isinstance(X, np.ndarray):
+        return X.__array_interface__["data"][0], X.shape, X.strides
+    return X.data_ptr(), tuple(X.shape), X.stride()
+
+
+def _eigh(K: Any) -> tuple[Any, Any]:
+    """In the library of K; what is not finite has no eigenvalues, and NaN for an answer."""
+    K = sym(K)
+    if isinstance(K, np.ndarray):
+        if not np.isfinite(K).all():
+            return np.full(K.shape[:-1], math.nan, K.real.dtype), K
+        w, Q = np.linalg.eigh(K)
+        return w, Q
+    if not bool(K.isfinite().all()):
+        return torch.full_like(K[..., 0], math.nan).real, K
+    w, Q = torch.linalg.eigh(K)
+    return w, Q
+
+
+def inverse_root(S: Any) -> Any:
+    """``S^(-1/2)`` of p x p matrices; NaN where S is not positive definite."""
+    w, Q = _eigh(S)
+    return (Q * (w[..., None, :] ** -0.5)) @ adjoint(Q)
+
+
+def _size(M: Any, spectral: bool) -> Tensor:
+    return torch.linalg.matrix_norm(as_tensor(M), ord=2 if spectral else "fro")
+
+
+class Cholesky:
+    """``B = L L^H``, and L's inverse, in double precision; and as other arrays want them."""
+
+    def __init__(self, B: Any, words: str) -> None:
+        dense = to_numpy(B)
+        dense = dense.astype(np.result_type(dense, np.float64), copy=False)
+        try:
+            L = np.linalg.cholesky(dense)
+        except np.linalg.LinAlgError:
+            L = None
+        diagonal = np.zeros(1) if L is None else np.abs(np.diagonal(L)) ** 2
+        # A pivot is at least the smallest eigenvalue, and up to rounding.
+        if not diagonal.min() > len(dense) * np.finfo(np.float64).eps * np.abs(dense).max():
+            values = np.linalg.eigvalsh(dense)
+            raise ValueError(not_definite(words, float(values[0]), float(values[-1])))
+        import scipy.linalg  # here: importing ortholand must stay cheap
+
+        self.L: Any = L
+        self.inverse: Any = scipy.linalg.solve_triangular(L, np.eye(len(dense)), lower=True)
+        self.converted: dict[Any, tuple[Any, Any]] = {}
+
+    def like(self, X: Any) -> tuple[Any, Any]:
+        """L and its inverse as X is."""
+        key = (X.dtype, str(getattr(X, "device", "")))
+        if key not in self.converted:
+            self.converted[key] = (from_numpy(self.L, X), from_numpy(self.inverse, X))
+        return self.converted[key]

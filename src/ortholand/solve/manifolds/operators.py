@@ -1,0 +1,333 @@
+"""The matrix B of a constraint ``X^H B X = I`` in all forms that it is given in.
+
+Dense or sparse, a LinearOperator, a function, or rows of data: all that is ever asked of it is a
+product with a few vectors. What can be wrong with it is found here, before anything is computed.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ortholand.solve.arrays import adjoint, from_numpy, inner, norm, to_numpy
+
+LANCZOS = 30  # products with one vector that are spent on a look at the spectrum
+POWER_ITERATIONS = 6  # where only the size of B is asked for
+ASYMMETRY = 100  # roundings by which B may differ from its adjoint
+CHUNK = 4096  # rows of data that are read at a time
+
+Apply = Callable[[Any], Any]
+
+
+class Covariance:
+    """``B = A^H A / N + ridge I`` for N rows of data in A, which is never formed.
+
+    Args:
+        rows: A, NumPy or torch, N x n; or several such blocks of columns, (N, n_1), (N, n_2), ...:
+            B is then block diagonal, the covariance of each block by itself, as canonical
+            correlation wants it. Columns are taken as they are: subtract means before.
+        ridge: at least 0; more than 0 where columns are dependent, or B is singular.
+
+    It serves :func:`ortholand.minimize`, by passes over all rows, and
+    :func:`ortholand.minimize_finite_sum`, by the rows of a batch.
+
+    >>> import numpy as np
+    >>> A = np.array([[1.0, 0.0], [1.0, 2.0]])
+    >>> Covariance(A, ridge=0.5)(np.eye(2))
+    array([[1.5, 1. ],
+           [1. , 2.5]])
+    """
+
+    def __init__(self, rows: Any, ridge: float = 0.0) -> None:
+        blocks = list(rows) if isinstance(rows, (list, tuple)) else [rows]
+        if not blocks or not all(
+            isinstance(b, (np.ndarray, Tensor)) and b.ndim == 2 for b in blocks
+        ):
+            raise TypeError(
+                "rows must be a matrix (N, n) of NumPy or torch, or a list of such blocks of "
+                f"columns, got {[getattr(b, 'shape', type(b).__name__) for b in blocks]}."
+            )
+        if len({len(block) for block in blocks}) != 1 or 0 in blocks[0].shape:
+            raise ValueError(
+                "All blocks must have the same number N >= 1 of rows, one for each sample, got "
+                f"{[tuple(block.shape) for block in blocks]}."
+            )
+        if (
+            isinstance(ridge, bool)
+            or not isinstance(ridge, (int, float))
+            or not 0 <= ridge < math.inf
+        ):
+            raise ValueError(f"ridge must be a number >= 0, got {ridge!r}.")
+        self.blocks, self.ridge, self.n_terms = blocks, float(ridge), len(blocks[0])
+        n = sum(block.shape[1] for block in blocks)
+        self.shape = (n, n)
+
+    def __call__(self, V: Any) -> Any:
+        """``B V``, by one pass over all rows."""
+        total: Any = 0
+        for begin in range(0, self.n_terms, CHUNK):
+            chosen = slice(begin, begin + CHUNK)
+            total = total + self._sum(V, chosen)
+        return total / self.n_terms + self.ridge * V
+
+    def batch(self, V: Any, indices: Any) -> Any:
+        """``B_i V`` for the mean B_i of these rows: its mean over all batches is ``B V``."""
+        return self._sum(V, indices) / len(indices) + self.ridge * V
+
+    def _sum(self, V: Any, chosen: Any) -> Any:
+        parts, begin = [], 0
+        for block in self.blocks:
+            A = _as(block[_index(chosen, block)], V)
+            end = begin + A.shape[1]
+            parts.append(adjoint(A) @ (A @ V[begin:end]))
+            begin = end
+        return parts[0] if len(parts) == 1 else _library(V).concatenate(parts)
+
+
+def _index(chosen: Any, block: Any) -> Any:
+    if isinstance(chosen, slice) or isinstance(block, Tensor) == isinstance(chosen, Tensor):
+        return chosen
+    return torch.as_tensor(chosen) if isinstance(block, Tensor) else to_numpy(chosen)
+
+
+def _as(A: Any, V: Any) -> Any:
+    """A in the library and type of V; complex if A is."""
+    if isinstance(V, Tensor):
+        A = torch.as_tensor(A)
+        return A.to(V.device, torch.promote_types(V.dtype, A.dtype) if A.is_complex() else V.dtype)
+    A = to_numpy(A) if isinstance(A, Tensor) else A
+    return A.astype(np.result_type(V, A) if A.dtype.kind == "c" else V.dtype, copy=False)
+
+
+def _library(V: Any) -> Any:
+    return np if isinstance(V, np.ndarray) else torch
+
+
+class Operator:
+    """B as the solver has it: ``apply(V)`` for arrays (..., n, p) of its library and type.
+
+    Attributes:
+        norm: the largest eigenvalue, from below but close; NaN until it is looked at.
+    """
+
+    def __init__(self, matmat: Apply, n: int) -> None:
+        self.matmat, self.n = matmat, n
+        self.norm = math.nan
+
+    def apply(self, V: Any) -> Any:
+        """``B V``."""
+        if V.ndim == 2:
+            return self.matmat(V)
+        # A stack as one matrix with more columns: operators know no stacks.
+        moved = V.swapaxes(0, -2)
+        flat = moved.reshape(self.n, -1)
+        return self.matmat(flat).reshape(moved.shape).swapaxes(0, -2)
+
+    def check(self, like: Any, words: str, definite: bool = False) -> None:
+        """Raise unless B is Hermitian and positive definite, as far as products tell.
+
+        Lanczos steps with full orthogonalisation: for n up to their number they tell all, beyond
+        that the ends of the spectrum, by :data:`LANCZOS` products with one vector. What is known to
+        be ``definite`` is spared them.
+        """
+        random = np.random.default_rng(0)
+        eps = _eps(like)
+        u, v = (self._vector(random, like) for _ in range(2))
+        Bu, Bv = self.apply(u), self.apply(v)
+        scale = norm(Bu) * norm(v) + norm(Bv) * norm(u)
+        if not math.isfinite(scale):
+            raise ValueError(f"{words} must be finite, but its product with a vector is not.")
+        apart = abs(complex(_dot(u, Bv)) - complex(_dot(Bu, v)))
+        if apart > ASYMMETRY * eps * math.sqrt(self.n) * scale:
+            raise ValueError(not_hermitian(words, apart / scale))
+        if definite:
+            self.norm = self._largest(v)
+            return
+        lowest, self.norm = self._ends(u)
+        if not lowest > eps * self.norm:
+            raise ValueError(not_definite(words, lowest, self.norm))
+
+    def _vector(self, random: np.random.Generator, like: Any) -> Any:
+        x = random.standard_normal((self.n, 1))
+        if to_numpy(like[..., :1, :1]).dtype.kind == "c":
+            x = x + 1j * random.standard_normal((self.n, 1))
+        return from_numpy(x, like)
+
+    def _largest(self, v: Any) -> float:
+        """By some power iterations."""
+        for _ in range(POWER_ITERATIONS):
+            v = v / norm(v)
+            v = self.apply(v)
+        return norm(v)
+
+    def _ends(self, v: Any) -> tuple[float, float]:
+        """The smallest and the largest Ritz value."""
+        basis, images = [v / norm(v)], []
+        for _ in range(min(LANCZOS, self.n)):
+            images.append(self.apply(basis[-1]))
+            rest = images[-1]
+            for _ in range(2):
+                for q in basis:
+                    rest = rest - q * (adjoint(q) @ rest)
+            size = norm(rest)
+            if not size > 10 * _eps(v) * norm(images[0]):
+                break
+            basis.append(rest / size)
+        basis = basis[: len(images)]
+        T = np.array([[complex(_dot(q, image)) for image in images] for q in basis])
+        values = np.linalg.eigvalsh((T + T.conj().T) / 2)
+        return float(values[0]), float(values[-1])
+
+
+def _dot(u: Any, v: Any) -> Any:
+    """``u^H v``."""
+    return (adjoint(u) @ v)[0, 0].item()
+
+
+def _eps(like: Any) -> float:
+    library: Any = torch if isinstance(like, Tensor) else np
+    return float(library.finfo(like.dtype).eps)
+
+
+def not_hermitian(words: str, share: float) -> str:
+    """The message."""
+    return (
+        f"{words} must be symmetric (Hermitian, if complex), but B - B^H is {share:.1e} of it. "
+        "Take (B + B.conj().T) / 2, if that is what you mean."
+    )
+
+
+def not_definite(words: str, lowest: float, largest: float) -> str:
+    """The message."""
+    kind = "singular to rounding" if lowest > -1e-10 * abs(largest) else "not positive definite"
+    return (
+        f"{words} must be positive definite, but it is {kind}: it has eigenvalues from "
+        f"{lowest:.2g} or less to {largest:.2g}. Add a multiple of the identity, "
+        "B + ridge I, or leave out dependent columns."
+    )
+
+
+def is_dense(B: Any) -> bool:
+    """Whether B is a plain matrix."""
+    return isinstance(B, np.ndarray) or (isinstance(B, Tensor) and B.layout == torch.strided)
+
+
+def is_sampled(B: Any) -> bool:
+    """Whether B may be asked for parts: rows of data, or a function of its own."""
+    return isinstance(B, Covariance) or (callable(B) and not hasattr(B, "shape"))
+
+
+def check_form(B: Any) -> Any:
+    """B, if it is a square matrix, operator or function; lists are made arrays."""
+    if isinstance(B, (list, tuple)):
+        B = np.asarray(B)
+    if isinstance(B, np.ndarray) and B.dtype.kind in "iub":
+        B = B.astype(np.float64)
+    if isinstance(B, Tensor):
+        B = B.detach()
+        B = B if B.is_floating_point() or B.is_complex() else B.double()
+    shape = getattr(B, "shape", None)
+    if shape is None:
+        if callable(B):
+            return B
+        raise TypeError(
+            "B must be a matrix (NumPy, torch, SciPy sparse), a LinearOperator, ol.Covariance, or "
+            f"a function V -> B V, got {type(B).__name__}."
+        )
+    if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 0:
+        raise ValueError(f"B must be a square matrix, got shape {tuple(shape)}.")
+    if is_dense(B):
+        _check_dense(B)
+    return B
+
+
+def _check_dense(B: Any) -> None:
+    if not (isinstance(B, Tensor) or B.dtype.kind in "fc"):
+        raise TypeError(f"B must be a matrix of numbers, got one of {B.dtype}.")
+    finite = B.isfinite() if isinstance(B, Tensor) else np.isfinite(B)
+    if not bool(finite.all()):
+        raise ValueError("B must be finite, but it has infinite or NaN entries.")
+    size, apart = norm(B), norm(B - adjoint(B))
+    if apart > ASYMMETRY * _eps(B) * size:
+        raise ValueError(not_hermitian("B", apart / size))
+
+
+def operator_for(B: Any, X: Any, numpy: bool) -> Operator:
+    """B for arrays like X, the solver's; ``numpy`` tells what functions of the user's expect."""
+    n = X.shape[-2]
+    if is_dense(B):
+        check_kinds(B, X)
+        matrix = from_numpy(to_numpy(B), X)
+        return Operator(lambda V: matrix @ V, n)
+    if isinstance(B, Covariance):
+        return Operator(B, n)
+    if isinstance(B, Tensor):
+        matrix = B.to(torch.as_tensor(X[..., :1, :1]).dtype)
+        return Operator(_converting(lambda V: matrix @ V, False), n)
+    if hasattr(B, "matmat"):
+        return Operator(_converting(B.matmat, True), n)
+    if hasattr(B, "tocsr"):
+        return Operator(_converting(B.tocsr().__matmul__, True), n)
+    return Operator(_converting(B, numpy), n)
+
+
+def check_kinds(B: Any, X: Any) -> None:
+    """Raise if B is complex and X is not."""
+    if is_complex(B) and not is_complex(X):
+        raise ValueError(
+            f"With a complex B, x0 must be complex, too, got {X.dtype}. Take x0 + 0j, or B.real."
+        )
+
+
+def is_complex(A: Any) -> bool:
+    """Whether numbers are complex."""
+    dtype = getattr(A, "dtype", None)
+    return dtype.is_complex if isinstance(dtype, torch.dtype) else np.dtype(dtype).kind == "c"
+
+
+def _converting(function: Apply, numpy: bool) -> Apply:
+    """A product that is computed in NumPy or in torch, whatever it is asked with; checked."""
+
+    def product(V: Any) -> Any:
+        inside = isinstance(V, np.ndarray)
+        given = V if inside == numpy else to_numpy(V) if numpy else torch.from_numpy(V.copy())
+        W = function(given)
+        shape = tuple(getattr(W, "shape", ()))
+        if shape != tuple(V.shape):
+            raise ValueError(
+                f"B must give a product of the shape of V, {tuple(V.shape)}, got "
+                f"{shape or type(W).__name__}. V is a matrix: multiply each of its columns."
+            )
+        if is_complex(W) and not is_complex(V):
+            raise ValueError(
+                f"B V must be real where V is, got {W.dtype}. With a complex B take x0 + 0j."
+            )
+        if inside:
+            W = to_numpy(W) if isinstance(W, Tensor) else np.asarray(W)
+            return W.astype(V.dtype, copy=False)
+        W = W if isinstance(W, Tensor) else torch.from_numpy(np.ascontiguousarray(W))
+        return W.to(V)
+
+    return product
+
+
+def check_size(B: Any, shape: Sequence[int], name: str) -> None:
+    """Raise unless X^H B X can be computed, and be the identity."""
+    if len(shape) < 2 or 0 in shape or shape[-2] < shape[-1]:
+        raise ValueError(
+            f"{name} on ol.GeneralizedStiefel(B) must be a matrix (n, p), n >= p, or a stack "
+            f"(..., n, p) of them, got shape {tuple(shape)}. Transpose a wide one."
+        )
+    size = getattr(B, "shape", (shape[-2],))[0]
+    if size != shape[-2]:
+        raise ValueError(
+            f"B must be n x n for {name} of n = {shape[-2]} rows, got {size} x {size}."
+        )
+
+
+def spread(A: Any) -> float:
+    """``||A||_F^2``."""
+    return inner(A, A)
