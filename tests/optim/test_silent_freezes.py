@@ -109,13 +109,14 @@ def test_a_weight_of_one_entry_is_allowed_in_the_view_matrix(make):
     make([conv], lr=0.1)
 
 
-def test_an_eps_that_is_meant_for_adam_is_refused_with_the_name_of_that_option():
+@pytest.mark.parametrize("make", [ol.LandingAdam, ol.LandingMuon])
+def test_an_eps_that_is_meant_for_adam_is_refused_with_the_name_of_that_option(make):
     X = nn.Parameter(torch.eye(3))
     with pytest.raises(ValueError, match="adam_eps"):
-        ol.LandingAdam([X], eps=1e-8)
+        make([X], eps=1e-8)
     with pytest.raises(ValueError, match="adam_eps"):
-        ol.LandingAdam([{"params": [X], "eps": 1e-8}])
-    ol.LandingAdam([X], adam_eps=1e-8)
+        make([{"params": [X], "eps": 1e-8}])
+    make([X], adam_eps=1e-8)
 
 
 # Half precision

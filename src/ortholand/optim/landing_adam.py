@@ -10,17 +10,14 @@ from ortholand.geometry.derivatives import relative_gradient, remove_normal
 from ortholand.geometry.matrices import is_square
 from ortholand.landing.description import LandingStep
 from ortholand.landing.moments import AdamMoments
-from ortholand.landing.step import MatrixStep, Slot, StateKind
-from ortholand.optim.base import OrthogonalOptimizer, known_to_engines, options_of
-from ortholand.optim.checks import check_adam_options, plain_betas
-from ortholand.optim.landing_options import check_landing_options, landing_options
-from ortholand.optim.plain import Agreement, plain_adam_step
+from ortholand.landing.step import MatrixStep, StateKind
+from ortholand.optim.base import known_to_engines, options_of
+from ortholand.optim.checks import plain_betas
+from ortholand.optim.landing_optimizer import LandingWithAdam
 from ortholand.safe_step import DEFAULT_RULE
 
-SMALLEST_EPS = 1e-4  # Adam's own eps is below, and a ball so small allows no step worth taking
 
-
-class LandingAdam(OrthogonalOptimizer):
+class LandingAdam(LandingWithAdam):
     r"""Adam with orthogonal weights, by the landing algorithm.
 
     .. code-block:: text
@@ -94,33 +91,9 @@ class LandingAdam(OrthogonalOptimizer):
         betas = plain_betas(betas)
         super().__init__(params, options_of(locals()))
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its betas become a tuple."""
-        if "betas" in param_group:
-            param_group["betas"] = plain_betas(param_group["betas"])
-        super().add_param_group(param_group)
-
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """Adam's conditions, and landing's."""
-        check_adam_options(options)
-        check_landing_options(options)
-        if options["eps"] < SMALLEST_EPS:
-            raise ValueError(
-                f"eps is the radius of the ball ||X^T X - I|| <= eps, at least {SMALLEST_EPS}, "
-                f"got {options['eps']}. Adam's own eps is adam_eps here."
-            )
-
-    def start_radius(self, group: Mapping[str, Any]) -> float:
-        """The safe step holds inside the ball only; without it, anywhere will do."""
-        return landing_options(group).start_radius
-
-    def is_ball_spectral(self, group: Mapping[str, Any]) -> bool:
-        """As the rule of the safe step has it."""
-        return landing_options(group).is_ball_spectral
-
     def landing_step(self, group: Mapping[str, Any]) -> LandingStep:
         """Adam's moments, then the attraction's move."""
-        return LandingStep(moments_of(group), landing_options(group))
+        return LandingStep(moments_of(group), self.how_it_lands(group))
 
     @known_to_engines
     def state_kinds(self, group: Mapping[str, Any]) -> Mapping[str, StateKind]:
@@ -139,18 +112,6 @@ class LandingAdam(OrthogonalOptimizer):
         """Moments, direction, landing step."""
         direction, new_state = moments_of(group).direction(self.generator(X, G), state)
         return MatrixStep.of(self.move(X, direction, group), new_state)
-
-    @known_to_engines
-    def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """The landing step."""
-        options = landing_options(group)
-        return options.attraction.move(X, B, options)
-
-    def plain_step(
-        self, slots: list[Slot], group: Mapping[str, Any], agree: Agreement | None = None
-    ) -> None:
-        """The step of ``torch.optim.AdamW`` (or Adam)."""
-        plain_adam_step(slots, group, agree)
 
 
 def moments_of(group: Mapping[str, Any]) -> AdamMoments:

@@ -13,15 +13,14 @@ from ortholand.landing.attraction import LandingOptions
 from ortholand.landing.description import LandingStep
 from ortholand.landing.moments import generator, transport
 from ortholand.landing.muon import TURN, MuonMoments
-from ortholand.landing.step import MatrixStep, Slot, StateKind
-from ortholand.optim.base import OrthogonalOptimizer, known_to_engines, options_of
-from ortholand.optim.checks import check_adam_options, check_bool, check_finite, plain_betas
-from ortholand.optim.landing_options import check_landing_options, landing_options
-from ortholand.optim.plain import Agreement, plain_adam_step
+from ortholand.landing.step import MatrixStep, StateKind
+from ortholand.optim.base import known_to_engines, options_of
+from ortholand.optim.checks import check_bool, check_finite, plain_betas
+from ortholand.optim.landing_optimizer import LandingWithAdam
 from ortholand.safe_step import DEFAULT_RULE
 
 
-class LandingMuon(OrthogonalOptimizer):
+class LandingMuon(LandingWithAdam):
     r"""Muon with orthogonal weights: the steepest descent in the spectral norm, in closed form.
 
     .. code-block:: text
@@ -106,12 +105,6 @@ class LandingMuon(OrthogonalOptimizer):
         betas = plain_betas(betas)
         super().__init__(params, options_of(locals()))
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its betas become a tuple."""
-        if "betas" in param_group:
-            param_group["betas"] = plain_betas(param_group["betas"])
-        super().add_param_group(param_group)
-
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Muon's conditions, AdamW's and landing's."""
         check_finite("momentum", options["momentum"])
@@ -122,16 +115,17 @@ class LandingMuon(OrthogonalOptimizer):
             )
         check_bool("nesterov", options["nesterov"])
         check_steps(options["steps"])
-        check_adam_options(options)
-        check_landing_options(options)
+        super().check_options(options)
 
-    def start_radius(self, group: Mapping[str, Any]) -> float:
-        """The safe step holds inside the ball only; without it, anywhere will do."""
-        return muon_landing(group).start_radius
+    def how_it_lands(self, group: Mapping[str, Any]) -> LandingOptions:
+        """How matrices land: with "after", twice.
 
-    def is_ball_spectral(self, group: Mapping[str, Any]) -> bool:
-        """As the rule of the safe step has it."""
-        return muon_landing(group).is_ball_spectral
+        A move is as long as lr, however small the gradient, and where the gradient is of low rank
+        the direction has singular values below 1. One landing would leave up to ``3/4 lr^4`` of
+        each, which is above rounding from lr = 0.02 on; next to polar factors the second costs
+        little.
+        """
+        return replace(super().how_it_lands(group), landings=2)
 
     def options_at_scale(self, group: Mapping[str, Any], scale: float) -> Mapping[str, Any]:  # noqa: ARG002
         """The group's own: an angle is the same at every scale."""
@@ -139,7 +133,7 @@ class LandingMuon(OrthogonalOptimizer):
 
     def landing_step(self, group: Mapping[str, Any]) -> LandingStep:
         """Muon's mean and its polar factor, then the attraction's move."""
-        return LandingStep(moments_of(group), replace(muon_landing(group), turn=TURN))
+        return LandingStep(moments_of(group), replace(self.how_it_lands(group), turn=TURN))
 
     @known_to_engines
     def state_kinds(self, group: Mapping[str, Any]) -> Mapping[str, StateKind]:
@@ -172,29 +166,7 @@ class LandingMuon(OrthogonalOptimizer):
         options = self.landing_step(group).options
         return MatrixStep.of(options.attraction.move(X, A, options), new_state)
 
-    @known_to_engines
-    def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """The landing step."""
-        options = muon_landing(group)
-        return options.attraction.move(X, B, options)
-
-    def plain_step(
-        self, slots: list[Slot], group: Mapping[str, Any], agree: Agreement | None = None
-    ) -> None:
-        """The step of ``torch.optim.AdamW`` (or Adam)."""
-        plain_adam_step(slots, group, agree)
-
 
 def moments_of(group: Mapping[str, Any]) -> MuonMoments:
     """Muon's part of a group's options."""
     return MuonMoments(group["momentum"], group["nesterov"], group["steps"])
-
-
-def muon_landing(group: Mapping[str, Any]) -> LandingOptions:
-    """How matrices land: with "after", twice.
-
-    A move is as long as lr, however small the gradient, and where the gradient is of low rank the
-    direction has singular values below 1. One landing would leave up to ``3/4 lr^4`` of each, which
-    is above rounding from lr = 0.02 on; next to polar factors the second costs little.
-    """
-    return replace(landing_options(group), landings=2)

@@ -8,13 +8,14 @@ from torch.optim.optimizer import ParamsT
 
 from ortholand.landing.description import LandingStep
 from ortholand.landing.moments import Momentum
-from ortholand.optim.base import known_to_engines, options_of
-from ortholand.optim.landing_options import check_landing_options, landing_options
+from ortholand.optim.base import options_of
+from ortholand.optim.landing_optimizer import LandingOptimizer
+from ortholand.optim.landing_options import check_landing_options
 from ortholand.optim.sgd import OrthogonalSGD
 from ortholand.safe_step import DEFAULT_RULE
 
 
-class LandingSGD(OrthogonalSGD):
+class LandingSGD(LandingOptimizer, OrthogonalSGD):
     r"""SGD with orthogonal weights, by the landing algorithm: products only, no retraction.
 
     .. code-block:: text
@@ -120,21 +121,7 @@ class LandingSGD(OrthogonalSGD):
         super().check_options(options)
         check_landing_options(options)
 
-    def start_radius(self, group: Mapping[str, Any]) -> float:
-        """The safe step holds inside the ball only; without it, anywhere will do."""
-        return landing_options(group).start_radius
-
-    def is_ball_spectral(self, group: Mapping[str, Any]) -> bool:
-        """As the rule of the safe step has it."""
-        return landing_options(group).is_ball_spectral
-
     def landing_step(self, group: Mapping[str, Any]) -> LandingStep:
         """Momentum, then the attraction's move."""
         moments = Momentum(group["momentum"], group["dampening"], group["nesterov"])
-        return LandingStep(moments, landing_options(group))
-
-    @known_to_engines
-    def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """The landing step."""
-        options = landing_options(group)
-        return options.attraction.move(X, B, options)
+        return LandingStep(moments, self.how_it_lands(group))

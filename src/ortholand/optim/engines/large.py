@@ -57,7 +57,7 @@ def step_large(slot: Slot, plan: Plan, options: bytes) -> None:
     assert plan.landing is not None
     passes = large_steps(slot.weight.dtype)
     assert passes is not None  # refusal
-    step = _LargeStep(plan, plan.landing, options, passes)
+    step = _LargeStep(plan, plan.landing, slot.weight.dtype, options, passes)
     skipped = limited = 0
     for matrix in _matrices(slot, plan):
         outcome = step.take(matrix)
@@ -108,9 +108,15 @@ class _LargeStep:
     """The step of a plan, for one matrix after the other."""
 
     def __init__(
-        self, plan: Plan, landing: LandingStep, options: bytes, passes: ctypes.CDLL
+        self,
+        plan: Plan,
+        landing: LandingStep,
+        dtype: torch.dtype,
+        options: bytes,
+        passes: ctypes.CDLL,
     ) -> None:
         self.landing, self.maximize, self.scale = landing, plan.maximize, plan.scale
+        self.dtype = dtype
         self.options, self.packed, self.passes = landing.options, options, passes
 
     def take(self, matrix: _Matrix) -> _Outcome:
@@ -122,8 +128,9 @@ class _LargeStep:
             return self._follow(matrix, self._square_field(matrix, generator))
         return self._move_and_land(matrix, generator)
 
-    def _address(self, M: Tensor) -> int:
-        return address(M, M.dtype, M.numel())
+    def _address(self, M: Tensor, numel: int) -> int:
+        """Where M is, if it has so many numbers of the weight's type."""
+        return address(M, self.dtype, numel)
 
     # --- directions
 
@@ -133,9 +140,10 @@ class _LargeStep:
         A, moments, n = torch.mm(G, X.mT), self.landing.moments, X.shape[0]
         adam = isinstance(moments, AdamMoments)
         kept = "exp_avg" if adam else "momentum_buffer"
-        buffer = self._address(state[kept]) if kept in state else 0
+        buffer = self._address(state[kept], n * n) if kept in state else 0
         weights = (moments.betas[0], 1 - moments.betas[0]) if adam else (moments.momentum, 1.0)
-        norm = self.passes.ortholand_generator(self._address(A), buffer, n, *weights, self.packed)
+        place = self._address(A, n * n)
+        norm = self.passes.ortholand_generator(place, buffer, n, *weights, self.packed)
         if not isinstance(moments, AdamMoments):
             return _Generator(A, 1.0, {kept: A} if buffer else {})
         scale, numbers = moments.scale(torch.tensor(norm, dtype=torch.float64), n, state)
@@ -144,9 +152,9 @@ class _LargeStep:
     def _square_field(self, matrix: _Matrix, generator: _Generator) -> "_Field":
         """``(scale A + lam (X X^T - I)) X``."""
         X, (A, scale, new_state) = matrix.X, generator
-        S = gram_matrix(X.mT)
-        places = self._address(S), self._address(A)
-        d = self.passes.ortholand_field(*places, X.shape[0], scale, self.packed)
+        S, n = gram_matrix(X.mT), X.shape[0]
+        places = self._address(S, n * n), self._address(A, n * n)
+        d = self.passes.ortholand_field(*places, n, scale, self.packed)
         L = torch.mm(S, X, out=None if new_state else A)
         return _Field(L, d, 0.0, partial(gram_minus_identity, X), new_state)
 
@@ -170,7 +178,7 @@ class _LargeStep:
         return _Field(field, d, error, lambda: D, {})
 
     def _norm(self, M: Tensor) -> float:
-        return self.passes.ortholand_norm(self._address(M), M.numel())
+        return self.passes.ortholand_norm(self._address(M, M.numel()), M.numel())
 
     # --- attractions
 
@@ -191,8 +199,9 @@ class _LargeStep:
                 eta = self.passes.ortholand_step(float(bound), d, error, self.packed)
                 if eta >= lr and d <= options.aim:
                     break
-        places = self._address(matrix.W), self._address(L)
-        taken = self.passes.ortholand_move(*places, L.numel(), eta, norm, d, self.packed)
+        numel = matrix.W.numel()
+        places = self._address(matrix.W, numel), self._address(L, numel)
+        taken = self.passes.ortholand_move(*places, numel, eta, norm, d, self.packed)
         if taken:
             _keep(matrix.state, new_state)
         return _Outcome(bool(taken), rule is not None and eta < lr)
@@ -211,11 +220,13 @@ class _LargeStep:
         if not self._may_be_safe(length * length, 0.0):
             return self._by_reference(matrix, generator)
         c = 1 / math.sqrt(1 + length * length / n)
-        self.passes.ortholand_shift(self._address(R), self._address(X), n * n, lr * scale, c)
+        places = self._address(R, n * n), self._address(X, n * n)
+        self.passes.ortholand_shift(*places, n * n, lr * scale, c)
         Y, E = R, gram_matrix(R, out=None if new_state else A)
         columns = torch.empty(n, dtype=torch.float64)
-        places = self._address(E), self._address(Y), self._address(columns)
-        overshoot = self.passes.ortholand_overshoot(*places, n, c)
+        places = self._address(E, n * n), self._address(Y, n * n)
+        sums = address(columns, torch.float64, n)
+        overshoot = self.passes.ortholand_overshoot(*places, sums, n, c)
         if not self._may_be_safe(length * length, overshoot):
             return self._by_reference(matrix, generator if new_state else self._generator(matrix))
         if lr > 0 and self.scale == 1:

@@ -1,0 +1,63 @@
+"""What the optimizers share that land, and those whose plain groups take Adam's step."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ortholand.landing import LandingOptions
+from ortholand.landing.step import Slot
+from ortholand.optim.base import OrthogonalOptimizer, known_to_engines
+from ortholand.optim.checks import check_adam_options, plain_betas
+from ortholand.optim.landing_options import check_landing_options, landing_options
+from ortholand.optim.plain import Agreement, plain_adam_step
+
+SMALLEST_EPS = 1e-4  # Adam's own eps is below, and a ball so small allows no step worth taking
+
+
+class LandingOptimizer(OrthogonalOptimizer):
+    """Moves by an attraction, inside the ball of a safe step."""
+
+    def how_it_lands(self, group: Mapping[str, Any]) -> LandingOptions:
+        """As the group's options say."""
+        return landing_options(group)
+
+    def start_radius(self, group: Mapping[str, Any]) -> float:
+        """The safe step holds inside the ball only; without it, anywhere will do."""
+        return self.how_it_lands(group).start_radius
+
+    def is_ball_spectral(self, group: Mapping[str, Any]) -> bool:
+        """As the rule of the safe step has it."""
+        return self.how_it_lands(group).is_ball_spectral
+
+    @known_to_engines
+    def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """The landing step."""
+        options = self.how_it_lands(group)
+        return options.attraction.move(X, B, options)
+
+
+class LandingWithAdam(LandingOptimizer):
+    """Unconstrained groups take the step of ``torch.optim.AdamW`` (or Adam)."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; its betas become a tuple."""
+        if "betas" in param_group:
+            param_group["betas"] = plain_betas(param_group["betas"])
+        super().add_param_group(param_group)
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Adam's conditions, and landing's."""
+        check_adam_options(options)
+        check_landing_options(options)
+        if options["eps"] < SMALLEST_EPS:
+            raise ValueError(
+                f"eps is the radius of the ball ||X^T X - I|| <= eps, at least {SMALLEST_EPS}, "
+                f"got {options['eps']}. Adam's own eps is adam_eps here."
+            )
+
+    def plain_step(
+        self, slots: list[Slot], group: Mapping[str, Any], agree: Agreement | None = None
+    ) -> None:
+        """The step of ``torch.optim.AdamW`` (or Adam)."""
+        plain_adam_step(slots, group, agree)
