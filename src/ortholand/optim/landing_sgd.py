@@ -48,7 +48,7 @@ class LandingSGD(LandingOptimizer, OrthogonalSGD):
             ``None`` for no safeguard at all.
         attraction: ``"coupled"``, the paper's; ``"decoupled"``, ``X - eta R - omega X D``, whose
             pull does not shrink with lr; or ``"after"``: move, then land with a Newton-Schulz
-            step, the smallest orthogonality error (see ``docs/optimizers.md``).
+            step, the smallest orthogonality error (see ``docs/attractions.md``).
         omega: pull of the decoupled attraction, in [0, 1/2].
         maximize: ascend instead of descend.
         foreach: step parameters of the same matrix shape as one batch (True), one by one
@@ -70,11 +70,11 @@ class LandingSGD(LandingOptimizer, OrthogonalSGD):
         scale: default of the group option: weights are this times orthonormal. A positive number,
             or ``"fan"`` for ``sqrt(max(1, out / in))`` of each matrix out x in. lr stays that of
             the weight; eps and the attraction are those of X = weight / scale. See
-            ``docs/optimizers.md``, Scaled weights.
+            ``docs/scaled_weights.md``.
         rounding: how float16 and bfloat16 weights keep steps that are smaller than what they can
             hold, per group: ``"nearest"``, ``"stochastic"``, or ``"compensated"`` (None), which
             keeps the rest in 2 bytes per entry more. Of no effect on other types. See
-            ``docs/optimizers.md``, Precision.
+            ``docs/precision.md``.
 
     Within the ball every matrix has full rank, so a square weight's determinant keeps its sign:
     started in SO(n), it stays there.
