@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: reproduce test lint types layers pytest test-ecosystem test-distributed sanitize bench errata wheel wheel-aarch64 clean
+.PHONY: reproduce test lint types layers pytest test-ecosystem test-distributed sanitize bench errata docs wheel wheel-aarch64 clean
 
 reproduce: .venv/experiments.stamp  ## the paper's experiments, with a report in results/
 	$(BIN)/ortholand reproduce --preset quick --out results
@@ -12,6 +12,9 @@ test: lint types layers pytest  ## everything that must pass before a commit
 
 errata: .venv/experiments.stamp  ## the paper's corrected statements, measured
 	$(BIN)/ortholand errata
+
+docs: .venv/docs.stamp  ## the documentation site in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .

@@ -1,28 +1,30 @@
 """The code in README and docs runs, and what they say of themselves is true."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 from benchmarks.lines_of_code import FOLDER, lines_written
+from tools.run_notebook import code_cells, run_cell
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def python_blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_code_blocks_run_in_order(page, capsys):
     namespace: dict = {}
     for block in python_blocks(page):
         exec(compile(block, str(page), "exec"), namespace)
 
 
-def test_the_landing_step_of_the_readme_is_short_and_lands(capsys):
-    (block,) = [b for b in python_blocks(ROOT / "README.md") if "landing_field" in b]
+def test_the_landing_step_by_itself_is_short_and_lands(capsys):
+    (block,) = [b for b in python_blocks(ROOT / "docs" / "index.md") if "landing_field" in b]
     assert len([line for line in block.splitlines() if line.strip()]) < 12
     namespace: dict = {}
     exec(block, namespace)
@@ -31,13 +33,14 @@ def test_the_landing_step_of_the_readme_is_short_and_lands(capsys):
 
 def test_the_training_script_of_the_readme_ends_as_it_says(capsys):
     block = python_blocks(ROOT / "README.md")[0]
+    assert block == python_blocks(ROOT / "docs" / "index.md")[0]
     namespace: dict = {}
     exec("import torch; torch.manual_seed(0)\n" + block, namespace)
     error = float(capsys.readouterr().out)
     assert 1e-5 < error < 1e-3
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if not target.startswith("http"):
@@ -55,3 +58,14 @@ def test_two_lines_make_layers_orthogonal():
         namespace: dict = {}
         exec((FOLDER / f"{name}.py").read_text(), namespace)
         assert namespace["ol"].orthogonality_error(namespace["optimizer"]) < 0.01
+
+
+# Where no window can be opened, showing a figure warns.
+@pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
+def test_the_tutorial_runs_and_its_outputs_are_stored():
+    notebook = ROOT / "docs" / "tutorial.ipynb"
+    stored = [cell for cell in json.loads(notebook.read_text())["cells"] if "outputs" in cell]
+    namespace: dict = {}
+    for code, cell in zip(code_cells(notebook), stored, strict=True):
+        kinds = [output["output_type"] for output in run_cell(code, namespace)]
+        assert kinds == [output["output_type"] for output in cell["outputs"]]
