@@ -41,13 +41,13 @@ from ortholand.lab.benchmarks.muon.searches import (
     make_case,
 )
 from ortholand.lab.benchmarks.muon.training import (
-    TUNING_SEED,
     Outcome,
     StepTimes,
     Training,
     TrainingTask,
     batches,
     prepare_images,
+    rate_beyond,
     run_training,
     short_move,
     start,
@@ -71,6 +71,10 @@ SHAPES = [(5, 1), (6, 6), (7, 7), (9, 6), (12, 6), (40, 6)]
 NARROW = (3 * 32 * 32, 16, 12, 10)  # widths of a network for tests
 INSTALLED = [m for m, contender in CONTENDERS.items() if contender.installed]
 CONSTRAINED = [m for m in INSTALLED if CONTENDERS[m].constrained]
+
+
+def one_training(method, rates, epochs, batch_size):
+    return TrainingTask(method, rates, 0, NARROW, epochs, batch_size, (3000,), (2000,), 20)
 
 
 def random_images(count, seed):
@@ -235,7 +239,7 @@ def test_pogos_base_is_muon_for_each_matrix_of_a_stack():
 @pytest.mark.parametrize("method", CONSTRAINED)
 def test_a_short_move_is_a_look_ahead_and_changes_nothing(method, context):
     images = prepare_images(context.data)
-    task = TrainingTask(method, (0.1,), NARROW, 1, 25, 1, 1, 20)
+    task = one_training(method, (0.1,), 1, 25)
     trainings = [Training(task, images, 0, 0.1) for _ in range(2)]
     for k in range(3):
         for t in trainings:
@@ -264,7 +268,7 @@ def test_an_epoch_has_every_image_once():
 
 
 def test_the_learning_rate_falls_linearly_to_zero(context):
-    task = TrainingTask("adamw", (0.1,), NARROW, 2, 20, 1, 1, 20)
+    task = one_training("adamw", (0.1,), 2, 20)
     training_run = Training(task, prepare_images(context.data), 0, 0.6)
     rates = []
     training_run.set_rate = rates.append  # so nothing else sets it
@@ -282,7 +286,7 @@ def test_weights_start_on_the_manifold_only_where_they_stay():
 
 @pytest.mark.parametrize("method", INSTALLED)
 def test_every_method_trains_and_is_measured(method, context):
-    task = TrainingTask(method, (0.01,), NARROW, 2, 25, 1, 1, 20)
+    task = one_training(method, (0.01,), 2, 25)
     outcome = Training(task, prepare_images(context.data), 0, 0.01).run(judged=True)
     assert 0 <= outcome.accuracy <= 1
     assert math.isfinite(outcome.loss)
@@ -299,34 +303,63 @@ def test_directions_of_ours_are_best_and_tangent(context):
     images = prepare_images(context.data)
     found = {}
     for method in (OURS, DUAL, "spel"):
-        task = TrainingTask(method, (0.01,), NARROW, 1, 50, 1, 1, 20)
+        task = one_training(method, (0.01,), 1, 50)
         found[method] = Training(task, images, 0, 0.01).run(judged=True)
     assert found[OURS].value > 0.98
     assert found[OURS].tangency < 1e-5
     assert min(found[DUAL].tangency, found["spel"].tangency) > 1e-3
 
 
-def test_rates_are_chosen_with_other_seeds_than_those_that_judge(context, monkeypatch):
-    ran = []
+def choose(context, monkeypatch, accuracies, extensions=0):
+    """The trainings of a choice among rates 1, 2 and 4, with what they would have reached."""
+    ran, ticks = [], []
 
     def pretend(self, *, judged):
         ran.append((self.seed, self.lr, judged))
-        accuracy = {1.0: 0.3, 2.0: 0.5, 3.0: 0.4}[self.lr] if self.seed >= TUNING_SEED else 0.1
+        accuracy = 0.1 if judged else accuracies(self.lr, self.seed)
         return Outcome(self.seed, self.lr, accuracy, 1.0, 0.0, 1.0, 1.0, 0.0)
 
     monkeypatch.setattr(training.Training, "run", pretend)
-    ticks = []
-    task = TrainingTask("adamw", (1.0, 2.0, 3.0), NARROW, 1, 25, 2, 3, 20)
+    seeds = (30, 31), (20, 21, 22)
+    task = TrainingTask("adamw", (1.0, 2.0, 4.0), extensions, NARROW, 1, 25, *seeds, 20)
     result = run_training(task, replace(context, tick=ticks.append))
-    assert result.values["best"] == 2.0
-    assert sum(ticks) == task.trainings == 9
-    judging = [r for r in ran if r[2]]
-    assert judging == [(0, 2.0, True), (1, 2.0, True), (2, 2.0, True)]
-    assert {seed for seed, _, judged in ran if not judged} == {TUNING_SEED, TUNING_SEED + 1}
+    assert sum(ticks) == task.trainings == 2 * (3 + extensions) + 3
+    assert [r for r in ran if r[2]] == [(s, result.values["best"], True) for s in task.seeds]
+    assert {seed for seed, _, judged in ran if not judged} == set(task.tuning_seeds)
+    tried = list(dict.fromkeys(lr for _, lr, judged in ran if not judged))
+    return result.values["best"], tried
+
+
+def test_rates_are_chosen_by_the_mean_over_seeds_that_do_not_judge(context, monkeypatch):
+    seen = {1.0: (0.6, 0.1), 2.0: (0.4, 0.5), 4.0: (0.3, 0.5)}  # the first is best with one seed
+    assert choose(context, monkeypatch, lambda lr, seed: seen[lr][seed - 30])[0] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("optimum", "extensions", "best", "tried"),
+    [
+        (2.0, 3, 2.0, [1, 2, 4]),
+        (9.0, 0, 4.0, [1, 2, 4]),
+        (9.0, 1, 8.0, [1, 2, 4, 8]),
+        (9.0, 3, 8.0, [1, 2, 4, 8, 16]),
+        (0.2, 3, 0.25, [1, 2, 4, 0.5, 0.25, 0.12]),
+        (0.01, 2, 0.25, [1, 2, 4, 0.5, 0.25]),
+    ],
+)
+def test_a_grid_goes_on_beyond_an_edge_that_is_best(
+    context, monkeypatch, optimum, extensions, best, tried
+):
+    accuracies = lambda lr, _: -abs(math.log(lr / optimum))  # noqa: E731
+    assert choose(context, monkeypatch, accuracies, extensions) == (best, tried)
+
+
+def test_one_rate_has_no_edge():
+    assert rate_beyond({0.1: 0.5}) is None
+    assert rate_beyond({0.2: 0.4, 0.3: 0.5}) == 0.45
 
 
 def test_another_seed_of_the_study_is_another_network(context):
-    task = TrainingTask("adamw", (0.01,), NARROW, 1, 25, 1, 1, 20)
+    task = one_training("adamw", (0.01,), 1, 25)
     first, again = (run_training(task, context).series["loss"] for _ in range(2))
     assert first == again
     assert run_training(task, replace(context, seed=1)).series["loss"] != first
@@ -348,9 +381,15 @@ def test_units_of_a_preset(preset):
 
 def test_the_full_study_is_the_published_protocol():
     trainings = [u.task for u in MUON.units("full") if isinstance(u.task, TrainingTask)]
-    assert {(t.widths, t.epochs, t.batch_size, t.seeds, t.test_images) for t in trainings} == {
-        ((3072, 128, 64, 10), 5, 1024, 5, 10_000)
+    assert {(t.widths, t.epochs, t.batch_size, t.test_images) for t in trainings} == {
+        ((3072, 128, 64, 10), 5, 1024, 10_000)
     }
+    ((tuning_seeds, seeds, extensions),) = {
+        (t.tuning_seeds, t.seeds, t.extensions) for t in trainings
+    }
+    assert (len(tuning_seeds), len(seeds), extensions) == (3, 5, 3)
+    assert not {*tuning_seeds, *seeds} & {0, 1, 2, 3, 4, 1000, 1001}  # by which it was once judged
+    assert not set(tuning_seeds) & set(seeds)
     assert all(t.rates == CONTENDERS[t.method].rates for t in trainings)
     searches = [u.task for u in MUON.units("full") if isinstance(u.task, SearchTask)]
     assert {t.cap for t in searches} == {5000}
@@ -410,7 +449,15 @@ def record(unit, task, series, values, data="CIFAR-10"):
 
 
 def made_up(
-    *, value=0.99, tangency=1e-6, ours=2.0, accuracy=0.45, error=1e-6, seeds=5, data="CIFAR-10"
+    *,
+    value=0.99,
+    tangency=1e-6,
+    ours=2.0,
+    accuracy=0.45,
+    error=1e-6,
+    seeds=5,
+    tuning=3,
+    data="CIFAR-10",
 ):
     """Records in which the dual ascent needs 40 inner steps of time 1, 20 with another rate."""
     records = {}
@@ -430,10 +477,13 @@ def made_up(
         name = f"cost-{case.name}"
         records[name] = record(name, CostTask(case, 3.0), {}, times)
     for method in CONTENDERS:
-        task = TrainingTask(method, (0.1,), NARROW, 5, 1024, 1, seeds, 10_000)
+        tuning_seeds = tuple(range(3000, 3000 + tuning))
+        task = TrainingTask(
+            method, (0.1,), 0, NARROW, 5, 1024, tuning_seeds, tuple(range(seeds)), 10_000
+        )
         accurate = accuracy if method == OURS else 0.45
         far = error if method == OURS else 1e-6
-        rows = [Outcome(TUNING_SEED, 0.1, 0.9, 1.0, 9.0, 1.0, math.nan, math.nan)]
+        rows = [Outcome(s, 0.1, 0.9, 1.0, 9.0, 1.0, math.nan, math.nan) for s in tuning_seeds]
         rows += [
             Outcome(i, 0.1, accurate + 0.01 * (i % 2), 1.0, far, 1.0, 0.9, 1e-3)
             for i in range(seeds)
@@ -467,6 +517,7 @@ def test_every_claim_can_hold_and_fail():
 def test_what_decides_nothing_is_open():
     assert set(verdicts(Records({}))) == {Verdict.OPEN}
     assert verdicts(made_up(seeds=4))[3:5] == [Verdict.OPEN] * 2
+    assert verdicts(made_up(tuning=2))[3:5] == [Verdict.OPEN] * 2
     assert verdicts(made_up(data="digits of scikit-learn"))[3:5] == [Verdict.OPEN] * 2
     some = "CIFAR-10, 1 of 5 training files (data_batch_1)"
     assert verdicts(made_up(data=some))[3:5] == [Verdict.HOLDS] * 2

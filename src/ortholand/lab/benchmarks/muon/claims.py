@@ -16,7 +16,7 @@ from ortholand.lab.benchmarks.muon.searches import (
     Tried,
     good_enough,
 )
-from ortholand.lab.benchmarks.muon.training import TUNING_SEED, Outcome
+from ortholand.lab.benchmarks.muon.training import Outcome
 from ortholand.lab.datasets import dataset_title
 from ortholand.lab.experiments.classification.claims import found
 from ortholand.lab.study.records import MissingRecordError, Record, Records
@@ -25,7 +25,7 @@ from ortholand.lab.study.spec import Claim, Finding
 SHARE = 1 / 3  # of the dual ascent's time
 POINTS = 0.002  # of test accuracy, that we may be below the dual ascent
 LARGEST_ERROR = 1e-5
-ENOUGH_SEEDS = 5
+ENOUGH_SEEDS, ENOUGH_TUNING_SEEDS = 5, 3
 
 
 # Directions.
@@ -98,8 +98,17 @@ def ours_is_cheap(rate: float | None, records: Records) -> Finding:
 
 def judged(training: Record) -> list[Outcome]:
     """The trainings that a method is judged by."""
+    return _with_seeds(training, "seeds")
+
+
+def tuning(training: Record) -> list[Outcome]:
+    """The trainings that its learning rate was chosen by."""
+    return _with_seeds(training, "tuning_seeds")
+
+
+def _with_seeds(training: Record, which: str) -> list[Outcome]:
     rows = zip(*(training.series(name) for name in Outcome._fields), strict=True)
-    return [o for o in (Outcome(*row) for row in rows) if o.seed < TUNING_SEED]
+    return [o for o in (Outcome(*row) for row in rows) if o.seed in training.configuration[which]]
 
 
 def accuracy_of(training: Record) -> float:
@@ -143,6 +152,8 @@ def _doubt(trainings: Collection[Record]) -> str:
     """Why trainings decide nothing, if they do not."""
     if any(len(judged(training)) < ENOUGH_SEEDS for training in trainings):
         return f"to tell, it takes {ENOUGH_SEEDS} seeds"
+    if any(len(t.configuration["tuning_seeds"]) < ENOUGH_TUNING_SEEDS for t in trainings):
+        return f"to choose a learning rate, it takes {ENOUGH_TUNING_SEEDS} seeds"
     title = dataset_title("cifar10")
     if not all(t.request.options.data.startswith(title) for t in trainings):
         return f"not {title}"

@@ -13,12 +13,12 @@ from ortholand.lab.benchmarks.muon.claims import (
     tall_cases,
     time_of,
     tried_in,
+    tuning,
 )
 from ortholand.lab.benchmarks.muon.contenders import CONTENDERS
 from ortholand.lab.benchmarks.muon.directions import PUBLISHED_RATE
 from ortholand.lab.benchmarks.muon.runs import STEP_TIMES
 from ortholand.lab.benchmarks.muon.searches import TANGENCY, VALUE, Case
-from ortholand.lab.benchmarks.muon.training import TUNING_SEED
 from ortholand.lab.study.figures import add_legend
 from ortholand.lab.study.records import MissingRecordError, Records
 from ortholand.lab.study.spec import FigureSpec, TableSpec
@@ -119,18 +119,17 @@ def rates_table(records: Records) -> list[list[str]]:
     rows = []
     for method, contender in CONTENDERS.items():
         if (unit := f"training-{method}") in records:
-            record = records[unit]
             tried: dict[float, list[float]] = {}
-            for seed, lr, accuracy in zip(
-                *(record.series(name) for name in ("seed", "lr", "accuracy")), strict=True
-            ):
-                if seed >= TUNING_SEED:
-                    tried.setdefault(lr, []).append(100 * accuracy)
-            cells = ", ".join(f"{lr:g}: {fmean(a):.2f}" for lr, a in tried.items())
+            for outcome in tuning(records[unit]):
+                tried.setdefault(outcome.lr, []).append(100 * outcome.accuracy)
+            cells = ", ".join(f"{lr:g}: {fmean(a):.2f}" for lr, a in sorted(tried.items()))
             rows.append([contender.label, cells])
     if not rows:
         raise MissingRecordError("no training is recorded")
-    return [["method", "learning rate: test accuracy, %, of the seeds it is chosen with"], *rows]
+    return [
+        ["method", "learning rate: test accuracy, %, mean over the seeds it is chosen with"],
+        *rows,
+    ]
 
 
 FIGURES = (

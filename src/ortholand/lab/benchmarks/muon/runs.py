@@ -24,6 +24,9 @@ from ortholand.lab.study.records import Result
 from ortholand.lab.study.spec import Context, Unit
 
 STEP_TIMES = "step-times"
+# Chosen before any training with them: earlier ones, by which rates were compared, decide nothing.
+TUNING_SEEDS = (3000, 3001, 3002)
+SEEDS = (2000, 2001, 2002, 2003, 2004)
 SHAPES = ((128, 128), (64, 64), (3072, 128), (128, 64), (512, 128), (300, 100), (1024, 256))
 MuonTask = SearchTask | CostTask | TrainingTask | StepTimes
 
@@ -43,6 +46,7 @@ class MuonSettings:
         epochs: of a training.
         batch_size: of a training.
         grid: how many learning rates are tried, the middle ones of a method's grid.
+        extensions: how many more, beyond an edge of the grid that is best.
         tuning_seeds: with which each of them is tried.
         seeds: with which the best one is judged.
         test_images: how many at most.
@@ -58,8 +62,9 @@ class MuonSettings:
     epochs: int = 5
     batch_size: int = 1024
     grid: int = 5
-    tuning_seeds: int = 1
-    seeds: int = 5
+    extensions: int = 3
+    tuning_seeds: tuple[int, ...] = TUNING_SEEDS
+    seeds: tuple[int, ...] = SEEDS
     test_images: int = 10_000
 
 
@@ -92,6 +97,7 @@ def training_task(method: str, settings: MuonSettings) -> TrainingTask:
     return TrainingTask(
         method,
         rates[left_out : left_out + settings.grid],
+        settings.extensions,
         settings.widths,
         settings.epochs,
         settings.batch_size,

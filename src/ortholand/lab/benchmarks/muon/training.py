@@ -1,13 +1,14 @@
 """The published protocol: a perceptron of three layers without biases learns CIFAR-10.
 
 Batches of 1,024 with the last part of an epoch, a learning rate that falls linearly to zero, no
-momentum but a method's own. Each method takes the best learning rate of its grid, found with other
-seeds than those it is judged by.
+momentum but a method's own. Each method takes the learning rate with the best mean test accuracy
+over some seeds, and is judged by others. Where the best rate is an edge of its grid, the grid goes
+on beyond it.
 """
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean
@@ -32,27 +33,40 @@ from ortholand.lab.study.timing import Action, medians, time_in_turn
 from ortholand.parameters import orthogonalize_
 
 WIDTHS = (3 * 32 * 32, 128, 64, 10)
-TUNING_SEED = 1000  # the first of those with which learning rates are chosen
 PROBE = 0.01  # of the learning rate: a move so short is its direction
 
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """One method: its learning rate is chosen, then it is judged."""
+    """One method: its learning rate is chosen, then it is judged.
+
+    Args:
+        method: its name.
+        rates: learning rates to choose from.
+        extensions: how many rates may be added to these, one by one, beyond an edge that is best.
+        widths: of the network.
+        epochs: of a training.
+        batch_size: of a training.
+        tuning_seeds: with which every rate is tried.
+        seeds: with which the best one is judged.
+        test_images: how many at most.
+    """
 
     method: str
     rates: tuple[float, ...]
+    extensions: int
     widths: tuple[int, ...]
     epochs: int
     batch_size: int
-    tuning_seeds: int
-    seeds: int
+    tuning_seeds: tuple[int, ...]
+    seeds: tuple[int, ...]
     test_images: int
 
     @property
     def trainings(self) -> int:
-        """How many there are."""
-        return len(self.rates) * self.tuning_seeds + self.seeds
+        """How many there are at most."""
+        tried = len(self.rates) + self.extensions
+        return tried * len(self.tuning_seeds) + len(self.seeds)
 
 
 @dataclass(frozen=True)
@@ -109,15 +123,36 @@ def run_training(task: TrainingTask, context: Context) -> Result:
         return outcome
 
     def accuracy(lr: float) -> float:
-        tried = [
-            train_with(TUNING_SEED + i, lr, judged=False).accuracy for i in range(task.tuning_seeds)
-        ]
-        return fmean(tried)
+        return fmean(train_with(seed, lr, judged=False).accuracy for seed in task.tuning_seeds)
 
-    best = max(task.rates, key=accuracy)
-    for seed in range(task.seeds):
+    accuracies = {lr: accuracy(lr) for lr in task.rates}
+    for _ in range(task.extensions):
+        beyond = rate_beyond(accuracies)
+        if beyond is None:
+            context.tick(len(task.tuning_seeds))
+        else:
+            accuracies[beyond] = accuracy(beyond)
+    best = best_rate(accuracies)
+    for seed in task.seeds:
         train_with(seed, best, judged=True)
     return Result.of_rows(Outcome._fields, outcomes, best=best)
+
+
+def best_rate(accuracies: Mapping[float, float]) -> float:
+    """The learning rate with the best accuracy; the smallest of equals."""
+    return max(sorted(accuracies), key=accuracies.__getitem__)
+
+
+def rate_beyond(accuracies: Mapping[float, float]) -> float | None:
+    """The rate beyond the edge of a grid, if that is where the best one is.
+
+    As far from the best as its neighbour is, in ratio, to two digits.
+    """
+    rates, best = sorted(accuracies), best_rate(accuracies)
+    if len(rates) < 2 or best not in (rates[0], rates[-1]):
+        return None
+    neighbour = rates[1] if best == rates[0] else rates[-2]
+    return float(f"{best * best / neighbour:.2g}")
 
 
 def _images(context: Context) -> Images:
