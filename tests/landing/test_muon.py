@@ -11,7 +11,7 @@ from ortholand.geometry import distance, skew
 from ortholand.geometry.matrices import frobenius_norm
 from ortholand.geometry.polar import STEPS
 from ortholand.landing.moments import generator
-from ortholand.landing.muon import MuonMoments, polar_gram
+from ortholand.landing.muon import MuonMoments, polar_gram, shifted_cholesky
 
 EXACT = torch.float64
 
@@ -261,3 +261,28 @@ def test_lr_is_the_angle_by_which_planes_turn(shape):
     moved = torch.linalg.matrix_norm(X.detach() - before, ord=2)
     assert float(2 * torch.asin(moved / 2)) == pytest.approx(0.05, rel=1e-3)
     assert distance(X.detach()) < 1e-4
+
+
+@pytest.mark.parametrize(("n", "p", "rank"), [(96, 10, 9), (384, 16, 16), (200, 20, 3)])
+@pytest.mark.parametrize("lr", [0.05, 0.2])
+def test_the_error_is_at_rounding_after_every_step(n, p, rank, lr):
+    """Where rows are many steps go by Gram matrices; gradients are those of a softmax layer."""
+    X = torch.nn.Parameter(ol.random_orthogonal(n, p, seed=0))
+    optimizer = ol.LandingMuon([X], lr=lr, momentum=0.0)
+    assert ol.explain(optimizer)[0].form == "Gram form"
+    worst = 0.0
+    for k in range(40):
+        decay = 10 ** -torch.linspace(0, 4, rank)
+        X.grad = (
+            gaussian(n, rank, seed=k).float() * decay @ gaussian(rank, p, seed=k + 100).float()
+        )
+        optimizer.step()
+        worst = max(worst, float(distance(X.detach().double())))
+    assert worst < 5e-6
+
+
+def test_a_gram_matrix_that_is_not_positive_has_no_cholesky_factor():
+    T = torch.stack([torch.eye(3), -torch.eye(3), torch.full((3, 3), math.nan)])
+    L = shifted_cholesky(T, 0.5)
+    torch.testing.assert_close(L[0], 1.5**0.5 * torch.eye(3))
+    assert L[1:].isnan().all()

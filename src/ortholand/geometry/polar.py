@@ -117,10 +117,13 @@ def levels(steps: int) -> tuple[Level, ...]:
     return (LEVELS[-1],) * more + LEVELS[:steps][::-1]
 
 
-def polar_factor(M: Tensor, steps: int, *, exact: bool = False) -> Tensor:
+def polar_factor(
+    M: Tensor, steps: int, *, exact: bool = False, columns: int | None = None
+) -> Tensor:
     """:func:`msign` of matrices with n >= p in a type that is computed in.
 
     ``exact``: with a step more in double precision. Without, every type has the same function.
+    ``columns``: how many columns of it are wanted, if not all; the last step computes no others.
     """
     M = in_range(M)
     E = gram_matrix(M)
@@ -131,29 +134,12 @@ def polar_factor(M: Tensor, steps: int, *, exact: bool = False) -> Tensor:
     if exact and torch.finfo(M.dtype).bits > 32:
         others.append(PADE)
     M = add_product(M, M, first.b * E + first.c * F, beta=first.a)
-    for _, a, b, c in others:
+    for i, (_, a, b, c) in enumerate(others):
         E = gram_matrix(M)
-        M = add_product(M, M, add_product(E, E, E, beta=b, alpha=c), beta=a)
-    return M
-
-
-def polar_coefficients(T: Tensor, steps: int) -> Tensor:
-    """The Hermitian h with ``msign(B) = B h``, for matrices B of which ``T = B^H B`` is known.
-
-    As :func:`polar_factor`, on Gram matrices: for rows that are apart. What T has lost to rounding
-    is not mended by later steps, so T should be in double precision.
-    """
-    unit = torch.linalg.vector_norm(T, dim=(-2, -1)).clamp(min=torch.finfo(T.dtype).tiny)
-    T = T / per_matrix(unit, T)
-    scale = inverse_bound(product(T, T))
-    E = _times(T, scale, 2)
-    h = torch.zeros_like(E)
-    h.diagonal(dim1=-2, dim2=-1).add_(per_matrix(scale / unit.sqrt(), E).squeeze(-1))
-    for _, a, b, c in levels(steps):
-        q = add_product(E, E, E, beta=b, alpha=c)
-        q.diagonal(dim1=-2, dim2=-1).add_(a)
-        h, E = product(h, q), product(product(q, E), q)
-    return h
+        few = slice(columns if i == len(others) - 1 else None)
+        q = add_product(E[..., few], E, E[..., few], beta=b, alpha=c)
+        M = add_product(M[..., few], M, q, beta=a)
+    return M[..., :columns]
 
 
 def in_range(M: Tensor) -> Tensor:

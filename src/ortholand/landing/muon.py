@@ -1,27 +1,29 @@
 """Muon on the manifold: steepest descent in the spectral norm, ``R = msign(Skew(B X^H)) X``.
 
-On the manifold no tangent direction of spectral norm 1 descends faster (``docs/muon.md``). A tall
-X has an n x n relative gradient psi of rank 2p at most. With ``X = Q S^(1/2)``, ``S = X^H X``, and
-the polar factor W of the part of ``B S^(1/2)`` that is orthogonal to X, ``[Q, W]`` is a basis of
-its range in which psi is 2p x 2p, and so is its polar factor N. The direction is again given by a
-*generator*, so that attractions and safe steps are those of every other method.
+On the manifold no tangent direction of spectral norm 1 descends faster (``docs/muon.md``). The
+relative gradient psi of a tall X is n x n and of rank 2p at most. With ``X = Q S^(1/2)``,
+``S = X^H X``, and an orthonormal basis W' of C, the part of ``B S^(1/2)`` that is orthogonal to X,
+psi is 2p x 2p in the basis ``[Q, W']``, and so is its polar factor N. The direction is again given
+by a *generator*, so attractions and safe steps are those of every other method.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ortholand.fields import product_roundoff
 from ortholand.geometry.matrices import (
+    add_product,
     frobenius_norm,
     gram_matrix,
-    gram_minus_identity,
     is_square,
     per_matrix,
     product,
     shared_gram_minus_identity,
+    sharp_gram_minus_identity,
     skew,
     subtract_product_,
     sym,
@@ -31,12 +33,11 @@ from ortholand.geometry.polar import (
     STEPS,
     gram_roots,
     in_range,
-    polar_coefficients,
     polar_factor,
 )
 from ortholand.landing.attraction import LandingOptions
 from ortholand.landing.gram import Gram, cast, combine, trace
-from ortholand.landing.moments import accumulate
+from ortholand.landing.moments import accumulate, transport
 from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows, StateKind
 
 State = dict[str, Tensor]
@@ -52,7 +53,7 @@ class MuonMoments:
     steps: int = STEPS
     why_not_apart = None
     go_along_fields = False
-    gram_pays = False  # polar factors of whole matrices need no double precision
+    gram_pays = True
     compiled = None
 
     @property
@@ -92,7 +93,8 @@ class MuonMoments:
             return _unless_noise(
                 A, frobenius_norm(B), product_roundoff(X.shape[-2], X.dtype) * size
             )
-        return tall_polar_generator(X, B, self.steps, eps)
+        _, W, polar = tall_polar(X, B, self.steps, eps)
+        return add_product(product(X, polar.of_X), W, polar.of_B)
 
     def gram_step(
         self, X: Tensor, G: Tensor, state: State, options: LandingOptions, rows: Rows
@@ -100,8 +102,10 @@ class MuonMoments:
         """The step of tall matrices of which these rows are here.
 
         A polar factor enlarges what rounding leaves of small singular values, and a Gram matrix
-        squares them: so sums are in double precision.
+        squares them: so sums over places are in double precision.
         """
+        if not rows.apart:
+            return PendingStep.known(self._whole_step(X, G, state, options))
         buffer = state.get("momentum_buffer")
         B, total, more = G, None, ()
         if buffer is not None:
@@ -113,7 +117,11 @@ class MuonMoments:
         sums = GramSums(hermitian, (X2.mH @ B2, *more))
 
         def finish(sums: GramSums) -> MatrixStep:
-            step = self._moved(X2, B2, sums, options, rows, X.dtype)
+            (D, T), M = sums.hermitian, sums.others[0]
+            noise, roundoff = (product_roundoff(rows.total, M.dtype) for M in (X, X2))
+            polar = polar_gram(D, M, T, self.steps, options.eps, noise, roundoff)
+            step = moved_along(X2, B2, D, polar, options, roundoff, apart=True)
+            step = step._replace(moved=cast(step.moved, X.dtype))
             if total is None:
                 return step
             kept = subtract_product_(total, X, cast(sym(sums.others[-1]), X.dtype))
@@ -121,50 +129,22 @@ class MuonMoments:
 
         return PendingStep(sums, finish)
 
-    def _moved(
-        self,
-        X: Tensor,
-        B: Tensor,
-        sums: GramSums,
-        options: LandingOptions,
-        rows: Rows,
-        dtype: torch.dtype,
+    def _whole_step(
+        self, X: Tensor, G: Tensor, state: State, options: LandingOptions
     ) -> MatrixStep:
-        (D, T), M = sums.hermitian, sums.others[0]
-        noise, roundoff = (product_roundoff(rows.total, kind) for kind in (dtype, X.dtype))
-        polar = polar_gram(D, M, T, self.steps, options.eps, noise, roundoff)
-        d = torch.linalg.vector_norm(D, dim=(-2, -1))
-        size = trace(polar.T).sqrt()
-        gram = Gram(D, polar.M, polar.T, d, torch.ones_like(d), size, roundoff, rows.apart)
-        assert options.attraction.coefficients is not None
-        a, b, taken, limited = options.attraction.coefficients(gram, options)
-        moved = combine(X, B, a + product(polar.of_X, b), product(polar.of_B, b))
-        return MatrixStep(cast(moved, dtype), taken, {}, limited)
+        """The step of tall matrices that are here."""
+        B, new_state = G, {}
+        if self.momentum:
+            B, total = self.averaged(G, state["momentum_buffer"])
+            new_state["momentum_buffer"] = transport(X, total)
+        D, W, polar = tall_polar(X, B, self.steps, options.eps)
+        roundoff = product_roundoff(X.shape[-2], X.dtype)
+        step = moved_along(X, W, D, polar, options, roundoff, apart=False)
+        return step._replace(state=new_state)
 
 
-def tall_polar_generator(X: Tensor, B: Tensor, steps: int, eps: float) -> Tensor:
-    """The n x p generator of ``msign(Skew(B X^H)) X``, nothing n x n.
-
-    With ``N = [[N11, -N21^H], [N21, *]]`` the direction is ``(Q N11 + W N21) S^(1/2)``, and this
-    is what ``(Q N11 + 2 W N21) S^(-1/2)`` stands for.
-    """
-    D = gram_minus_identity(X)
-    root, inverse = gram_roots(D, eps)
-    Q, B = product(X, inverse), product(in_range(B), root)
-    M = product(Q.mH, B)
-    B = B - product(Q, M)
-    B = B - product(Q, product(Q.mH, B))  # twice: so that it is orthogonal even if it is small
-    W = polar_factor(B, steps)
-    psi = skew_blocks(skew(M), product(W.mH, B) / 2)
-    N = skew(polar_factor(psi, steps))
-    N = _unless_noise(N, frobenius_norm(psi), product_roundoff(X.shape[-2], X.dtype))
-    p = X.shape[-1]
-    return product(product(Q, N[..., :p, :p]) + product(W, 2 * N[..., p:, :p]), inverse)
-
-
-@dataclass(frozen=True)
-class PolarGram:
-    """The generator ``X of_X + B of_B``, with its Gram matrices."""
+class PolarGram(NamedTuple):
+    """The generator ``X of_X + B of_B`` of ``msign(psi) X``, with its Gram matrices."""
 
     of_X: Tensor
     of_B: Tensor
@@ -172,37 +152,130 @@ class PolarGram:
     T: Tensor  # its own
 
 
+def moved_along(
+    X: Tensor,
+    B: Tensor,
+    D: Tensor,
+    polar: PolarGram,
+    options: LandingOptions,
+    roundoff: float,
+    *,
+    apart: bool,
+) -> MatrixStep:
+    """The attraction's step along the generator ``X of_X + B of_B``."""
+    d = torch.linalg.vector_norm(D, dim=(-2, -1))
+    size = trace(polar.T).sqrt()
+    gram = Gram(D, polar.M, polar.T, d, torch.ones_like(d), size, roundoff, apart)
+    assert options.attraction.coefficients is not None
+    a, b, taken, limited = options.attraction.coefficients(gram, options)
+    moved = combine(X, B, add_product(a, polar.of_X, b), product(polar.of_B, b))
+    return MatrixStep(moved, taken, {}, limited)
+
+
+class TallPolar(NamedTuple):
+    """The same in terms of X and a well-conditioned W."""
+
+    D: Tensor  # X^H X - I
+    W: Tensor
+    gram: PolarGram  # W in the place of B
+
+
+class Basis(NamedTuple):
+    """``[Q, (W - Q E) L^(-H)]``, with orthonormal columns where those of C are not zero.
+
+    ``Q = X S^(-1/2)``, and the columns of W span those of X and C together with Q.
+    """
+
+    root: Tensor  # S^(1/2)
+    inverse: Tensor  # S^(-1/2)
+    E: Tensor  # Q^H W
+    T: Tensor  # (W - Q E)^H (W - Q E)
+    L: Tensor  # Cholesky factor of T, shifted
+
+
+def tall_polar(X: Tensor, B: Tensor, steps: int, eps: float) -> TallPolar:
+    """The generator of ``msign(Skew(B X^H)) X``; nothing is n x n.
+
+    C is made orthonormal by Cholesky factors of its Gram matrix, twice. They are shifted by what
+    rounding may have taken from it, so small singular values are damped by the first and mended by
+    the second. That one needs no pass over rows: W is well conditioned, so it is in the
+    coefficients.
+    """
+    D, roundoff = sharp_gram_minus_identity(X), product_roundoff(X.shape[-2], X.dtype)
+    root, inverse = gram_roots(D, eps)
+    B = in_range(B)
+    M = product(inverse, product(X.mH, B))
+    C = subtract_product_(B, X, product(inverse, M))
+    M = product(M, root)
+    T = product(product(root, gram_matrix(C)), root)
+    L = shifted_cholesky(T, (4 * roundoff * trace(T) + roundoff**2)[..., None])
+    W = product(C, solved(L, root).mH)
+    E = product(inverse, product(X.mH, W))  # what rounding has left of Q in C
+    M = add_product(M, E, L.mH)
+    T = add_product(gram_matrix(W), E.mH, E, alpha=-1)
+    basis = Basis(root, inverse, E, T, shifted_cholesky(T, 4 * roundoff))
+    return TallPolar(D, W, polar_in(basis, M, product(T, L.mH), steps, roundoff))
+
+
 def polar_gram(
     D: Tensor, M: Tensor, T: Tensor, steps: int, eps: float, noise: float, roundoff: float
 ) -> PolarGram:
-    """:func:`tall_polar_generator` from Gram matrices ``X^H X - I``, ``X^H B`` and ``B^H B``.
+    """The generator of ``msign(Skew(B X^H)) X`` from Gram matrices of X and B.
 
     Args:
-        D: of X.
-        M: of X and B.
-        T: of B.
-        steps: of the polar factors.
+        D: ``X^H X - I``.
+        M: ``X^H B``.
+        T: ``B^H B``.
+        steps: of msign.
         eps: radius of the ball.
         noise: what is smaller than that share of B is nothing.
         roundoff: relative rounding error of the Gram matrices.
     """
-    p = D.shape[-1]
     root, inverse = gram_roots(D, eps)
     unit = trace(T).sqrt()
     safe = per_matrix(1 / unit.clamp(min=torch.finfo(unit.dtype).tiny ** 0.5), T)
     M = product(product(inverse, M * safe), root)
     T = sym(product(product(root, T * safe * safe), root) - product(M.mH, M))
-    # A difference: where rounding has left nothing else, it must not be negative.
-    T.diagonal(dim1=-2, dim2=-1).add_(4 * roundoff)
-    h = polar_coefficients(T, steps)
-    psi = skew_blocks(skew(M), product(h, T) / 2)
-    N = skew(polar_factor(psi, steps))
-    N = _unless_noise(N, frobenius_norm(psi), noise)
-    N11, N21 = product(N[..., :p, :p], inverse), product(N[..., p:, :p], inverse)
-    of_B = product(h, 2 * N21)
-    of_X = product(inverse, N11 - product(M, of_B))
-    square = product(N11.mH, N11) + product(of_B.mH, product(T, of_B))
-    return PolarGram(of_X, product(root, of_B) * safe, product(root, N11), sym(square))
+    basis = Basis(root, inverse, M, T, shifted_cholesky(T, 4 * roundoff))
+    polar = polar_in(basis, M, T, steps, noise)
+    return polar._replace(of_B=product(root, polar.of_B) * safe)
+
+
+def polar_in(basis: Basis, M: Tensor, WC: Tensor, steps: int, noise: float) -> PolarGram:
+    """The generator ``(Q N11 + 2 W' N21) S^(-1/2)``, in terms of X and W.
+
+    ``N = [[N11, -N21^H], [N21, *]]`` is the polar factor of psi in the basis ``[Q, W']``, and the
+    direction ``(Q N11 + W' N21) S^(1/2)``.
+
+    Args:
+        basis: in which psi is 2p x 2p.
+        M: ``Q^H B S^(1/2)``.
+        WC: ``(W - Q E)^H C``, C the part of ``B S^(1/2)`` that is orthogonal to Q.
+        steps: of msign.
+        noise: what is smaller than that is nothing.
+    """
+    root, inverse, E, T, L = basis
+    p = T.shape[-1]
+    psi = skew_blocks(skew(M), solved(L, WC) / 2)
+    N = _unless_noise(polar_factor(psi, steps, columns=p), frobenius_norm(psi), noise)
+    N11, N21 = product(skew(N[..., :p, :]), inverse), product(N[..., p:, :], inverse)
+    of_W = solved(L, 2 * N21, adjoint=True)
+    of_X = product(inverse, add_product(N11, E, of_W, alpha=-1))
+    square = product(N11.mH, N11) + product(of_W.mH, product(T, of_W))
+    return PolarGram(of_X, of_W, product(root, N11), sym(square))
+
+
+def shifted_cholesky(T: Tensor, shift: Tensor | float) -> Tensor:
+    """The Cholesky factor L of ``T + shift I``; NaN where that is not positive."""
+    T = T.clone()
+    T.diagonal(dim1=-2, dim2=-1).add_(shift)
+    L, info = torch.linalg.cholesky_ex(T)
+    return torch.where((info > 0)[..., None, None], torch.nan, L)
+
+
+def solved(L: Tensor, M: Tensor, *, adjoint: bool = False) -> Tensor:
+    """``L^(-1) M``, or ``L^(-H) M``."""
+    return torch.linalg.solve_triangular(L.mH if adjoint else L, M, upper=adjoint)
 
 
 def skew_blocks(Omega: Tensor, K: Tensor) -> Tensor:
