@@ -273,9 +273,7 @@ def test_the_error_is_at_rounding_after_every_step(n, p, rank, lr):
     worst = 0.0
     for k in range(40):
         decay = 10 ** -torch.linspace(0, 4, rank)
-        X.grad = (
-            gaussian(n, rank, seed=k).float() * decay @ gaussian(rank, p, seed=k + 100).float()
-        )
+        X.grad = gaussian(n, rank, seed=k).float() * decay @ gaussian(rank, p, seed=k + 100).float()
         optimizer.step()
         worst = max(worst, float(distance(X.detach().double())))
     assert worst < 5e-6
