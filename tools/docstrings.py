@@ -7,6 +7,7 @@ from griffe import Extension, Object
 
 ROLE = re.compile(r":(?:class|func|meth|mod|attr|data):`~?([\w.]+)`")
 DIRECTIVE = re.compile(r"^ *\.\. code-block:: \w+\n\n?", flags=re.MULTILINE)
+PAGE = re.compile(r"(?:``)?docs/(\w+)\.md(?:``)?")
 DOCTEST = re.compile(r"^>>> .*?(?=\n\n|\Z)", flags=re.MULTILINE | re.DOTALL)
 
 
@@ -18,6 +19,7 @@ class Readable(Extension):
         if obj.docstring:
             text = DIRECTIVE.sub("", obj.docstring.value)
             text = DOCTEST.sub(lambda example: f"```pycon\n{example[0]}\n```", text)
+            text = PAGE.sub(r"[\1](../\1.html)", text)  # all of the reference is in api/
             obj.docstring.value = ROLE.sub(as_link, text)
 
 

@@ -33,6 +33,7 @@ NOTEBOOKS = {"tutorial.md": "docs/tutorial.ipynb"}
 LINK = re.compile(r"(\]\()(?!https?:|mailto:|#)([^)\s]+)(\))")
 FENCE = re.compile(r"^(?:```.*?^```|~~~.*?^~~~)", flags=re.MULTILINE | re.DOTALL)
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([\[(])(.*?)\\[\])]</\1>', flags=re.DOTALL)
+CELL = re.compile(r"<td>(.*?)</td>", flags=re.DOTALL)
 # The theme's only script from elsewhere, for the search in pages that are opened as files.
 SHIM, OUR_SHIM = "https://unpkg.com/iframe-worker/shim", "assets/iframe-worker.js"
 LOADS = re.compile(
@@ -82,8 +83,14 @@ def address_of(path: str, uri: str, repository: str, files: Files) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """TeX between dollars becomes MathML."""
-    return FORMULA.sub(as_mathml, html)
+    """TeX between dollars becomes MathML; cells with sentences are marked, to be wider."""
+    return CELL.sub(as_cell, FORMULA.sub(as_mathml, html))
+
+
+def as_cell(cell: re.Match) -> str:
+    """One cell of a table, marked if there is much to read in it."""
+    words = re.sub(r"<[^>]*>", "", cell[1])
+    return f'<td class="long">{cell[1]}</td>' if len(words) > 60 else cell[0]
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
