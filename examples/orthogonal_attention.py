@@ -1,6 +1,7 @@
 """A small language model whose attention projections are orthogonal.
 
     python examples/orthogonal_attention.py --out orthogonal_attention.png
+    python examples/orthogonal_attention.py --optimizer muon --scale 2
 
 A transformer of two layers learns to write Python's documentation, character by character. The
 projections of its attention, to queries, keys, values and back, are orthogonal matrices all the
@@ -28,6 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pydoc_data import topics
+from typing import Literal
 
 import torch
 from rich.console import Console
@@ -52,6 +54,9 @@ class Settings:
     context: int = 64  # characters
     batch: int = 32
     evaluations: int = 20
+    optimizer: Literal["adam", "muon"] = "adam"  # of the orthogonal projections
+    angle: float = 5e-2  # radians by which they turn in a step
+    scale: float = 1.0  # they are this times orthogonal
 
 
 PROJECTIONS = "*.attention.*.weight"
@@ -153,26 +158,28 @@ class Transformer(nn.Module):
 # --- the contestants: optimizers of a model. Learning rates: see examples/README.md.
 
 
-def orthogonal(model: Transformer) -> Optimizer:
-    """Projections that are orthogonal at every step."""
-    # LandingAdam's rate is the angle by which a column turns; AdamW's, 1e-2 for each entry, turns
-    # one of 64 entries by up to 8e-2.
-    groups = ol.param_groups(model, orthogonal=PROJECTIONS, options={"lr": 5e-2})
-    return ol.LandingAdam(ol.orthogonalize_(groups), lr=1e-2, attraction="after")
+def orthogonal(model: Transformer, settings: Settings) -> Optimizer:
+    """Projections that are orthogonal, or a number times orthogonal, at every step."""
+    # Landing rates are angles: by which columns turn (LandingAdam), or all planes (LandingMuon).
+    # AdamW's, 1e-2 for each entry, turns one of 64 entries by up to 8e-2.
+    options = {"lr": settings.angle, "scale": settings.scale}
+    groups = ol.param_groups(model, orthogonal=PROJECTIONS, options=options)
+    kind = ol.LandingAdam if settings.optimizer == "adam" else ol.LandingMuon
+    return kind(ol.orthogonalize_(groups), lr=1e-2, attraction="after")
 
 
-def orthogonal_start(model: Transformer) -> Optimizer:
+def orthogonal_start(model: Transformer, settings: Settings) -> Optimizer:
     """The twin: it starts at the same orthogonal projections, and may leave."""
-    ol.orthogonalize_(model, orthogonal=PROJECTIONS)
+    ol.orthogonalize_(model, orthogonal=PROJECTIONS, scale=settings.scale)
     return AdamW(model.parameters(), lr=1e-2, weight_decay=0)
 
 
-def usual_start(model: Transformer) -> Optimizer:
+def usual_start(model: Transformer, settings: Settings) -> Optimizer:  # noqa: ARG001
     """The same model as torch would make it."""
     return AdamW(model.parameters(), lr=1e-2, weight_decay=0)
 
 
-Prepare = Callable[[Transformer], Optimizer]
+Prepare = Callable[[Transformer, Settings], Optimizer]
 CONTESTANTS: dict[str, Prepare] = {
     "orthogonal": orthogonal,
     "free, orthogonal start": orthogonal_start,
@@ -217,7 +224,7 @@ def learn(prepare: Prepare, text: Text, settings: Settings, seed: int, tell: Tel
     """Train one model, with a learning rate that rises and falls once."""
     torch.manual_seed(seed)  # the same start for all
     model = Transformer(len(text.alphabet), settings)
-    optimizer = prepare(model)
+    optimizer = prepare(model, settings)
     rates = [group["lr"] for group in optimizer.param_groups]
     scheduler = OneCycleLR(optimizer, rates, settings.steps, cycle_momentum=False)
     data = torch.Generator().manual_seed(seed + 1)  # the same pieces for all
@@ -235,16 +242,17 @@ def learn(prepare: Prepare, text: Text, settings: Settings, seed: int, tell: Tel
         if step % every == 0:
             steps.append(step)
             curve.append(validate(model, text, settings))
-    return Run(steps, curve, *examine(model), 1e3 * seconds / settings.steps)
+    return Run(steps, curve, *examine(model, settings.scale), 1e3 * seconds / settings.steps)
 
 
 @torch.no_grad()
-def examine(model: Transformer) -> tuple[list[float], float]:
-    """Singular values of all attention projections, and how far these are from orthogonal."""
+def examine(model: Transformer, scale: float) -> tuple[list[float], float]:
+    """Singular values of all projections, and how far these are from ``scale`` times orthogonal."""
     projections = ol.param_groups(model, orthogonal=PROJECTIONS)[0]["params"]
     projections = [p for _, p in projections]
     values = torch.linalg.svdvals(torch.stack(projections)).flatten()
-    return values.sort(descending=True).values.tolist(), ol.orthogonality_error(projections)
+    error = ol.orthogonality_error(projections, scale=scale)
+    return values.sort(descending=True).values.tolist(), error
 
 
 def learn_all(text: Text, settings: Settings, seed: int, console: Console) -> dict[str, Run]:
@@ -287,10 +295,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=default, help="the figure")
     parser.add_argument("--steps", type=int, help=f"of training, {Settings.steps} unless said")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches")
+    optimizer = "of the orthogonal projections: LandingAdam (unless said) or LandingMuon"
+    parser.add_argument("--optimizer", choices=["adam", "muon"], default="adam", help=optimizer)
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="projections are this x orthogonal"
+    )
     parser.add_argument("--quick", action="store_true", help="small and short: a few seconds")
     options = parser.parse_args(arguments)
     settings = QUICK if options.quick else Settings()
-    settings = replace(settings, steps=options.steps or settings.steps)
+    settings = replace(
+        settings,
+        steps=options.steps or settings.steps,
+        optimizer=options.optimizer,
+        scale=options.scale,
+    )
     text, console = read_text(), Console()
     length = len(text.train) + len(text.validation)
     console.print(

@@ -1,6 +1,7 @@
 """The language model: causal, orthogonal, and better than guessing after the quick run."""
 
 import io
+from dataclasses import replace
 
 import pytest
 import torch
@@ -52,14 +53,14 @@ def test_projections_stay_orthogonal_and_those_of_the_twin_do_not(runs):
 
 
 def test_every_head_has_orthonormal_rows(model):
-    example.orthogonal(model)
+    example.orthogonal(model, SMALL)
     query = model.blocks[0].attention.query.weight
     for head in query.chunk(SMALL.heads):
         assert ol.orthogonality_error(head.detach()) < 1e-5
 
 
 def test_only_the_projections_are_constrained(model):
-    names = ol.orthogonality_error(example.orthogonal(model), reduce=None)
+    names = ol.orthogonality_error(example.orthogonal(model, SMALL), reduce=None)
     parts = ("query", "key", "value", "output")
     assert set(names) == {f"blocks.0.attention.{part}.weight" for part in parts}
 
@@ -106,3 +107,23 @@ def test_table_and_figure(runs, monkeypatch, tmp_path, capsys):
         assert f"{run.bits[-1]:.3f}" in row
         assert f"{run.error:.1e}" in row
     assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_projections_of_another_scale_by_muon(monkeypatch, tmp_path, capsys):
+    runs, learn = [], example.learn
+    monkeypatch.setattr(example, "QUICK", replace(SMALL, steps=6))
+    monkeypatch.setattr(example, "learn", lambda *given: runs.append(learn(*given)) or runs[-1])
+    arguments = ["--quick", "--optimizer", "muon", "--scale", "2"]
+    assert example.main([*arguments, "--out", str(tmp_path / "figure.png")]) == 0
+    run, twin, _ = runs
+    assert run.error < 1e-5
+    assert run.singular_values == pytest.approx([2.0] * 4 * 16, abs=1e-4)
+    assert twin.error > 1e-3
+    assert f"{run.bits[-1]:.3f}" in capsys.readouterr().out
+
+
+def test_the_optimizer_is_the_one_asked_for(model):
+    for name, kind in (("adam", ol.LandingAdam), ("muon", ol.LandingMuon)):
+        optimizer = example.orthogonal(model, replace(SMALL, optimizer=name, angle=0.1))
+        assert type(optimizer) is kind
+        assert [group["lr"] for group in optimizer.param_groups] == [0.1, 1e-2]
