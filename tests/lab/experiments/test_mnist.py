@@ -39,7 +39,7 @@ RUN = TrainingRun(method="landing", lr=0.02, batch_size=4, iterations=8, points=
 
 @pytest.mark.parametrize("preset", EXPERIMENT_PRESETS)
 def test_every_preset_plans_every_method_with_every_rate_and_times_them(preset):
-    *runs, timing = MNIST.units(preset)
+    *runs, timing = plan(replace(MNIST.settings[preset], finals=()))
     rates = MNIST.settings[preset].learning_rates
     expected = [(m, lr) for m in TRAINING_METHODS for lr in rates]
     assert [(u.task.method, u.task.lr) for u in runs] == expected
@@ -56,7 +56,25 @@ def test_the_paper_preset_has_the_papers_settings():
     assert settings.batch_size == 4
     assert settings.learning_rates == (1 / 1024, 1 / 256, 1 / 64, 1 / 16, 1 / 4, 1)
     assert settings.trivialization_share == 1
-    assert all(unit.task.iterations >= EPOCH for unit in MNIST.units("paper")[:-1])
+
+
+def test_the_paper_preset_trains_each_methods_best_for_an_epoch_with_five_seeds():
+    finals = [unit.task for unit in MNIST.units("paper") if unit.name.startswith("final-")]
+    assert [(run.method, run.trial) for run in finals] == [
+        (method, trial) for trial in range(5) for method in TRAINING_METHODS
+    ]
+    assert all(run.iterations == EPOCH and run.test_images == 10_000 for run in finals)
+    assert {run.lr for run in finals} <= set(MNIST.settings["paper"].learning_rates)
+
+
+def test_trials_are_other_networks_with_other_batches():
+    one, again, other = (start_lenet(replace(RUN, trial=i), CONTEXT) for i in (1, 1, 2))
+    for training, same in ((again, True), (other, False)):
+        weights = zip(one.trainee.weights(), training.trainee.weights(), strict=True)
+        assert all(torch.equal(W, V) for W, V in weights) == same
+    first, second, third = (next(t.batches)[0] for t in (one, again, other))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, third)
 
 
 def test_only_trivializations_are_cut_short():
@@ -138,16 +156,17 @@ def record(task, series):
     return Record(request, Result(series, {}), {}, 0.0, "")
 
 
-def made_records(methods, iterations=EPOCH, repetitions=10, largest_error=0.1):
+def made_records(methods, iterations=EPOCH, repetitions=10, largest_error=0.1, **finals):
     lengths = dict(iterations=iterations, repetitions=repetitions)
-    *runs, timing = plan(replace(PAPER, learning_rates=(0.1,), **lengths))
+    changes = dict(learning_rates=(0.1,), **{"finals": (), **finals})
+    *runs, timing = plan(replace(PAPER, **changes, **lengths))
     made = {}
     for unit in runs:
         _, test_error, orthogonality_error = methods[unit.task.method]
         made[unit.name] = record(
             unit.task,
             dict(
-                iteration=[0, iterations],
+                iteration=[0, unit.task.iterations],
                 train_loss=[math.nan, 1.0],
                 test_error=[0.9, test_error],
                 orthogonality_error=[1e-7, orthogonality_error],
@@ -203,6 +222,26 @@ def test_less_than_an_epoch_decides_nothing_but_times_and_the_ball():
     expected = [Verdict.OPEN] * 6
     expected[FASTER] = expected[SLOWER] = expected[BALL] = Verdict.HOLDS
     assert verdicts(made_records(GOOD, iterations=EPOCH - 1)) == expected
+
+
+def test_an_epoch_of_the_searchs_best_decides_and_another_rates_does_not():
+    finals = tuple((method, 0.1) for method in TRAINING_METHODS)
+    records = made_records(GOOD, iterations=EPOCH // 10, finals=finals, trials=3)
+    assert verdicts(records) == [Verdict.HOLDS] * 6
+    measured = MNIST.claims[NEARER].judge(records).measured
+    assert "after 15,000 iterations, medians of 3 seeds" in measured
+    others = tuple((method, 0.2) for method in TRAINING_METHODS)
+    records = made_records(GOOD, iterations=EPOCH // 10, finals=others)
+    assert verdicts(records)[NEARER] is Verdict.OPEN
+
+
+def test_finals_count_for_the_ball():
+    finals = tuple((method, 0.1) for method in TRAINING_METHODS)
+    records = made_records(GOOD, finals=finals, trials=3)
+    outside = {**records["final-landing-lr0.1-trial2"].result.series, "largest_error": [0.0, 0.6]}
+    task = next(u.task for u in plan(replace(PAPER, finals=finals)) if u.name.endswith("trial2"))
+    moved = Records({**records, "final-landing-lr0.1-trial2": record(task, outside)})
+    assert [verdicts(r)[BALL] for r in (records, moved)] == [Verdict.HOLDS, Verdict.FAILS]
 
 
 def test_few_repetitions_decide_no_times():

@@ -6,13 +6,14 @@ from functools import partial
 from statistics import fmean, median
 from typing import NamedTuple
 
-from ortholand.lab.experiments.classification.runs import unit_name
+from ortholand.lab.experiments.classification.runs import final_name, unit_name
 from ortholand.lab.study.figures import METHOD_STYLES, listed
 from ortholand.lab.study.records import Record, Records
 from ortholand.lab.study.spec import Claim, Finding, Verdict
 from ortholand.lab.study.timing import TIMING, seconds_per_iteration
 
 EPS = 0.5  # radius of landing's safe ball, the optimizer's default
+MOST_TRIALS = 5  # of a final training
 FEWEST_REPETITIONS = 5  # fewer timed iterations decide nothing: other work disturbs some of them
 
 
@@ -48,10 +49,19 @@ def tried_rates(records: Records) -> dict[str, list[Tried]]:
 def best_rates(records: Records) -> dict[str, Tried]:
     """Each method with the learning rate of the fastest convergence.
 
-    That is the one with the smallest training loss in the end. Test images have no say in it.
+    That is the one with the smallest training loss in the end. Test images have no say in it. Where
+    the method was trained longer with it, by those trainings.
     """
     tried = tried_rates(records)
-    return {m: min(entries, key=lambda entry: entry.loss) for m, entries in tried.items()}
+    best = {m: min(entries, key=lambda entry: entry.loss) for m, entries in tried.items()}
+    return {m: _at_length(records, m, entry) for m, entry in best.items()}
+
+
+def _at_length(records: Records, method: str, best: Tried) -> Tried:
+    """A method's best with its final trainings, as many as there are."""
+    names = [final_name(method, best.lr, trial) for trial in range(MOST_TRIALS)]
+    finals = [records[name] for name in names if name in records]
+    return best._replace(runs=finals) if finals else best
 
 
 def final_loss(run: Record) -> float:
@@ -111,15 +121,22 @@ def compare_ends(
     best = best_rates(records)
     ends = {method: best[method].end(series) for method in methods}
     runs = [run.configuration for entry in best.values() for run in entry.runs]
-    lengths = sorted(run["iterations"] for run in runs)
-    span = " to ".join(f"{length:,}" for length in dict.fromkeys((lengths[0], lengths[-1])))
+    span = _span([run["iterations"] for run in runs])
+    seeds = _span([len(best[method].runs) for method in methods])
+    medians = "" if seeds == "1" else f", medians of {seeds} seeds"
     small = any(run[name] < least for run in runs for name, least in enough.items())
     needed = ", ".join(f"{name} >= {least:,}" for name, least in enough.items())
     return found(
-        f"after {span} iterations: {listed(ends, '.2%' if series == 'test_error' else '.1e')}",
+        f"after {span} iterations{medians}: "
+        f"{listed(ends, '.2%' if series == 'test_error' else '.1e')}",
         holds(ends),
         f"to tell, it takes {needed}" if small else "",
     )
+
+
+def _span(numbers: Sequence[int]) -> str:
+    """The smallest and the largest, once if they are the same."""
+    return " to ".join(f"{n:,}" for n in dict.fromkeys((min(numbers), max(numbers))))
 
 
 def ball_claim(methods: Sequence[str]) -> Claim:
@@ -133,8 +150,9 @@ def ball_claim(methods: Sequence[str]) -> Claim:
 
 def stays_in_ball(methods: Sequence[str], records: Records) -> Finding:
     """Whether every kernel was within eps of the manifold whenever a network was measured."""
-    tried = tried_rates(records)
-    runs = [run for method in methods for entry in tried[method] for run in entry.runs]
+    tried, best = tried_rates(records), best_rates(records)
+    entries = [entry for method in methods for entry in (*tried[method], best[method])]
+    runs = list({id(run): run for entry in entries for run in entry.runs}.values())  # each once
     errors = [error for run in runs for error in run.series("largest_error")]
     return found(
         f"at most {max(errors):.3g} in {len(runs)} runs, measured {len(errors)} times; eps = {EPS}",

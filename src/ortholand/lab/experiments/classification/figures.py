@@ -29,7 +29,7 @@ def training_figures(
         FigureSpec(
             f"{name}-learning-rates",
             f"{network}: mean training loss over the last quarter of the run, against the {rate}. "
-            "The lowest point of each method is its run in the figure above.",
+            "The lowest point of each method is its rate in the figure above.",
             draw_learning_rates,
         ),
     )

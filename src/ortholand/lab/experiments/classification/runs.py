@@ -69,6 +69,11 @@ def unit_name(method: str, lr: float, trial: int = 0) -> str:
     return f"{method}-lr{lr:.3g}" + (f"-trial{trial}" if trial else "")
 
 
+def final_name(method: str, lr: float, trial: int) -> str:
+    """Name of a longer training of a method with the rate that was its best."""
+    return f"final-{method}-lr{lr:.3g}-trial{trial}"
+
+
 def runs_of(settings: TrainingSettings, methods: Iterable[str]) -> list[TrainingRun]:
     """Every method with every learning rate."""
     short = math.ceil(settings.trivialization_share * settings.iterations)
