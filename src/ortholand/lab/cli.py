@@ -23,6 +23,7 @@ try:
     from ortholand.lab.benchmarks import BENCHMARKS
     from ortholand.lab.experiments import EXPERIMENTS
     from ortholand.lab.study.environment import check_device
+    from ortholand.lab.study.pages import write_page
     from ortholand.lab.study.progress import make_console, make_progress
     from ortholand.lab.study.records import RunOptions, Store
     from ortholand.lab.study.report import stored_runs, tally, write_report, write_tables
@@ -194,6 +195,10 @@ def report(
     folder: Annotated[
         Path, typer.Argument(help="A folder that `reproduce` or `bench` has filled.")
     ],
+    page: Annotated[
+        Path | None,
+        typer.Option(help="A Markdown page whose marked parts are made anew from the records."),
+    ] = None,
 ) -> None:
     """Draw figures and report again, from the records in a folder alone."""
     store, console = Store(folder), make_console()
@@ -207,8 +212,12 @@ def report(
     try:
         write_tables(store, runs)
         path = write_report(store, runs)
+        if page:
+            write_page(page, store, runs)
     except OSError as error:
         _fail(f"The report must be written to {folder}, but: {error}.")
+    except ValueError as error:
+        _fail(str(error))
     console.print(f"Report: {path}", soft_wrap=True)
 
 

@@ -156,10 +156,10 @@ def _contents(runs: Sequence[Run]) -> str:
         f'<tr><td>{_link(run)} <span class="where">{escape(_options(run))}</span><br>'
         f"{escape(run.study.title)}</td>"
         f"<td>{_chips(run.verdicts())}</td>"
-        f'<td class="time">{_duration(run.seconds)}</td></tr>\n'
+        f'<td class="time">{duration(run.seconds)}</td></tr>\n'
         for run in runs
     )
-    total = _duration(sum(run.seconds for run in runs))
+    total = duration(sum(run.seconds for run in runs))
     return f"""<nav>
 <h2 id="contents">Contents</h2>
 <table class="contents">
@@ -273,7 +273,7 @@ def _settings(run: Run) -> str:
 def _units(run: Run) -> str:
     """What was run, folded away: few will want to know."""
     rows = "".join(_unit_row(name, record) for name, record in run.records.items())
-    count = f"{_count(len(run.records), 'run')}, {_duration(run.seconds)}"
+    count = f"{_count(len(run.records), 'run')}, {duration(run.seconds)}"
     return (
         f"<details>\n<summary>{escape(count)}</summary>\n"
         '<table class="units">\n<thead><tr><th>run</th><th class="time">time</th>'
@@ -284,7 +284,7 @@ def _units(run: Run) -> str:
 def _unit_row(name: str, record: Record) -> str:
     finished = record.finished[:16].replace("T", " ")
     return (
-        f'<tr><td>{escape(name)}</td><td class="time">{_duration(record.seconds)}</td>'
+        f'<tr><td>{escape(name)}</td><td class="time">{duration(record.seconds)}</td>'
         f"<td>{escape(finished)}</td></tr>\n"
     )
 
@@ -333,7 +333,8 @@ def _count(n: int, what: str) -> str:
     return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """A time in words."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

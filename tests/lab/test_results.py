@@ -1,0 +1,49 @@
+"""The committed records are whole and of the present studies; docs/results.md says what they do."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from ortholand.lab.benchmarks import BENCHMARKS
+from ortholand.lab.experiments import EXPERIMENTS
+from ortholand.lab.study.pages import filled
+from ortholand.lab.study.records import Store
+from ortholand.lab.study.report import markdown_table, stored_runs
+
+DOCS = Path(__file__).parents[2] / "docs"
+STUDIES = {**EXPERIMENTS, **BENCHMARKS}
+MEGABYTE = 2**20
+
+
+@pytest.fixture(scope="module")
+def store():
+    return Store(DOCS / "results")
+
+
+@pytest.fixture(scope="module")
+def runs(store):
+    return stored_runs(store, STUDIES)
+
+
+def test_every_committed_record_is_whole_and_used(store, runs):
+    files = set((store.root / "records").rglob("*.json"))
+    assert {path: store.read(path).reason for path in files if not store.read(path).record} == {}
+    used = {store.path(record.request) for run in runs for record in run.records.values()}
+    unknown = {path.stem for path in files - used}
+    assert unknown == set() if find_spec("pogo") else all("pogo" in name for name in unknown)
+    assert sum(path.stat().st_size for path in files) < 5 * MEGABYTE
+
+
+def test_the_page_says_what_the_records_say(runs):
+    page = (DOCS / "results.md").read_text()
+    assert filled(page, runs, "results/figures") == page
+
+
+@pytest.mark.skipif(not find_spec("pogo"), reason="its rows are of POGO too")
+def test_the_tables_of_attractions_are_the_recorded_ones(runs):
+    page = (DOCS / "attractions.md").read_text()
+    [run] = [run for run in runs if run.study.name == "orthogonality"]
+    assert len(run.tables()) == 2
+    for _, rows in run.tables():
+        assert markdown_table(rows) in page
