@@ -10,7 +10,6 @@ from ortholand.lab.benchmarks.epochs import (
     CIFAR_RATES,
     CIFAR_STEPS,
     MNIST_EPOCH,
-    MNIST_RATES,
     TRAINING,
     EpochSettings,
     plan,
@@ -19,7 +18,7 @@ from ortholand.lab.benchmarks.epochs import (
 )
 from ortholand.lab.datasets import Dataset
 from ortholand.lab.experiments.cifar import CIFAR_METHODS, ResNetRun, start_resnet
-from ortholand.lab.experiments.mnist import start_lenet
+from ortholand.lab.experiments.mnist import BEST_RATES, start_lenet
 from ortholand.lab.methods import TRAINING_METHODS
 from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions
 from ortholand.lab.study.spec import BENCHMARK_PRESETS, Context
@@ -70,7 +69,7 @@ def test_the_whole_epoch_passes_all_images_once_and_the_whole_network_is_the_pap
 
 def test_learning_rates_are_the_methods_own():
     (unit,) = plan(LENET)
-    assert {run.method: run.lr for run in unit.task.runs} == MNIST_RATES
+    assert {run.method: run.lr for run in unit.task.runs} == BEST_RATES
     (unit,) = plan(RESNET)
     assert {run.method: run.lr for run in unit.task.runs} == CIFAR_RATES
     assert all(isinstance(run, ResNetRun) for run in unit.task.runs)

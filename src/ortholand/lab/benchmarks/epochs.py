@@ -1,7 +1,7 @@
 """Networks that are trained in turn, iteration by iteration: their times, and where they get.
 
 LeNet-5 on MNIST for an epoch and ResNet-18 on CIFAR-10 for some hundred steps. Learning rates are
-fixed; those on MNIST are each method's best on the paper's grid after some hundred iterations.
+fixed; those on MNIST are each method's best in the search of the experiment mnist.
 """
 
 from dataclasses import dataclass, replace
@@ -9,23 +9,13 @@ from typing import Any
 
 from ortholand.lab.experiments.cifar import CIFAR_METHODS, ResNetRun, start_resnet
 from ortholand.lab.experiments.classification.runs import TrainingRun
-from ortholand.lab.experiments.mnist import EPOCH, start_lenet
+from ortholand.lab.experiments.mnist import BEST_RATES, EPOCH, start_lenet
 from ortholand.lab.study.figures import METHOD_STYLES
 from ortholand.lab.study.records import Records, Result
 from ortholand.lab.study.spec import Context, Study, TableSpec, Unit
 from ortholand.lab.study.timing import Timing, medians, time_in_turn, timing_unit
 
 TRAINING = "training"  # the unit in which all networks are trained in turn
-MNIST_RATES = {
-    "landing": 4.0**-2,
-    "landing-momentum": 4.0**-4,
-    "exponential": 4.0**-2,
-    "cayley": 4.0**-2,
-    "trivialization-sgd": 4.0**-2,
-    "trivialization-momentum": 4.0**-4,
-    "trivialization-adam": 4.0**-4,
-    "trivialization-rmsprop": 4.0**-4,
-}
 CIFAR_RATES = dict.fromkeys(CIFAR_METHODS, 0.5)  # of the orthogonal kernels
 COLUMNS = {  # of the table: series -> heading and form
     "seconds": ("time, s", ",.1f"),
@@ -53,7 +43,7 @@ def plan(settings: EpochSettings) -> list[Unit[Any]]:
     if settings.width:
         runs = [ResNetRun(m, lr, *sizes, width=settings.width) for m, lr in CIFAR_RATES.items()]
     else:
-        runs = [TrainingRun(m, lr, *sizes) for m, lr in MNIST_RATES.items()]
+        runs = [TrainingRun(m, lr, *sizes) for m, lr in BEST_RATES.items()]
     return [timing_unit(Timing(tuple(runs), 0, settings.iterations), TRAINING)]
 
 
