@@ -19,7 +19,7 @@ class Readable(Extension):
         if obj.docstring:
             text = DIRECTIVE.sub("", obj.docstring.value)
             text = DOCTEST.sub(lambda example: f"```pycon\n{example[0]}\n```", text)
-            text = PAGE.sub(r"[\1](../\1.html)", text)  # all of the reference is in api/
+            text = PAGE.sub(r"[\1](../\1.md)", text)  # all of the reference is in api/
             obj.docstring.value = ROLE.sub(as_link, text)
 
 
