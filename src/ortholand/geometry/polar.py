@@ -168,7 +168,7 @@ def gram_roots(D: Tensor, farthest: float) -> tuple[Tensor, Tensor]:
     Args:
         D: residuals ``X^H X - I``.
         farthest: how large ``||D||_2`` may be, below 1: so many steps are taken. Larger D give
-            something finite, too.
+            something finite as well.
     """
     d = torch.linalg.vector_norm(D, dim=(-2, -1))
     scale = ((1 + d) / 2).clamp(min=1)  # steps lead somewhere from below 3 only

@@ -32,7 +32,7 @@ class LandingMuon(LandingWithAdam):
 
     Of all tangent directions of spectral norm 1, ``-msign(psi) X`` is the one that descends most:
     theorem and proof are in ``docs/muon.md``. msign sets all singular values to 1, by products
-    (:func:`ortholand.msign`); for tall and wide matrices on 2p x 2p matrices, nothing n x n. All
+    (:func:`ortholand.msign`), for tall and wide weights on 2p x 2p matrices; nothing is n x n. All
     planes turn by the same angle, whatever the size of the gradient. Groups with
     ``orthogonal=False`` take the step of ``torch.optim.AdamW``, with its own options.
 
@@ -40,14 +40,14 @@ class LandingMuon(LandingWithAdam):
         params: parameters, named parameters or groups, as for :class:`ortholand.LandingSGD`.
             Give unconstrained groups an lr of their own: theirs is AdamW's.
         lr: the angle in radians by which planes turn in a step, whatever the gradient and the size
-            of the matrix; 0.01 to 0.1 are usual. It is the spectral norm of the update, so for the
-            same weight ``torch.optim.Muon`` has ``lr = angle / max(1, rows / columns)^(1/2)`` (its
-            default ``adjust_lr_fn``).
+            of the matrix; 0.01 to 0.1 are usual. It is also the spectral norm of the update:
+            ``torch.optim.Muon`` takes the same one with
+            ``lr = angle / max(1, rows / columns)^(1/2)`` (its default ``adjust_lr_fn``).
         momentum: decay of the mean of relative gradients, in [0, 1).
         nesterov: look ahead, as ``torch.optim.Muon`` does by default.
         weight_decay: for groups with ``orthogonal=False`` only.
-        steps: of msign, from 1 to 11. Singular values of psi of 8e-4 times the largest become 1
-            with 7 steps; fewer steps leave small ones smaller, and never make any larger than 1.
+        steps: of msign, from 1 to 11. With 7 steps singular values of psi from 8e-4 times the
+            largest on become 1; fewer steps leave small ones smaller, and none exceeds 1.
         betas: of AdamW, for groups with ``orthogonal=False`` only.
         adam_eps: of AdamW, likewise.
         decoupled_weight_decay: AdamW's decay in plain groups (True) or Adam's (False).
@@ -59,7 +59,7 @@ class LandingMuon(LandingWithAdam):
         omega: as in :class:`ortholand.LandingSGD`.
         maximize: ascend instead of descend.
         foreach: as in :class:`ortholand.LandingSGD`.
-        fused: of no effect on orthogonal groups: polar factors have no compiled form yet.
+        fused: has no effect on orthogonal groups: polar factors have no compiled form yet.
         sharded: as in :class:`ortholand.LandingSGD`; rows that are apart are summed in float64.
         orthogonal: default of the group option.
         view: default of the group option.
@@ -120,10 +120,10 @@ class LandingMuon(LandingWithAdam):
     def how_it_lands(self, group: Mapping[str, Any]) -> LandingOptions:
         """How matrices land: with "after", twice.
 
-        A move is as long as lr, however small the gradient, and where the gradient is of low rank
+        A move is as long as lr, however small the gradient, and where the gradient has low rank,
         the direction has singular values below 1. One landing would leave up to ``3/4 lr^4`` of
-        each, which is above rounding from lr = 0.02 on; next to polar factors the second costs
-        little.
+        each, which is above rounding from lr = 0.02 on; compared with polar factors, the second
+        costs little.
         """
         return replace(super().how_it_lands(group), landings=2)
 

@@ -1,4 +1,4 @@
-"""LandingMuon beside manifold Muon by dual ascent and its other rivals, with targets."""
+"""LandingMuon against manifold Muon by dual ascent and its other rivals, with targets."""
 
 from ortholand.lab.benchmarks.muon.claims import CLAIMS
 from ortholand.lab.benchmarks.muon.figures import FIGURES, TABLES
@@ -19,15 +19,15 @@ MUON = Study(
         "needs until its direction is tangent to 1e-2 (||Sym(X^T R)|| / ||R||) and within 2 % of "
         "the optimum, with its published rate (0.01, falling linearly to zero over the inner "
         "steps) and with the best of several. Steps are counted in float64 with exact polar "
-        "factors, and timed in float32 with the library's msign, both in its favour: the published "
-        "code has ten iterations in bfloat16 for each. Random gradients have spectral norm 1, "
+        "factors, and timed in float32 with the library's msign; both favour it: published code "
+        "takes ten iterations in bfloat16 for each. Random gradients have spectral norm 1, "
         "because the rate's effect depends on their scale. For square matrices the dual ascent "
         "starts at the optimum. Training: the post's perceptron 3072-128-64-10 without biases on "
         "CIFAR-10, batches of 1,024, 5 epochs, learning rates that fall linearly to zero; all "
         "three weights on the manifold. Each method takes the rate of its grid with the best mean "
         "test accuracy over other seeds; a grid whose best rate is its edge goes on beyond it. The "
-        "value is that of short moves, as a share of the best, "
-        "summed over the weights; tangency is that of directions before a retraction."
+        "value is that of short moves, as a share of the best, summed over the weights; tangency "
+        "is that of directions before a retraction."
     ),
     settings={
         "smoke": MuonSettings(

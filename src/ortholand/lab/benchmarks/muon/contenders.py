@@ -1,7 +1,7 @@
 """How the network is trained by each method: spectral steps on the manifold, and off it.
 
-Methods with a momentum of their own have it at its default; the published protocol has none, and
-what follows it has none either.
+The published protocol has no momentum, and neither have the methods that follow it; others have
+theirs at its default.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,7 +27,7 @@ INNER_STEPS = 10  # of the dual ascent in every step of a training
 
 
 def our_direction(X: Tensor, G: Tensor) -> Tensor:
-    """What a step of LandingMuon without momentum goes along, before it lands."""
+    """The direction of a step of LandingMuon without momentum."""
     polar = MuonMoments(momentum=0.0).polar_generator(
         X, generator(X, G), frobenius_norm(G), eps=0.5
     )
@@ -69,8 +69,8 @@ class RetractedDescent(Optimizer):
 class MatrixwiseMuon:
     """What POGO calls a base optimizer: the polar factor of each gradient.
 
-    POGO's own Muon flattens the matrices of a stack into its rows. Of a stack of one matrix, which
-    is how POGO wants a layer, nothing but its normalised gradient is left: no Muon.
+    POGO's own Muon flattens the matrices of a stack into its rows. A layer is a stack of one matrix
+    for POGO, so nothing but its normalised gradient would be left: no Muon.
     """
 
     def get_defaults(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def pogo(params: Iterable[nn.Parameter], lr: float) -> Optimizer:
 
 
 def torch_muon(params: Iterable[nn.Parameter], lr: float) -> Optimizer:
-    """Updates, not weights, are orthogonal. torch has it from 2.9 on."""
+    """Orthogonal updates, free weights. torch has it from 2.9 on."""
     return torch.optim.Muon(params, lr=lr, weight_decay=0.0)
 
 

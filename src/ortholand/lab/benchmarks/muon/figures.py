@@ -1,4 +1,4 @@
-"""How it is shown: directions against inner steps, ours as points; tables of both parts."""
+"""How it is shown: directions against inner steps, and tables of directions and trainings."""
 
 import math
 from statistics import fmean, stdev
@@ -56,7 +56,7 @@ def draw(records: Records) -> Figure:
 
 
 def direction_table(records: Records) -> list[list[str]]:
-    """How many inner steps each case needs, and what they cost beside ours."""
+    """How many inner steps each case needs, and their cost compared with ours."""
     head = [
         *("case", "inner steps", "with the best rate", "our value", "our tangency"),
         *("inner step, ms", "our step, ms", "ours / dual ascent", "with the best rate"),

@@ -1,4 +1,4 @@
-"""What is run: searches for directions and their costs, trainings, and the time of a step."""
+"""What is run: searches for directions, their costs, trainings, and the times of steps."""
 
 from dataclasses import dataclass
 
@@ -37,9 +37,9 @@ class MuonSettings:
 
     Args:
         shapes: of the points with random gradients.
-        layers: shapes of the network's weights whose gradients are searched, too.
+        layers: shapes of the network's weights; their gradients at its start are cases as well.
         cap: the most inner steps of a dual ascent.
-        rates: of the dual ascent, besides the published one.
+        rates: of the dual ascent, in addition to the published one.
         seconds: for each timing.
         methods: that are trained, by their names; those that are not installed are left out.
         widths: of the network that is trained.

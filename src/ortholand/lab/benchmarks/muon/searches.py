@@ -1,4 +1,4 @@
-"""How many inner steps the dual ascent needs, and what they cost beside ours."""
+"""How many inner steps the dual ascent needs, and their cost compared with ours."""
 
 from dataclasses import dataclass
 from time import process_time
@@ -115,8 +115,8 @@ def _of_network(case: Case, context: Context) -> tuple[Tensor, Tensor]:
 def search(task: SearchTask, context: Context) -> Result:
     """Directions after 1, 2, 4, ... inner steps with the published rate, and the search's own.
 
-    The former until well beyond what is good enough; with other rates the search ends where one
-    before it has.
+    The powers of two go on until well beyond what is good enough; with other rates the search ends
+    where an earlier one did.
     """
     X, G = compressed(*make_case(task.case, context))
     tried: dict[tuple[float, int], Tried] = {}

@@ -191,7 +191,7 @@ class Training:
     def run(self, *, judged: bool) -> Outcome:
         """Train; what is judged is measured after every step.
 
-        At the start of every epoch but the last, the direction of a step is looked at, too.
+        At the start of every epoch but the last, the direction of a step is examined as well.
         """
         task, count = self.task, len(self.images.train)
         steps = task.epochs * -(-count // task.batch_size)
