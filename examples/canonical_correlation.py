@@ -28,11 +28,10 @@ from torch import Tensor
 
 import ortholand as ol
 from ortholand.lab.datasets import DatasetError, find_dataset
-from showing import LOOKS, make_table, two_panels
+from showing import LOOKS, cell, make_table, two_panels
 
 BATCH = 128
 FEW = 2000  # images whose covariance is enough to start near the constraint
-ENOUGH = 0.99  # of the closed form's correlation
 
 
 @dataclass
@@ -92,24 +91,57 @@ def analyse(
     )
 
 
-def draw(halves: Halves, result: OptimizeResult, best: float, path: Path) -> None:
-    """How the correlation grew, and the first pairs of directions as images."""
-    with two_panels(path, "Canonical correlation of the halves of digits") as (growth, pairs):
-        share = -result.history["fun"] / best
-        growth.plot(range(len(share)), share, marker="o", label="landing", **LOOKS[0])
-        growth.axhline(ENOUGH, label=f"{ENOUGH:.0%} of the closed form", **LOOKS[2])
-        growth.set(xlabel="epochs", ylabel="total correlation, share of the closed form")
+def canonical_pairs(
+    halves: Halves, X: Tensor, ridge: float
+) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """Correlations within the span that was found, the largest first, and their scores.
+
+    The cost is the same for every rotation of X, so the columns themselves mean nothing.
+    """
+    n = halves.left.shape[1]
+    directions = X.double()[:n].numpy(), X.double()[n:].numpy()
+    scores, factors = [], []
+    for half, U in zip((halves.left, halves.right), directions, strict=True):
+        scores.append(half.double().numpy() @ U)
+        factors.append(np.linalg.cholesky(scores[-1].T @ scores[-1] / len(half) + ridge * U.T @ U))
+    s, t = (
+        np.linalg.solve(factor, score.T).T for factor, score in zip(factors, scores, strict=True)
+    )
+    turn_s, correlations, turn_t = np.linalg.svd(s.T @ t / len(s))
+    return correlations, (s @ turn_s, t @ turn_t.T)
+
+
+def draw(
+    halves: Halves,
+    correlations: np.ndarray,
+    scores: Sequence[np.ndarray],
+    best: np.ndarray,
+    path: Path,
+) -> None:
+    """The correlations, and what their pairs of directions see, put together as digits are."""
+    with two_panels(path, "What the halves of digits have in common") as (bars, seen):
+        place = np.arange(1, len(best) + 1)
+        bars.bar(place - 0.2, best, 0.4, color=LOOKS[2]["color"], label="closed form")
+        bars.bar(place + 0.2, correlations, 0.4, color=LOOKS[0]["color"], label="landing")
+        bars.set_axisbelow(True)
+        bars.grid(axis="x", visible=False)
+        bars.set(xlabel="pair", title="canonical correlation", xticks=place, ylim=(0, 1.2))
         # What a direction sees: the covariance of its score with the pixels.
-        n = halves.left.shape[1]
-        scores = halves.left @ result.x[:n], halves.right @ result.x[n:]
-        seen = [h.T @ s for h, s in zip((halves.left, halves.right), scores, strict=True)]
-        shown = [
-            part[:, : min(5, part.shape[1])].T.reshape(-1, halves.height, n // halves.height)
-            for part in seen
+        parts = [
+            (half.T.numpy() @ score / len(half)).T.reshape(len(best), halves.height, -1)
+            for half, score in zip((halves.left, halves.right), scores, strict=True)
         ]
-        image = torch.cat([torch.cat(list(part), dim=1) for part in shown], dim=0)
-        pairs.imshow(image.numpy(), cmap="RdBu")
-        pairs.set(title="left above right", xticks=[], yticks=[])
+        pictures = np.concatenate(parts, axis=2)
+        columns = int(np.ceil(len(best) ** 0.5))
+        limit = np.abs(pictures).max()
+        for i, picture in enumerate(pictures):
+            row, column = divmod(i, columns)
+            edges = (column + 0.03, column + 0.97, row + 0.97, row + 0.03)
+            seen.imshow(picture, cmap="RdBu", vmin=-limit, vmax=limit, extent=edges)
+            seen.plot([column + 0.5] * 2, edges[2:], color="#7F7F7F", linewidth=0.6)
+            seen.text(column + 0.06, row + 0.15, str(i + 1))
+        seen.set(xlim=(0, columns), ylim=(row + 1, 0), title="what the pairs see")
+        seen.set_axis_off()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,17 +165,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     halves = split(images)
     epochs = options.epochs or (1 if len(images) > 10 * FEW else 20)
     result = analyse(halves, options.components, options.ridge, epochs, options.seed)
-    best = closed_form(halves, options.components, options.ridge).sum()
+    best = closed_form(halves, options.components, options.ridge)
+    correlations, scores = canonical_pairs(halves, result.x, options.ridge)
     rows = [
         ("images", f"{len(images):,}"),
         ("total correlation", f"{-result.fun:.4f}"),
-        ("closed form", f"{best:.4f}"),
-        ("share", f"{-result.fun / best:.2%}"),
+        ("closed form", f"{best.sum():.4f}"),
+        ("share", cell(-result.fun / best.sum(), ".2%")),
         ("passes over the data, all counted", f"{result.passes:.2f}"),
         ("distance from the constraint", f"{result.distance:.1e}"),
     ]
-    console.print(make_table(f"Canonical correlation: {source.identity}", ("", ""), rows))
-    draw(halves, result, float(best), options.out)
+    title = f"Canonical correlation: {source.identity}"
+    console.print(make_table(title, ("measured", "value"), rows))
+    draw(halves, correlations, scores, best, options.out)
     console.print(f"Figure: {options.out}")
     return 0
 

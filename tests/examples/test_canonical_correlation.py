@@ -42,6 +42,18 @@ def test_most_of_the_correlation_is_found(seed):
     assert result.distance < 1e-4
 
 
+def test_pairs_of_the_optimum_are_those_of_the_closed_form():
+    made = halves()
+    best = example.closed_form(made, 3, 1e-3)
+    result = example.analyse(made, 3, 1e-3, epochs=5, seed=0)
+    correlations, scores = example.canonical_pairs(made, result.x, 1e-3)
+    assert np.all(correlations <= best + 1e-12)
+    assert np.all(correlations > 0.98 * best)
+    np.testing.assert_allclose(
+        scores[0].T @ scores[1] / len(scores[0]), np.diag(correlations), atol=1e-12
+    )
+
+
 def test_the_cost_has_the_gradient_it_returns():
     made = halves(n_images=50)
     X = torch.randn(64, 2, generator=torch.Generator().manual_seed(1)).requires_grad_()
