@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: reproduce test lint types layers pytest test-ecosystem test-distributed sanitize bench errata docs wheel wheel-aarch64 clean
+.PHONY: reproduce test lint types layers pytest test-ecosystem test-distributed test-oldest sanitize bench errata docs sdist wheel wheel-aarch64 clean
 
 reproduce: .venv/experiments.stamp  ## the paper's experiments, with a report in results/
 	$(BIN)/ortholand reproduce --preset quick --out results
@@ -35,6 +35,10 @@ test-ecosystem: .venv/ecosystem.stamp  ## in Lightning, Accelerate, the Trainer 
 test-distributed: .venv/dev.stamp  ## all sharded tests, minutes
 	$(BIN)/python -m pytest -m "distributed or slow_distributed" tests/distributed tests/lab/benchmarks/test_sharded.py
 
+# Several gigabytes the first time: torch's wheels of that age bring CUDA. ARGS: more for pytest.
+test-oldest: .venv-oldest/stamp  ## the oldest versions that pyproject.toml allows, in .venv-oldest
+	.venv-oldest/bin/python -m pytest -n 2 $(ARGS)
+
 # The sanitizers' library must be the first in the process, and libstdc++ there from the start;
 # Python's own allocator would hide what lies beyond an array. ARGS: more for pytest.
 sanitize: .venv/dev.stamp  ## compiled code under AddressSanitizer and UndefinedBehaviorSanitizer
@@ -45,6 +49,11 @@ sanitize: .venv/dev.stamp  ## compiled code under AddressSanitizer and Undefined
 
 bench: .venv/benchmarks.stamp  ## timings against peers, in results/
 	$(BIN)/ortholand bench
+
+sdist: build/tools/bin/hatchling  ## the source distribution in dist/, with all that its pages name
+	rm -f dist/ortholand-*.tar.gz
+	build/tools/bin/hatchling build -t sdist -d dist
+	build/tools/bin/python tools/check_sdist.py dist/ortholand-*.tar.gz
 
 # By hatchling itself: pip would compile everything twice. Tested where nothing but the wheel and
 # torch is installed, and no compiler is found.
@@ -74,5 +83,12 @@ build/tools/bin/hatchling:
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
+.venv-oldest/stamp: pyproject.toml constraints-oldest.txt
+	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c constraints-oldest.txt --editable ".[experiments]" \
+		geoopt hypothesis pymanopt pytest pytest-xdist python-picard
+	@touch $@
+
 clean:
-	rm -rf .venv build dist results .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-oldest build dist results .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -258,7 +258,9 @@ def draw(problem: Completion, data: Array, runs: dict[str, Run], path: Path) -> 
             above = np.maximum(run.costs / best - 1, 1e-15)
             right.loglog(run.seconds, above, label=name, **look)
         right.axhline(CLOSE, color="#BBBBBB", linewidth=0.8)
-        right.set(xlabel="seconds of the processor", title="cost / the best cost - 1", ylim=(1e-12, None))
+        right.set(
+            xlabel="seconds of the processor", title="cost / the best cost - 1", ylim=(1e-12, None)
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

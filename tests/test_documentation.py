@@ -9,7 +9,10 @@ from benchmarks.lines_of_code import FOLDER, lines_written
 from tools.run_notebook import code_cells, run_cell
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 
 def python_blocks(page: Path) -> list[str]:
