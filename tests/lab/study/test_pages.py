@@ -49,7 +49,7 @@ def test_what_is_missing_is_named_and_not_drawn(runs, store, toy):
     [run] = stored_runs(Store(store.root), {"toy": toy.experiment()})
     text = filled(PAGE, [run], "figures")
     assert "(2 of 3 units" in text
-    assert "Not run: `power-1`." in text
+    assert "Not run yet: `power-1`." in text
     assert ".png" not in text
 
 

@@ -20,6 +20,7 @@ from ortholand.lab.study.spec import Claim, Finding, Verdict
 
 SUMMARY = "summary"
 SOURCES = ("paper", "correction", "beyond the paper")  # in the order of the summary's columns
+MOST_NAMED = 8  # units that are missing
 SHORT = {Verdict.HOLDS: "hold", Verdict.FAILS: "fail", Verdict.OPEN: "open"}
 _BLOCK = re.compile(r"(<!-- records: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -98,7 +99,9 @@ def _origin(run: Run) -> str:
     finished = max(record.finished for record in run.records.values())[:10]
     units = f"{len(run.records)} of {len(run.records) + len(run.missing)} units"
     made = f"{units}, {duration(run.seconds)}, {finished}"
-    missing = f" Not run: {', '.join(f'`{unit}`' for unit in run.missing)}." if run.missing else ""
+    few = [f"`{unit}`" for unit in run.missing] if len(run.missing) <= MOST_NAMED else []
+    named = ", ".join(few) or f"{len(run.missing)} units"
+    missing = f" Not run yet: {named}." if run.missing else ""
     data = f" Data: {run.options.data}." if run.options.data else ""
     return f"`{rerun_command(run)}` ({made}).{data}{missing}\n"
 

@@ -120,7 +120,7 @@ def compare_ends(
     """
     best = best_rates(records)
     ends = {method: best[method].end(series) for method in methods}
-    runs = [run.configuration for entry in best.values() for run in entry.runs]
+    runs = [run.configuration for method in methods for run in best[method].runs]
     span = _span([run["iterations"] for run in runs])
     seeds = _span([len(best[method].runs) for method in methods])
     medians = "" if seeds == "1" else f", medians of {seeds} seeds"
