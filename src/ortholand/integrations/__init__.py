@@ -1,0 +1,5 @@
+"""Orthogonal weights in other people's libraries. Nothing of it is imported by ``ortholand``.
+
+- :mod:`ortholand.integrations.peft`: adapters of Hugging Face PEFT with orthonormal factors or
+  orthogonal blocks.
+"""

@@ -1,0 +1,152 @@
+"""OFT and BOFT with blocks that are rotations themselves, not functions of skew matrices.
+
+PEFT's layers turn their inputs by ``R = (I - Q)(I + Q)^-1``, Q skew, in every forward pass, by a
+solve or, as is the default of OFT, by a truncated Neumann series, which is no rotation when Q is
+not small. Here R is the parameter: nothing is computed in a forward pass, and the optimizer keeps R
+orthogonal.
+
+What is saved is an ordinary adapter: in state_dicts Q stands for R.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from peft.tuners.oft.layer import OFTRotationModule
+from torch import Tensor, nn
+
+from ortholand.geometry import polar_projection
+from ortholand.geometry.matrices import identity_like, skew
+
+Layer = Any  # an OFTLayer or BOFTLayer; PEFT does not say of what types its attributes are
+LARGEST_SKEW = 1e4  # entries of Q; a rotation by half a turn would have infinite ones
+
+
+class OrthogonalBlocks(OFTRotationModule):
+    """PEFT's rotation of inputs, by blocks ``(r, b, b)`` that are orthogonal as they are."""
+
+    def __init__(self, module: Any) -> None:
+        """Blocks next to those that the module makes now."""
+        super().__init__(
+            module.r,
+            module.n_elements,
+            module.block_size,
+            module.in_features,
+            block_share=module.block_share,
+            kernel_size=module.kernel_size,
+            use_cayley_neumann=False,
+        )
+        old = module.weight
+        made = module._cayley_batch(
+            old, module.block_size, module.use_cayley_neumann, module.num_cayley_neumann_terms
+        )
+        self.weight = nn.Parameter(polar_projection(made), requires_grad=old.requires_grad)
+        self.to(old.device)
+        self.train(module.training)
+        self.register_state_dict_post_hook(_save_skew_entries)
+        self.register_load_state_dict_pre_hook(_load_skew_entries)
+
+    def _cayley_batch(self, Q: Tensor, *_: Any, **__: Any) -> Tensor:
+        return Q
+
+
+@torch.no_grad()
+def make_blocks_orthogonal(layer: Layer, adapter: str) -> nn.Parameter:
+    """Let a layer's blocks be parameters themselves; the parameter that they are."""
+    module = layer.oft_R[adapter]
+    if not isinstance(module, OrthogonalBlocks):
+        module = layer.oft_R[adapter] = OrthogonalBlocks(module)
+    return module.weight
+
+
+@torch.no_grad()
+def make_butterfly_orthogonal(layer: Layer, adapter: str) -> nn.Parameter:
+    """The same for BOFT, whose parameter has the shape of its blocks already."""
+    blocks = layer.boft_R[adapter]
+    if layer.__dict__.get("cayley_batch") is not _as_it_is:
+        shape = blocks.shape
+        blocks.copy_(polar_projection(layer.cayley_batch(blocks.flatten(0, 1))).reshape(shape))
+        layer.cayley_batch = _as_it_is
+        layer.update_layer = _refuse_another_adapter
+        layer.register_state_dict_post_hook(_save_skew_butterfly)
+        layer.register_load_state_dict_pre_hook(_load_skew_butterfly)
+    return blocks
+
+
+def _as_it_is(blocks: Tensor) -> Tensor:
+    return blocks
+
+
+def _refuse_another_adapter(adapter_name: str, *_: Any, **__: Any) -> None:
+    raise ValueError(
+        "A BOFT layer whose blocks are orthogonal themselves has one adapter, but "
+        f"{adapter_name!r} is to be added. Merge the first (merge_and_unload), or load both into a "
+        "model that no landing optimizer was made for."
+    )
+
+
+# --- saved and loaded as ordinary adapters
+
+
+def cayley(Q: Tensor) -> Tensor:
+    """``(I - Q)(I + Q)^-1`` of skew matrices, as PEFT has it."""
+    Q = Q.double()
+    identity = identity_like(Q)
+    return torch.linalg.solve(identity + Q, identity - Q)  # they commute
+
+
+def inverse_cayley(R: Tensor, name: str) -> Tensor:
+    """The skew Q with ``cayley(Q) = R``.
+
+    Raises:
+        ValueError: if R turns a plane by about half a turn, which no finite Q does.
+    """
+    R = polar_projection(R.double())
+    identity = identity_like(R)
+    Q = skew(torch.linalg.solve_ex(identity + R, identity - R).result)
+    if not (Q.abs() < LARGEST_SKEW).all():
+        raise ValueError(
+            f"PEFT keeps rotations as Cayley transforms, which reach any but half a turn, but a "
+            f"block of {name} turns a plane by one (entries up to {float(Q.abs().max()):.1e}, at "
+            f"most {LARGEST_SKEW:.0e}). Use merge_and_unload() and save the model itself."
+        )
+    return Q
+
+
+@torch.no_grad()
+def _save_skew_entries(
+    module: Any, state_dict: dict[str, Tensor], prefix: str, _: Mapping[str, Any]
+) -> None:
+    key = f"{prefix}weight"
+    if key in state_dict:
+        R = state_dict[key]
+        Q = inverse_cayley(R, key)
+        state_dict[key] = Q[:, module.rows, module.cols].to(R.dtype)
+
+
+@torch.no_grad()
+def _load_skew_entries(module: Any, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    key = f"{prefix}weight"
+    entries = state_dict.get(key)
+    if entries is not None and entries.shape == (module.r, module.n_elements):
+        Q = module._pytorch_skew_symmetric(entries.double(), module.block_size)
+        state_dict[key] = cayley(Q).to(entries.dtype)
+
+
+@torch.no_grad()
+def _save_skew_butterfly(
+    layer: Layer, state_dict: dict[str, Tensor], prefix: str, _: Mapping[str, Any]
+) -> None:
+    for adapter in layer.boft_R:
+        key = f"{prefix}boft_R.{adapter}"
+        if key in state_dict:
+            R = state_dict[key]
+            state_dict[key] = inverse_cayley(R, key).to(R.dtype)
+
+
+@torch.no_grad()
+def _load_skew_butterfly(layer: Layer, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    for adapter in layer.boft_R:
+        key = f"{prefix}boft_R.{adapter}"
+        if key in state_dict:
+            state_dict[key] = cayley(skew(state_dict[key])).to(state_dict[key].dtype)

@@ -1,0 +1,298 @@
+"""An optimizer for the adapters of a PEFT model: the factory."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from ortholand.integrations.peft.blocks import make_blocks_orthogonal, make_butterfly_orthogonal
+from ortholand.integrations.peft.factors import (
+    DIAGONAL,
+    FACTORS,
+    Factors,
+    has_diagonal,
+    make_orthonormal,
+    why_not_both,
+)
+from ortholand.optim import LandingAdam
+from ortholand.optim.base import OrthogonalOptimizer
+
+try:
+    from peft.tuners.boft.layer import BOFTLayer
+    from peft.tuners.lora.layer import LoraLayer
+    from peft.tuners.oft.layer import OFTLayer
+    from peft.tuners.tuners_utils import BaseTunerLayer
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        f"ortholand.integrations.peft needs {missing.name}: pip install 'ortholand[peft]'."
+    ) from missing
+
+
+def create_landing_optimizer(
+    model: nn.Module,
+    optimizer_cls: type[OrthogonalOptimizer] = LandingAdam,
+    *,
+    lr: float = 1e-3,
+    orthogonal_lr: float | None = None,
+    factors: Factors = "both",
+    weight_decay: float = 0.0,
+    seed: int = 0,
+    **options: Any,
+) -> OrthogonalOptimizer:
+    """An optimizer that trains the active adapters of a PEFT model with orthogonal weights.
+
+    - **LoRA**: ``W + scaling B diag(s) A``. B has orthonormal columns, A orthonormal rows, and s is
+      free: a singular value decomposition that is learnt. Or only one of the factors is
+      orthonormal, and the other free.
+    - **OFT and BOFT**: the blocks are rotations themselves. Forward passes no longer compute a
+      Cayley transform or its series, and R is orthogonal to rounding.
+
+    The model is converted in place, without changing what it computes. (A Neumann series of OFT is
+    replaced by the nearest rotation; for a new adapter both are the identity.) Everything else that
+    can be trained takes the optimizer's step for unconstrained weights, AdamW's by default.
+    ``save_pretrained`` writes ordinary adapters, which PEFT loads without this library;
+    ``merge_and_unload``, ``load_adapter``, the Trainer and Accelerate work as before. Call it
+    before ``accelerator.prepare``.
+
+    Args:
+        model: a PeftModel with adapters of these types, or a model with such layers in it.
+        optimizer_cls: :class:`ortholand.LandingAdam`, :class:`ortholand.LandingMuon` or
+            :class:`ortholand.LandingSGD`.
+        lr: of what is not orthogonal; AdamW's.
+        orthogonal_lr: of the orthogonal weights, for LandingAdam and LandingMuon the angle in
+            radians by which columns or planes turn in a step; ``lr`` if not given.
+        factors: ``"both"``, ``"A"`` or ``"B"`` of a LoRA.
+        weight_decay: of what is not orthogonal.
+        seed: for orthonormal directions where a factor is zero.
+        **options: further options of the optimizer.
+
+    Raises:
+        ValueError: if there is no such adapter, or a layer that allows no orthonormal factor or no
+            rotation. Nothing was changed then.
+    """
+    _check_arguments(optimizer_cls, factors)
+    places = list(_places(model))
+    if not places:
+        raise ValueError(_nothing_found(model))
+    for place in places:
+        _check_place(place, factors)
+    _check_ties(places)
+    chosen = _Chosen()
+    for i, place in enumerate(places):
+        _convert(place, model, factors, seed + 2 * i, chosen)
+    orthogonal_lr = lr if orthogonal_lr is None else orthogonal_lr
+    groups = _groups(model, chosen, lr, orthogonal_lr, weight_decay)
+    make: Callable[..., OrthogonalOptimizer] = optimizer_cls
+    return make(groups, lr=lr, **options)
+
+
+class _Place(NamedTuple):
+    """A layer, its name and the adapter in it that is trained."""
+
+    name: str
+    layer: Any  # PEFT does not say of what types its attributes are
+    adapter: str
+
+
+@dataclass
+class _Chosen:
+    """Orthogonal weights, by identity: matrices, and stacks of square blocks."""
+
+    matrices: set[int] = field(default_factory=set)
+    blocks: set[int] = field(default_factory=set)
+
+
+def _check_arguments(optimizer_cls: type[OrthogonalOptimizer], factors: str) -> None:
+    if not (isinstance(optimizer_cls, type) and issubclass(optimizer_cls, OrthogonalOptimizer)):
+        raise TypeError(
+            "optimizer_cls must keep weights orthogonal, as LandingAdam, LandingMuon and "
+            f"LandingSGD do, got {optimizer_cls!r}."
+        )
+    if factors not in FACTORS:
+        raise ValueError(f"factors must be one of {FACTORS}, got {factors!r}.")
+
+
+def _places(model: nn.Module) -> Iterator[_Place]:
+    """Adapters that are active and trained, of the types that there is something to do for."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, LoraLayer):
+            held: Any = layer.lora_A
+        elif isinstance(layer, OFTLayer):
+            held = layer.oft_R
+        elif isinstance(layer, BOFTLayer):
+            held = layer.boft_R
+        else:
+            continue
+        for adapter in layer.active_adapters:
+            if adapter in held and _is_trained(held[adapter]):
+                yield _Place(name, layer, adapter)
+
+
+def _is_trained(weights: Any) -> bool:
+    if isinstance(weights, nn.Parameter):
+        return weights.requires_grad
+    return any(p.requires_grad for p in weights.parameters())
+
+
+def _nothing_found(model: nn.Module) -> str:
+    found = {type(m).__module__.split(".")[2] for m in model.modules() if _is_adapter(m)}
+    given = f"adapters of the types {sorted(found)}" if found else f"a {type(model).__name__}"
+    fix = (
+        "Use a LoraConfig, OFTConfig or BOFTConfig, and see that the adapter is active and not "
+        "frozen (is_trainable=True when it was loaded)."
+    )
+    return (
+        "A landing optimizer is for LoRA adapters of linear and convolution layers, OFT and BOFT, "
+        f"but got {given} with none that is trained. {fix}"
+    )
+
+
+def _is_adapter(module: nn.Module) -> bool:
+    return isinstance(module, BaseTunerLayer) and type(module).__module__.startswith("peft.tuners.")
+
+
+# --- what can be done with a layer
+
+
+def _check_place(place: _Place, factors: Factors) -> None:
+    layer = place.layer
+    if layer.merged:
+        raise ValueError(
+            f"Adapters must not be merged, but {place.name} is. Use unmerge_adapter()."
+        )
+    if isinstance(layer, LoraLayer):
+        _check_factors(place, layer, factors)
+    elif isinstance(layer, OFTLayer):
+        _check_oft(place, layer)
+    else:
+        _check_boft(place)
+
+
+def _check_factors(place: _Place, layer: Any, factors: Factors) -> None:
+    if hasattr(layer, "parameter_name"):
+        raise ValueError(
+            f"Factors must be of one weight each, but {place.name} holds those of stacked experts "
+            "(target_parameters). Leave it out of the LoraConfig."
+        )
+    if factors == "both":
+        reason = why_not_both(layer, place.adapter)
+        if reason is not None:
+            raise ValueError(
+                f"Two orthonormal factors need a diagonal between them, but {place.name} {reason} "
+                "(quantised weights, DoRA and other variants). Use factors='A' or factors='B'."
+            )
+    elif has_diagonal(layer, place.adapter):
+        raise ValueError(
+            f"Both factors of {place.name} were made orthonormal before, but now it is "
+            f"factors={factors!r}. Use factors='both', or load the saved adapter anew."
+        )
+    A, B = layer.lora_A[place.adapter].weight, layer.lora_B[place.adapter].weight
+    rank, inputs, outputs = A.shape[0], A[0].numel(), B.shape[0]
+    for factor, size, what in (("A", inputs, "inputs"), ("B", outputs, "outputs")):
+        if factors in (factor, "both") and rank > size:
+            raise ValueError(
+                f"The factor {factor} can be orthonormal if the rank is at most the number of "
+                f"{what}, but {place.name} has rank {rank} and {size} {what}. Use a lower rank "
+                "there (rank_pattern), or leave the layer out."
+            )
+
+
+def _check_oft(place: _Place, layer: Any) -> None:
+    module = layer.oft_R[place.adapter]
+    if module.coft:
+        raise ValueError(
+            f"Constrained OFT keeps Cayley parameters small, but {place.name} shall have none. Use "
+            "OFTConfig(coft=False)."
+        )
+    _check_block_size(place, module.block_size, "oft_block_size")
+
+
+def _check_boft(place: _Place) -> None:
+    blocks = place.layer.boft_R
+    if len(blocks) > 1:
+        raise ValueError(
+            f"A BOFT layer can have one adapter here, but {place.name} has {sorted(blocks)}. "
+            "Delete the others: model.delete_adapter(name)."
+        )
+    _check_block_size(place, blocks[place.adapter].shape[-1], "boft_block_size")
+
+
+def _check_block_size(place: _Place, size: int, option: str) -> None:
+    if size < 2:
+        raise ValueError(
+            f"A rotation needs blocks of at least 2 x 2, but those of {place.name} are {size} x "
+            f"{size}. Use a larger {option} that divides the layer's inputs, or leave it out."
+        )
+
+
+def _check_ties(places: list[_Place]) -> None:
+    """A weight of two layers cannot be converted for one of them."""
+    names: dict[int, str] = {}
+    for place in places:
+        if isinstance(place.layer, LoraLayer):
+            weights = [getattr(place.layer, f"lora_{f}")[place.adapter].weight for f in "AB"]
+        elif isinstance(place.layer, OFTLayer):
+            weights = [place.layer.oft_R[place.adapter].weight]
+        else:
+            weights = [place.layer.boft_R[place.adapter]]
+        for weight in weights:
+            other = names.setdefault(id(weight), place.name)
+            if other != place.name:
+                raise ValueError(
+                    f"Each layer must have adapter weights of its own, but {other} and "
+                    f"{place.name} share one. Leave one of them out of target_modules, or use "
+                    "ensure_weight_tying=False."
+                )
+
+
+# --- conversion and groups
+
+
+def _convert(place: _Place, model: nn.Module, factors: Factors, seed: int, chosen: _Chosen) -> None:
+    layer, adapter = place.layer, place.adapter
+    if isinstance(layer, LoraLayer):
+        make_orthonormal(layer, adapter, factors, seed)
+        for factor in "AB" if factors == "both" else factors:
+            chosen.matrices.add(id(getattr(layer, f"lora_{factor}")[adapter].weight))
+    elif isinstance(layer, OFTLayer):
+        chosen.blocks.add(id(make_blocks_orthogonal(layer, adapter)))
+        _no_series(model, adapter)
+    else:
+        chosen.blocks.add(id(make_butterfly_orthogonal(layer, adapter)))
+
+
+def _no_series(model: nn.Module, adapter: str) -> None:
+    """Who loads the saved adapter must not compute a truncated series from it."""
+    configs = getattr(model, "peft_config", {})
+    if adapter in configs:
+        configs[adapter].use_cayley_neumann = False
+
+
+def _groups(
+    model: nn.Module, chosen: _Chosen, lr: float, orthogonal_lr: float, weight_decay: float
+) -> list[dict[str, Any]]:
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    orthogonal = dict(orthogonal=True, lr=orthogonal_lr)
+    groups = [
+        dict(params=[n for n in named if id(n[1]) in chosen.matrices], view="matrix", **orthogonal),
+        dict(params=[n for n in named if id(n[1]) in chosen.blocks], view="kernel", **orthogonal),
+        # A decay would pull the diagonal to zero, and with it the whole update.
+        dict(
+            params=[n for n in named if f".{DIAGONAL}." in n[0]],
+            orthogonal=False,
+            lr=lr,
+            weight_decay=0.0,
+        ),
+        dict(
+            params=[
+                n
+                for n in named
+                if id(n[1]) not in chosen.matrices | chosen.blocks and f".{DIAGONAL}." not in n[0]
+            ],
+            orthogonal=False,
+            lr=lr,
+            weight_decay=weight_decay,
+        ),
+    ]
+    return [group for group in groups if group["params"]]
