@@ -9,7 +9,7 @@ Here is what most programs need. The rest is in the modules where it is made:
 - :mod:`ortholand.retractions`: exponential, polar, Cayley and QR.
 - :mod:`ortholand.landing`: what a landing step is; attractions, also of your own.
 - :mod:`ortholand.optim`: the optimizers.
-- :mod:`ortholand.parameters`: groups, projection and errors of a model's parameters.
+- :mod:`ortholand.parameters`: marks, groups, projection and errors of a model's parameters.
 - :mod:`ortholand.sharding`: weights that are spread over ranks, and what their steps cost.
 - :mod:`ortholand.solve`: minimisation of a function, or of a sum of many.
 - :mod:`ortholand.problems`: costs with known optima.
@@ -34,7 +34,7 @@ from ortholand.optim import (
     RiemannianSGD,
     explain,
 )
-from ortholand.parameters import orthogonality_error, orthogonalize_, param_groups
+from ortholand.parameters import orthogonal, orthogonality_error, orthogonalize_, param_groups
 from ortholand.retractions import retract
 from ortholand.safe_step import safe_step_size
 from ortholand.solve import (
@@ -80,6 +80,7 @@ __all__ = [
     "minimize",
     "minimize_finite_sum",
     "msign",
+    "orthogonal",
     "orthogonality_error",
     "orthogonalize_",
     "param_groups",

@@ -3,49 +3,141 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, Literal, NamedTuple, TypeVar, overload
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, overload
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ortholand.geometry.manifold import random_orthogonal
 from ortholand.geometry.precision import without_autocast
 from ortholand.geometry.scales import Scale, check_scale, check_scale_fits, scale_of
-from ortholand.geometry.views import VIEWS, View, check_view, check_weight
+from ortholand.geometry.views import (
+    VIEWS,
+    View,
+    as_weight,
+    check_view,
+    check_weight,
+    matrices_shape,
+)
+from ortholand.marks import Marked, mark, marked, own_parameter
 from ortholand.sharding.manifold import all_finite, distances, project_
+from ortholand.sharding.placement import is_dtensor, local_part, part_of
 
 Predicate = Callable[[str, nn.Parameter], bool]
 Selector = str | type[nn.Module] | nn.Module | Predicate
 Selectors = Selector | Iterable[Selector]
+Init = Literal["project", "random", "keep"]
 T = TypeVar("T")
+Module = TypeVar("Module", bound=nn.Module)
+
+RESERVED = ("params", "param_names", "orthogonal", "view", "scale")  # no options of a mark
+
+
+@torch.no_grad()
+def orthogonal(
+    module: Module,
+    name: str = "weight",
+    *,
+    init: Init = "project",
+    seed: int | torch.Generator | None = None,
+    view: View = "matrix",
+    scale: Scale = 1.0,
+    options: Mapping[str, Any] | None = None,
+) -> Module:
+    """Mark a weight as orthogonal, where the model is defined, and make it so.
+
+    :func:`param_groups`, :func:`orthogonalize_` and :func:`orthogonality_error` find marked weights
+    without being told which. The weight stays a plain parameter under its name: nothing is computed
+    in a forward pass, and an optimizer of this library has to keep it on the manifold.
+
+    Args:
+        module: the module that holds the weight itself, such as ``nn.Linear``.
+        name: of the weight in the module.
+        init: ``"project"``: the nearest orthonormal matrices. ``"random"``: new ones, uniformly
+            distributed. ``"keep"``: the weight as it is, for one that is orthogonal already.
+        seed: of ``init="random"``: an integer, or a generator on the weight's device.
+        view: how the weight is seen as matrices.
+        scale: what the weight is times orthonormal: a positive number, or ``"fan"``.
+        options: further options of its group, such as ``lr``; they win over those that
+            :func:`param_groups` is given.
+
+    Returns:
+        The module, so that a call can stand around its construction. A second mark replaces the
+        first. On the meta device the weight is only marked: when the model has values, call
+        ``orthogonalize_(model)``. The same goes for whatever initialises the weight anew.
+
+    >>> import ortholand as ol
+    >>> from torch import nn
+    >>> class Block(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.mix = ol.orthogonal(nn.Linear(8, 8))
+    ...         self.out = nn.Linear(8, 2)
+    >>> for group in ol.param_groups(Block()):
+    ...     print(group["orthogonal"], [name for name, _ in group["params"]])
+    True ['mix.weight']
+    False ['mix.bias', 'out.weight', 'out.bias']
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"module must be the nn.Module that holds the weight, got {type(module).__name__}. "
+            'Example: ortholand.orthogonal(layer, "weight").'
+        )
+    _check_init(init, seed)
+    further = dict(options or {})
+    if reserved := [key for key in RESERVED if key in further]:
+        raise ValueError(
+            f"options of a mark are further options of its group, but {reserved[0]!r} is none. "
+            "view and scale are arguments of their own."
+        )
+    check_view(view)
+    check_scale(scale)
+    _reshard(module)
+    weight = own_parameter(module, name, name)
+    label = f"{name!r} of this {type(module).__name__}"
+    check_weight(weight, label, view)
+    number = scale_of(scale, weight.shape, view)
+    check_scale_fits(number, weight.dtype, label)
+    if weight.device.type != "meta":
+        if init == "project":
+            orthogonalize_([{"params": [(label, weight)], "view": view, "scale": scale}])
+        elif seed is not None:
+            _randomize_(weight, seed, view, number)
+    mark(module, name, {"view": view, "scale": scale, **further})
+    return module
 
 
 def param_groups(
     model: nn.Module,
-    orthogonal: Selectors,
+    orthogonal: Selectors | None = None,
     *,
-    view: View = "matrix",
+    view: View | None = None,
     scale: Scale | None = None,
     options: Mapping[str, Any] | None = None,
     other_options: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """Split a model's parameters into an orthogonal group and the rest, for any optimizer here.
+    """Split a model's parameters into orthogonal groups and the rest, for any optimizer here.
 
     Args:
         model: the model.
         orthogonal: which parameters are orthogonal: a name pattern (``"layers.*.weight"``), a
             module type (``nn.Conv2d``), a module, a predicate ``(name, parameter) -> bool``, or
             several of these. A pattern, a type or a module takes the parameters of rank 2 and
-            more that it covers, and leaves biases to the rest.
-        view: how the orthogonal weights are seen as matrices.
-        scale: what the orthogonal weights are times orthonormal, as the option of the optimizers:
-            a positive number, or ``"fan"``; None leaves it to the optimizer.
-        options: further options of the orthogonal group, such as ``lr``.
+            more that it covers, and leaves biases to the rest. Weights that the model itself
+            marks (:func:`orthogonal`) are orthogonal whatever stands here; None if these are all.
+        view: how the selected weights are seen as matrices, ``"matrix"`` if not given. Marked
+            weights say it themselves.
+        scale: what the selected weights are times orthonormal, as the option of the optimizers:
+            a positive number, or ``"fan"``; None leaves it to the optimizer. Marked weights say
+            it themselves.
+        options: further options of the orthogonal groups, such as ``lr``.
         other_options: further options of the rest, such as ``weight_decay``.
 
     Returns:
-        One or two groups with named parameters. Frozen parameters are left out. Call it after
-        ``fully_shard``, which replaces the parameters.
+        Groups with named parameters: the selected weights, marked ones (one group for those that
+        agree in all options), the rest; no group is empty. Frozen parameters are left out. Call it
+        after ``fully_shard``, which replaces the parameters.
 
     >>> import ortholand
     >>> from torch import nn
@@ -55,27 +147,36 @@ def param_groups(
     True ['0.weight']
     False ['0.bias', '2.weight', '2.bias']
     """
-    check_view(view)
+    if view is not None:
+        check_view(view)
     if scale is not None:
         check_scale(scale)
     _reshard(model)
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    named, marks = _trainable(model), _marks(model)
+    if orthogonal is None:
+        _check_marks_will_do(marks, view, scale)
+    chosen = set() if orthogonal is None else _select(model, named, orthogonal)
+    _check_agreement(marks, {named[name] for name in chosen}, view, scale)
+    common = dict(options or {})
+    seen = {"view": view or "matrix", **({} if scale is None else {"scale": scale})}
+    selected: dict[str, Any] = {"params": [], "orthogonal": True, **seen, **common}
+    marked_groups: list[dict[str, Any]] = []
+    rest: dict[str, Any] = {"params": [], "orthogonal": False, **(other_options or {})}
+    for name, p in named.items():
+        if p in marks:
+            group = _group_with({**common, **marks[p].options}, marked_groups)
+        else:
+            group = selected if name in chosen else rest
+        group["params"].append((name, p))
+    return [group for group in [selected, *marked_groups, rest] if group["params"]]
+
+
+def selected_parameters(model: nn.Module, orthogonal: Selectors) -> list[tuple[str, nn.Parameter]]:
+    """The trainable parameters that selectors take, in the model's order; marks do not count."""
+    _reshard(model)
+    named = _trainable(model)
     chosen = _select(model, named, orthogonal)
-    groups = [
-        {
-            "params": [(name, p) for name, p in named.items() if name in chosen],
-            "orthogonal": True,
-            "view": view,
-            **({} if scale is None else {"scale": scale}),
-            **(options or {}),
-        },
-        {
-            "params": [(name, p) for name, p in named.items() if name not in chosen],
-            "orthogonal": False,
-            **(other_options or {}),
-        },
-    ]
-    return [group for group in groups if group["params"]]
+    return [(name, p) for name, p in named.items() if name in chosen]
 
 
 @torch.no_grad()
@@ -90,12 +191,12 @@ def orthogonalize_(
 
     Args:
         target: a tensor, tensors, groups as :func:`param_groups` makes them, an optimizer, or a
-            model (then ``orthogonal`` says which of its parameters).
+            model (then ``orthogonal`` or its marks say which of its parameters).
         orthogonal: for a model, as in :func:`param_groups`.
         view: how tensors or a model's weights are seen as matrices, ``"matrix"`` if not given.
-            Groups and optimizers say it themselves.
+            Groups, optimizers and marks say it themselves.
         scale: what tensors or a model's weights shall be times orthonormal: a number, 1 if not
-            given, or ``"fan"``. Groups and optimizers say it themselves.
+            given, or ``"fan"``. Groups, optimizers and marks say it themselves.
 
     Returns:
         The target, so that a call can stand inside another.
@@ -208,6 +309,93 @@ def _reshard(model: nn.Module) -> None:
             part.reshard()
 
 
+def _check_init(init: Init, seed: int | torch.Generator | None) -> None:
+    if init not in get_args(Init):
+        raise ValueError(f"init must be one of {get_args(Init)}, got {init!r}.")
+    if (init == "random") != (seed is not None):
+        raise ValueError(
+            'init="random" needs a seed, and only it does, but got '
+            f'init={init!r} and seed={seed!r}. Example: init="random", seed=0.'
+        )
+
+
+def _randomize_(
+    weight: nn.Parameter, seed: int | torch.Generator, view: View, scale: float
+) -> None:
+    """Draw a weight anew, whole on every rank if it is sharded: each keeps its part."""
+    shape = matrices_shape(weight.shape, view)
+    X = random_orthogonal(*shape, seed=seed, dtype=weight.dtype, device=weight.device, scale=scale)
+    drawn = as_weight(X, weight, view)
+    local_part(weight).copy_(part_of(drawn, weight) if is_dtensor(weight) else drawn)
+
+
+def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _marks(model: nn.Module) -> dict[nn.Parameter, Marked]:
+    """The marked parameters; one that several modules share may be marked by several."""
+    marks: dict[nn.Parameter, Marked] = {}
+    try:
+        for each in marked(model):
+            first = marks.setdefault(each.parameter, each)
+            if first.options != each.options:
+                raise ValueError(
+                    f"A weight has one mark, but {first.name} and {each.name} are one parameter, "
+                    f"marked with {first.options} and {each.options}. Mark it once, or alike."
+                )
+            check_weight(each.parameter, each.name, each.options["view"])
+    except ValueError as error:
+        raise ValueError(f"{error}{_advice_on_flat_weights(model)}") from None
+    return marks
+
+
+def _check_marks_will_do(
+    marks: Mapping[nn.Parameter, Marked], view: View | None, scale: Scale | None
+) -> None:
+    """Raise unless marks alone say which weights are orthogonal, and how they are seen."""
+    if not marks:
+        raise ValueError(
+            "For a model, say which parameters are orthogonal: orthogonal=nn.Linear, "
+            'orthogonal="layers.*.weight", or a predicate; or mark them where the model is '
+            "defined: ortholand.orthogonal(module)."
+        )
+    for key, value in (("view", view), ("scale", scale)):
+        if value is not None:
+            raise ValueError(
+                f"{key} belongs to weights that orthogonal=... selects, but got {key}={value!r} "
+                f"without a selection. Marked weights state their own {key}: "
+                f"ortholand.orthogonal(module, {key}={value!r})."
+            )
+
+
+def _check_agreement(
+    marks: Mapping[nn.Parameter, Marked],
+    selected: set[nn.Parameter],
+    view: View | None,
+    scale: Scale | None,
+) -> None:
+    """Raise if a weight is both marked and selected, and both say something different of it."""
+    for p in selected & marks.keys():
+        for key, value in (("view", view), ("scale", scale)):
+            marked_as = marks[p].options[key]
+            if value is not None and value != marked_as:
+                raise ValueError(
+                    f"A weight has one {key}, but {marks[p].name} is marked with "
+                    f"{key}={marked_as!r} and selected with {key}={value!r}. Select others only, "
+                    f"or mark it anew: ortholand.orthogonal(module, {key}={value!r})."
+                )
+
+
+def _group_with(options: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """The group that has these options and no others; made if there is none."""
+    for group in groups:
+        if {key: group[key] for key in group if key not in ("params", "orthogonal")} == options:
+            return group
+    groups.append({"params": [], "orthogonal": True, **options})
+    return groups[-1]
+
+
 class _Seen(NamedTuple):
     """How a weight is seen."""
 
@@ -248,15 +436,8 @@ def _orthogonal_weights(
         check_view(view)
     if scale is not None:
         check_scale(scale)
-    seen = _Seen(view or "matrix", 1.0 if scale is None else scale)
     if isinstance(target, nn.Module):
-        if orthogonal is None:
-            raise ValueError(
-                "For a model, say which parameters are orthogonal: orthogonal=nn.Linear, "
-                'orthogonal="layers.*.weight", or a predicate.'
-            )
-        groups = param_groups(target, orthogonal, view=seen.view, scale=seen.scale)
-        yield from _weights_of_groups(groups)
+        yield from _weights_of_groups(param_groups(target, orthogonal, view=view, scale=scale))
         return
     if orthogonal is not None:
         raise ValueError(f"orthogonal=... selects from a model, but got {type(target).__name__}.")
@@ -269,6 +450,7 @@ def _orthogonal_weights(
                 )
         yield from _weights_of_groups(groups)
         return
+    seen = _Seen(view or "matrix", 1.0 if scale is None else scale)
     for i, tensor in enumerate(groups):
         if not isinstance(tensor, Tensor):
             raise TypeError(

@@ -25,7 +25,7 @@ from ortholand.geometry.matrices import (
 from ortholand.geometry.precision import without_autocast
 from ortholand.geometry.rotations import skew_cayley, skew_exponential
 from ortholand.geometry.views import View, as_matrices, as_weight, check_view, check_weight
-from ortholand.parameters import Selectors, param_groups
+from ortholand.parameters import Selectors, selected_parameters
 
 Map = Literal["exp", "cayley"]
 Base = Literal["weight", "identity"]
@@ -47,7 +47,7 @@ def trivialize_(
 
     Args:
         model: the model. The chosen weights must be orthogonal to rounding already.
-        orthogonal: which parameters, as in :func:`param_groups`.
+        orthogonal: which parameters, as in :func:`param_groups`; marks do not count here.
         view: how the weights are seen as matrices.
         map: ``"exp"``, or ``"cayley"``, which is cheaper.
         base: ``"weight"``: ``W = B exp(A)`` from ``B = W`` and ``A = 0``. ``"identity"``:
@@ -234,7 +234,7 @@ def _choose(model: nn.Module, orthogonal: Selectors, view: View) -> list[_Slot]:
     """The chosen parameters and the modules that hold them."""
     check_view(view)
     try:
-        groups = param_groups(model, orthogonal, view=view)
+        chosen = selected_parameters(model, orthogonal)
     except ValueError as error:
         if not any(isinstance(m, parametrize.ParametrizationList) for m in model.modules()):
             raise
@@ -242,7 +242,6 @@ def _choose(model: nn.Module, orthogonal: Selectors, view: View) -> list[_Slot]:
             f"{error} Weights that are parametrized already do not count: call "
             "ortholand.untrivialize_(model) to trivialize them anew."
         ) from error
-    chosen = [named for group in groups if group["orthogonal"] for named in group["params"]]
     if not chosen:
         raise ValueError(f"orthogonal={orthogonal!r} names no parameter. Example: 'layers.*'.")
     holders = _holders(model)

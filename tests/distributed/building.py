@@ -45,6 +45,63 @@ def after_a_forward_pass() -> dict:
     return {"whole": whole_weights, "error": error, "moved": moved}
 
 
+class Marked(TwoLayers):
+    """Two layers, of which it says itself that they are orthogonal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        ol.orthogonal(self.up)
+        ol.orthogonal(self.down, scale=2.0, options={"lr": 0.01})
+
+
+def marked_steps(kind: str) -> dict:
+    """A model that is marked before it is sharded, wrapped by DDP, or sharded on the meta device.
+
+    Or marked after that, and with weights drawn then; the same model in one process beside it.
+    """
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    def built(parallel: bool) -> nn.Module:
+        torch.manual_seed(0)
+        if kind == "meta" and parallel:
+            with torch.device("meta"):
+                model = fully_shard(Marked(), mesh=init_device_mesh("cpu", (2,)))
+            model.to_empty(device="cpu")
+            for p, source in zip(model.parameters(), Marked().parameters(), strict=True):
+                values = placed_as(1.1 * source.detach(), p)
+                p.data.copy_(values)
+            return ol.orthogonalize_(model.double())
+        model = (TwoLayers() if kind == "later" else Marked()).double()
+        if parallel and kind == "ddp":
+            return DistributedDataParallel(model)
+        if parallel:
+            model = fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        if kind == "later":
+            ol.orthogonal(model.up)
+            ol.orthogonal(model.down, init="random", seed=0, scale=2.0, options={"lr": 0.01})
+        return model
+
+    single, spread = built(parallel=False), built(parallel=True)
+    first = ol.orthogonality_error(spread)
+    optimizers = [ol.LandingAdam(ol.param_groups(model), lr=0.02) for model in (single, spread)]
+    for k in range(5):
+        x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(k))
+        for model, optimizer in zip((single, spread), optimizers, strict=True):
+            optimizer.zero_grad()
+            (model(x) - x.roll(1)).square().sum().backward()
+            optimizer.step()
+    names = [name for group in optimizers[1].param_groups for name in group["param_names"]]
+    return {
+        "first": first,
+        "error": ol.orthogonality_error(spread),
+        "names": names,
+        "keys": list(spread.state_dict()),
+        "alone": whole(single),
+        "spread": whole(spread),
+    }
+
+
 def tensor_parallel_steps(data: int) -> dict:
     """Tensor parallelism by columns and by rows, on ``data`` ranks each FSDP2 on top of it."""
     from torch.distributed.fsdp import fully_shard

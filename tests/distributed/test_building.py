@@ -6,6 +6,7 @@ import ortholand as ol
 from tests.distributed.building import (
     advice_on_fsdp1,
     after_a_forward_pass,
+    marked_steps,
     on_a_part_of_the_ranks,
     parts_on_another_device,
     state_of_another_mesh,
@@ -19,6 +20,20 @@ def test_weights_that_a_forward_pass_left_whole_are_taken_back_first():
         assert result["whole"]  # else the test shows nothing
         assert result["error"] < 1e-5
         assert all(result["moved"])
+
+
+@pytest.mark.parametrize("kind", ["before", "later", "ddp", "meta"])
+def test_marked_weights_are_found_and_step_as_in_one_process(kind):
+    prefix = "module." if kind == "ddp" else ""
+    for result in run(marked_steps, 2, kind):
+        assert result["names"][:2] == [f"{prefix}up.weight", f"{prefix}down.weight"]
+        assert result["keys"] == [
+            f"{prefix}{name}" for name in ("up.weight", "up.bias", "down.weight", "down.bias")
+        ]
+        assert max(result["first"], result["error"]) < 1e-6
+        tolerance = 1e-5 if kind == "meta" else 1e-11  # projected in float64 what was float32
+        for got, want in zip(result["spread"], result["alone"], strict=True):
+            assert (got - want).abs().max() < tolerance
 
 
 @pytest.mark.parametrize("data", [1, 2, 4])

@@ -1,0 +1,103 @@
+"""Marks: a module's own record of which of its weights are orthogonal, and with which options.
+
+The record is an attribute of the module, a dictionary ``{"weight": {"view": ..., "scale": ...}}``
+of plain values that no other library looks at. It is kept by name: whatever becomes of the
+parameter under that name (cast, moved, replaced by a DTensor, loaded) is meant. Copies and pickles
+of the module carry it, wrappers around the module leave it alone, and ``state_dict`` has none of it.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils import parametrize
+
+RECORD = "_orthogonal_weights"
+
+Options = dict[str, Any]
+
+
+class Marked(NamedTuple):
+    """A parameter that is marked: its module's name and its own, and the options of its mark."""
+
+    name: str
+    parameter: nn.Parameter
+    options: Options
+
+
+def marks_of(module: nn.Module) -> Mapping[str, Options]:
+    """The marks on a module's own parameters, not on those of its children, by name."""
+    # Not getattr: what torch.compile wraps around a module would answer for it.
+    return vars(module).get(RECORD, {})
+
+
+def mark(module: nn.Module, name: str, options: Options) -> None:
+    """Record that a parameter is orthogonal, in place of what was recorded before."""
+    # A new dictionary: a shallow copy of the module keeps the old one.
+    vars(module)[RECORD] = {**marks_of(module), name: options}
+
+
+def unmark(module: nn.Module, name: str = "weight") -> None:
+    """Take back :func:`ortholand.orthogonal`: the weight keeps its values, and is free.
+
+    >>> import ortholand as ol
+    >>> layer = ol.orthogonal(nn.Linear(3, 3))
+    >>> unmark(layer)
+    >>> marks_of(layer)
+    {}
+    """
+    marks = dict(marks_of(module))
+    if marks.pop(name, None) is None:
+        raise ValueError(
+            f"Only a marked weight can be unmarked, but {name!r} of this {type(module).__name__} "
+            f"is not. Marked are: {', '.join(marks) or 'none'}."
+        )
+    vars(module)[RECORD] = marks
+
+
+def marked(model: nn.Module) -> Iterator[Marked]:
+    """Every mark of a model, with the parameter that is there now; an error if there is none."""
+    for path, module in model.named_modules():
+        for name, options in marks_of(module).items():
+            where = f"{path}.{name}" if path else name
+            yield Marked(where, own_parameter(module, name, where), options)
+
+
+def own_parameter(module: nn.Module, name: str, label: str) -> nn.Parameter:
+    """The parameter of that name, which must be the module's own, plain, and have a shape."""
+    rule = f"An orthogonal weight must be a parameter of its module, but {label!r}"
+    if parametrize.is_parametrized(module, name):
+        raise ValueError(
+            f"{rule} of a {type(module).__name__} is computed by a parametrization. Remove that "
+            f"first: torch.nn.utils.parametrize.remove_parametrizations(module, {name!r}), or "
+            "ortholand.untrivialize_(model) if it is one of ortholand's."
+        )
+    parameter = module._parameters.get(name)
+    if parameter is None:
+        own = ", ".join(n for n, p in module._parameters.items() if p is not None) or "none"
+        raise ValueError(
+            f"{rule} is none of this {type(module).__name__}, whose own are: {own}."
+            + _advice_on_names(module, name)
+        )
+    if isinstance(parameter, UninitializedParameter):
+        raise ValueError(
+            f"{rule} of a {type(module).__name__} has no shape yet. Run a forward pass, or give "
+            "the layer its sizes, and mark it then."
+        )
+    return parameter
+
+
+def _advice_on_names(module: nn.Module, name: str) -> str:
+    if name in marks_of(module):
+        return (
+            " It was marked when it was one; ortholand.marks.unmark(module, name) removes the mark."
+        )
+    last = name.rpartition(".")[2]
+    for path, child in module.named_modules():
+        if path and child._parameters.get(last) is not None and name in (last, f"{path}.{last}"):
+            return (
+                " Mark a weight on the module that holds it: "
+                f"ortholand.orthogonal(module.get_submodule({path!r}), {last!r})."
+            )
+    return " Give one of these as name."

@@ -1,0 +1,397 @@
+"""``ol.orthogonal``: marks on weights, who finds them, and what they survive."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import ortholand as ol
+from ortholand.marks import marks_of, unmark
+
+
+class Net(nn.Module):
+    """A model that says itself which of its weights are orthogonal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = ol.orthogonal(nn.Conv2d(2, 5, 3), view="kernel")
+        self.mix = ol.orthogonal(nn.Linear(5, 5), options={"lr": 0.02})
+        self.wide = ol.orthogonal(nn.Linear(5, 3), scale="fan")
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.wide(torch.tanh(self.mix(self.stem(x).mean((-2, -1))))))
+
+
+MARKED = ["stem.weight", "mix.weight", "wide.weight"]
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def batch(k: int = 0) -> torch.Tensor:
+    return torch.randn(4, 2, 6, 6, generator=torch.Generator().manual_seed(k))
+
+
+def orthogonal_names(model: nn.Module, *selectors, **options) -> list[str]:
+    groups = ol.param_groups(model, *selectors, **options)
+    return [name for group in groups if group["orthogonal"] for name, _ in group["params"]]
+
+
+def train(model: nn.Module, steps: int = 3, first: int = 0) -> torch.optim.Optimizer:
+    optimizer = ol.LandingAdam(ol.param_groups(model), lr=0.01)
+    for k in range(first, first + steps):
+        optimizer.zero_grad()
+        model(batch(k)).square().sum().backward()
+        optimizer.step()
+    return optimizer
+
+
+def test_a_model_says_itself_which_of_its_weights_are_orthogonal():
+    model = net()
+    assert ol.orthogonality_error(model) < 1e-5
+    groups = ol.param_groups(model, options={"lr": 0.5, "momentum": 0.9}, other_options={"lr": 0.1})
+    options = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+    common = {"orthogonal": True, "momentum": 0.9}
+    assert options == [
+        {**common, "view": "kernel", "scale": 1.0, "lr": 0.5},
+        {**common, "view": "matrix", "scale": 1.0, "lr": 0.02},
+        {**common, "view": "matrix", "scale": "fan", "lr": 0.5},
+        {"orthogonal": False, "lr": 0.1},
+    ]
+    assert orthogonal_names(model) == MARKED
+    every = [name for group in groups for name, _ in group["params"]]
+    assert sorted(every) == sorted(name for name, _ in model.named_parameters())
+
+
+def test_weights_that_agree_share_a_group():
+    model = nn.Sequential(*[ol.orthogonal(nn.Linear(3, 3)) for _ in range(3)])
+    model.append(ol.orthogonal(nn.Linear(3, 3), options={"lr": 0.1}))
+    sizes = [len(group["params"]) for group in ol.param_groups(model)]
+    assert sizes == [3, 1, 4]
+    together = ol.param_groups(model, options={"lr": 0.1})
+    assert [len(group["params"]) for group in together] == [4, 4]
+
+
+def test_training_keeps_marked_weights_on_the_manifold_and_moves_them():
+    model = net()
+    before = copy.deepcopy(model.state_dict())
+    optimizer = train(model)
+    assert ol.orthogonality_error(model) < 1e-4
+    assert ol.orthogonality_error(model) == ol.orthogonality_error(optimizer)
+    assert all(not torch.equal(before[name], p) for name, p in model.named_parameters())
+
+
+def test_marks_leave_parameters_and_state_dict_as_they_are():
+    torch.manual_seed(0)
+    plain = nn.Linear(4, 3)
+    weight = plain.weight
+    assert ol.orthogonal(plain) is plain
+    assert plain.weight is weight
+    assert type(plain.weight) is nn.Parameter
+    assert type(plain) is nn.Linear
+    assert list(plain.state_dict()) == ["weight", "bias"]
+    assert not plain._forward_pre_hooks
+    assert not plain._state_dict_hooks
+
+
+def pickled(model: nn.Module) -> nn.Module:
+    return pickle.loads(pickle.dumps(model))
+
+
+def saved_whole(model: nn.Module) -> nn.Module:
+    memory = io.BytesIO()
+    torch.save(model, memory)
+    return torch.load(io.BytesIO(memory.getvalue()), weights_only=False)
+
+
+def loaded(model: nn.Module) -> nn.Module:
+    memory = io.BytesIO()
+    torch.save(model.state_dict(), memory)
+    other = Net()
+    other.load_state_dict(torch.load(io.BytesIO(memory.getvalue()), weights_only=True))
+    return other
+
+
+def assigned(model: nn.Module) -> nn.Module:
+    other = Net()
+    other.load_state_dict(model.state_dict(), assign=True)
+    return other
+
+
+def with_new_data(model: nn.Module) -> nn.Module:
+    for p in model.parameters():
+        p.data = p.data.clone()
+    return model
+
+
+def with_new_parameters(model: nn.Module) -> nn.Module:
+    model.mix.weight = nn.Parameter(model.mix.weight.detach().clone())
+    return model
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        copy.deepcopy,
+        copy.copy,
+        pickled,
+        saved_whole,
+        loaded,
+        assigned,
+        with_new_data,
+        with_new_parameters,
+        lambda model: model.double().float(),
+        lambda model: model.to("cpu", memory_format=torch.channels_last),
+        lambda model: torch.compile(model, backend="eager"),
+        lambda model: nn.Sequential(model),
+        lambda model: nn.DataParallel(model),
+    ],
+)
+def test_what_marks_survive(change):
+    model, original = change(net()), net()
+    assert [name.split(".", name.count(".") - 1)[-1] for name in orthogonal_names(model)] == MARKED
+    train(original)
+    train(model)
+    for p, q in zip(original.parameters(), model.parameters(), strict=True):
+        assert torch.allclose(p, q, atol=1e-6)
+    assert ol.orthogonality_error(model) < 1e-4
+
+
+def test_a_shallow_copy_is_marked_on_its_own():
+    layer = nn.Linear(3, 3)
+    other = copy.copy(layer)
+    ol.orthogonal(other)
+    assert marks_of(layer) == {}
+    ol.orthogonal(layer, options={"lr": 0.5})
+    assert marks_of(other) == {"weight": {"view": "matrix", "scale": 1.0}}
+    unmark(layer)
+    assert "weight" in marks_of(other)
+
+
+def test_torch_compile_makes_one_graph_for_layers_with_and_without_a_mark():
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    plain, marked = nn.Linear(3, 3), ol.orthogonal(nn.Linear(3, 3))
+    for layer in (plain, marked, ol.orthogonal(plain)):
+        torch.compile(layer, backend=backend, fullgraph=True)(torch.ones(2, 3))
+    assert len(graphs) == 1
+    torch.compile(nn.Linear(3, 3, bias=False), backend=backend)(torch.ones(2, 3))
+    assert len(graphs) == 2  # it does notice what matters
+
+
+def test_export_and_functional_calls_do_not_notice():
+    model = ol.orthogonal(nn.Linear(3, 3))
+    x = torch.ones(2, 3)
+    exported = torch.export.export(model, (x,)).module()
+    assert torch.equal(exported(x), model(x))
+    parameters = {name: 2 * p for name, p in model.named_parameters()}
+    assert torch.allclose(torch.func.functional_call(model, parameters, x), 2 * model(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("shape", [(4, 4), (6, 3), (3, 6)])
+@pytest.mark.parametrize("init", ["project", "random"])
+def test_weights_start_on_the_manifold(dtype, shape, init):
+    layer = nn.Linear(*shape, dtype=dtype)
+    ol.orthogonal(layer, init=init, seed=3 if init == "random" else None, scale=2.0)
+    assert layer.weight.requires_grad
+    assert layer.weight.dtype == dtype
+    # Of the Gram matrix: scale 2 squared
+    assert ol.orthogonality_error(layer.weight, scale=2.0) < (0.05 if dtype.itemsize == 2 else 1e-5)
+
+
+def test_ways_to_start():
+    torch.manual_seed(0)
+    layer = nn.Conv2d(3, 4, 3)
+    nearest = ol.orthogonalize_(layer.weight.detach().clone(), view="kernel")
+    assert torch.equal(ol.orthogonal(layer, view="kernel").weight, nearest)
+    first = ol.orthogonal(layer, init="random", seed=0, view="kernel").weight.detach().clone()
+    generator = torch.Generator().manual_seed(0)
+    ol.orthogonal(layer, init="random", seed=generator, view="kernel")
+    assert torch.equal(layer.weight, first)
+    assert not torch.equal(layer.weight, nearest)
+    values = torch.randn(4, 3, 3, 3)
+    layer.weight.data.copy_(values)
+    assert torch.equal(ol.orthogonal(layer, init="keep", view="kernel").weight, values)
+    with pytest.raises(ValueError, match="must start within"):
+        ol.LandingSGD(ol.param_groups(layer), lr=0.1)
+    ol.orthogonalize_(layer)
+    assert torch.allclose(layer.weight, ol.orthogonalize_(values, view="kernel"))
+
+
+def test_meta_device_marks_now_and_projects_later():
+    with torch.device("meta"):
+        model = Net()
+    assert orthogonal_names(model) == MARKED
+    with pytest.raises(ValueError, match=r"stem.weight is on the meta device.*to_empty"):
+        ol.orthogonalize_(model)
+    model.to_empty(device="cpu")
+    torch.manual_seed(1)
+    for part in model.children():
+        part.reset_parameters()
+    with pytest.raises(ValueError, match="must start within"):
+        ol.LandingSGD(ol.param_groups(model), lr=0.1)
+    train(ol.orthogonalize_(model))
+    assert ol.orthogonality_error(model) < 1e-4
+    with torch.device("meta"):
+        layer = ol.orthogonal(nn.Linear(3, 3), init="random", seed=0)
+    assert "weight" in marks_of(layer)
+
+
+def test_a_second_mark_replaces_the_first_and_unmarked_weights_are_free():
+    layer = ol.orthogonal(nn.Linear(3, 3), options={"lr": 0.1})
+    ol.orthogonal(layer, scale=2.0)
+    assert marks_of(layer) == {"weight": {"view": "matrix", "scale": 2.0}}
+    assert ol.orthogonality_error(layer) < 1e-5
+    unmark(layer)
+    with pytest.raises(ValueError, match="say which parameters are orthogonal"):
+        ol.param_groups(layer)
+    with pytest.raises(ValueError, match=r"'weight' of this Linear is not. Marked are: none"):
+        unmark(layer)
+
+
+def test_selectors_add_to_marks():
+    model = net()
+    assert orthogonal_names(model, "head.*") == ["head.weight", *MARKED]
+    groups = ol.param_groups(model, "head.*", scale=3.0, options={"lr": 0.7})
+    assert [group.get("scale") for group in groups] == [3.0, 1.0, 1.0, "fan", None]
+    assert [group.get("lr") for group in groups] == [0.7, 0.7, 0.02, 0.7, None]
+    # A mark is kept where a selector takes the weight as well.
+    groups = ol.param_groups(model, nn.Linear)
+    assert [group.get("scale") for group in groups] == [None, 1.0, 1.0, "fan", None]
+    assert orthogonal_names(model, []) == MARKED
+    errors = ol.orthogonality_error(model, orthogonal="head", reduce=None)
+    assert list(errors) == ["head.weight", *MARKED]
+
+
+@pytest.mark.parametrize("options", [{"view": "kernel"}, {"scale": 2.0}])
+def test_selectors_may_not_contradict_marks(options):
+    model = net()
+    with pytest.raises(ValueError, match=r"A weight has one .*mix.weight is marked.*mark it anew"):
+        ol.param_groups(model, "mix", **options)
+    for function in (ol.param_groups, ol.orthogonalize_, ol.orthogonality_error):
+        with pytest.raises(
+            ValueError, match=r"without a selection. Marked weights state their own"
+        ):
+            function(model, **options)
+    assert orthogonal_names(model, "mix", view="matrix", scale=1) == MARKED
+
+
+def test_tied_weights_are_one():
+    model = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    model[1].weight = model[0].weight
+    ol.orthogonal(model[1])
+    assert orthogonal_names(model) == ["0.weight"]
+    ol.orthogonal(model[0])
+    assert orthogonal_names(model) == ["0.weight"]
+    ol.orthogonal(model[0], options={"lr": 0.1})
+    with pytest.raises(ValueError, match=r"0.weight and 1.weight are one parameter, marked with"):
+        ol.param_groups(model)
+    shared = nn.Sequential(layer := ol.orthogonal(nn.Linear(4, 4)), layer)
+    assert orthogonal_names(shared) == ["0.weight"]
+
+
+def test_frozen_weights_are_left_out():
+    model = net()
+    model.mix.requires_grad_(False)
+    assert orthogonal_names(model) == ["stem.weight", "wide.weight"]
+    model.requires_grad_(False)
+    model.head.requires_grad_(True)
+    assert orthogonal_names(model) == []
+    assert ol.orthogonality_error(model) == 0
+
+
+def test_several_weights_of_a_module():
+    rnn = nn.RNN(4, 5, num_layers=2)
+    for name in ("weight_hh_l0", "weight_hh_l1"):
+        ol.orthogonal(rnn, name)
+    assert orthogonal_names(rnn) == ["weight_hh_l0", "weight_hh_l1"]
+    attention = ol.orthogonal(nn.MultiheadAttention(4, 2), "in_proj_weight")
+    assert orthogonal_names(attention) == ["in_proj_weight"]
+
+
+def test_marks_and_trivializations():
+    model = net()
+    ol.trivialize_(model, "mix.weight")
+    assert list(dict(model.mix.named_parameters())) == ["bias", "parametrizations.weight.original"]
+    assert isinstance(model.wide.weight, nn.Parameter)
+    with pytest.raises(ValueError, match=r"'mix.weight' .*parametrization.*untrivialize_"):
+        ol.param_groups(model)
+    assert orthogonal_names(ol.untrivialize_(model)) == MARKED
+
+
+def frozen_integers() -> nn.Module:
+    layer = nn.Linear(3, 3)
+    layer.weight = nn.Parameter(torch.ones(3, 3, dtype=torch.int8), requires_grad=False)
+    return layer
+
+
+def with_nan() -> nn.Module:
+    layer = nn.Linear(3, 3)
+    layer.weight.data[0, 0] = torch.nan
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "error", "message"),
+    [
+        (lambda: nn.Linear(3, 3).weight, {}, TypeError, r"holds the weight, got Parameter.*layer"),
+        (lambda: nn.Linear(3, 3), {"name": "w"}, ValueError, r"'w' is none.*weight, bias"),
+        (lambda: nn.Linear(3, 3), {"name": "bias"}, ValueError, r"2 dimensions.*'bias' of"),
+        (lambda: nn.Linear(3, 3, bias=False), {"name": "bias"}, ValueError, "'bias' is none"),
+        (lambda: nn.ReLU(), {}, ValueError, "whose own are: none"),
+        (net, {"name": "mix.weight"}, ValueError, r"get_submodule\('mix'\), 'weight'"),
+        (net, {}, ValueError, r"get_submodule\('stem'\), 'weight'"),
+        (lambda: nn.BatchNorm2d(3), {}, ValueError, "at least 2 dimensions"),
+        (lambda: nn.LazyLinear(3), {}, ValueError, "no shape yet"),
+        (lambda: nn.Conv2d(2, 2, 1), {"view": "kernel"}, ValueError, 'Use view="matrix"'),
+        (frozen_integers, {}, TypeError, r"'weight' of this Linear is torch.int8.*Convert it"),
+        (with_nan, {}, ValueError, r"'weight' of this Linear has NaN.*Initialise it anew"),
+        (lambda: nn.Linear(3, 3), {"view": "rows"}, ValueError, "view must be one of"),
+        (lambda: nn.Linear(3, 3), {"scale": -1.0}, ValueError, "scale must be a positive"),
+        (lambda: nn.Linear(3, 3), {"scale": 1e39}, ValueError, "Use another scale"),
+        (lambda: nn.Linear(3, 3), {"init": "zero"}, ValueError, "init must be one of"),
+        (lambda: nn.Linear(3, 3), {"init": "random"}, ValueError, "needs a seed"),
+        (lambda: nn.Linear(3, 3), {"seed": 1}, ValueError, "init='project' and seed=1"),
+        (lambda: nn.Linear(3, 3), {"options": {"params": []}}, ValueError, "'params' is none"),
+        (
+            lambda: nn.utils.parametrizations.orthogonal(nn.Linear(3, 3)),
+            {},
+            ValueError,
+            r"parametrization. Remove that first: .*remove_parametrizations",
+        ),
+    ],
+)
+def test_what_cannot_be_marked_is_refused_and_left_alone(module, arguments, error, message):
+    built = module()
+    parts = list(built.modules()) if isinstance(built, nn.Module) else []
+    before = [marks_of(part) for part in parts]
+    values = [copy.deepcopy(part._parameters) for part in parts]
+    with pytest.raises(error, match=message):
+        ol.orthogonal(built, **arguments)
+    assert [marks_of(part) for part in parts] == before
+    for part, kept in zip(parts, values, strict=True):
+        for name, p in kept.items():
+            if p is not None and not isinstance(p, nn.UninitializedParameter):
+                assert torch.equal(part._parameters[name].nan_to_num(), p.nan_to_num())
+
+
+def test_a_mark_whose_weight_is_gone_or_unfit_is_named():
+    model = nn.Sequential(ol.orthogonal(nn.Linear(3, 3)))
+    model[0].weight = None
+    with pytest.raises(ValueError, match=r"'0.weight' is none of this Linear.*unmark\(module"):
+        ol.param_groups(model)
+    model[0].weight = nn.Parameter(torch.ones(9))
+    with pytest.raises(ValueError, match=r"at least 2 dimensions, but 0.weight has shape \(9,\)"):
+        ol.param_groups(model)
