@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from scipy.optimize import OptimizeResult
 from torch import Tensor
 
-from ortholand import minimize
+from ortholand import problems
 from ortholand.problems import ICA, whiten
 
 ELECTRODES = 8
@@ -86,8 +86,7 @@ class Separation:
     unmixing: Tensor  # the orthogonal matrix that makes them from white signals
     signs: Tensor  # 1 for a super-Gaussian source, -1 for a sub-Gaussian one
     contrast: float  # how far from Gaussian the sources are
-    result: OptimizeResult  # of the last call of the solver
-    iterations: int
+    result: OptimizeResult  # of the solver
 
 
 def separate(Z: Tensor, seed: int = 0, starts: int = 10) -> Separation:
@@ -100,34 +99,12 @@ def separate(Z: Tensor, seed: int = 0, starts: int = 10) -> Separation:
     return max(found, key=lambda each: (each.result.success, each.contrast))
 
 
-def separate_from(Z: Tensor, seed: int, attempts: int = 50) -> Separation:
-    """Unmix from one random start, each source with the sign of the likelihood that suits it.
-
-    Which sources are super-Gaussian is seen only while they are being found. So the solver stops
-    where a sign does not suit any more, and goes on from there with the right one.
-    """
+def separate_from(Z: Tensor, seed: int) -> Separation:
+    """Unmix from one random start, each source with the sign of the likelihood that suits it."""
     problem = ICA(Z)
-    X, iterations = problem.start(seed), 0
-    for _ in range(attempts):
-        problem = problem.adapted(X)
-        result = solve(problem, X)
-        X, iterations = result.x, iterations + result.nit
-        if problem.adapted(X) is problem:
-            break
-    contrast = float(problem.contrast(X))
-    return Separation(X @ Z, X, problem.signs_at(X), contrast, result, iterations)
-
-
-def solve(problem: ICA, X: Tensor) -> OptimizeResult:
-    """Minimise with the problem's signs, as long as they suit."""
-    return minimize(
-        problem.fun_and_grad,
-        X,
-        jac=True,
-        gtol=0,
-        options={"atol": 1e-10},  # of a cost of about 1, so that restarts end where one run would
-        callback=lambda X: problem.adapted(X) is not problem,
-    )
+    result = problems.separate(problem, problem.start(seed))
+    X = result.x
+    return Separation(X @ Z, X, result.signs, float(problem.contrast(X)), result)
 
 
 # --- heart beats
@@ -213,7 +190,7 @@ def summary(
     lines = [
         f"{samples} samples of {ELECTRODES} electrodes: "
         f"{samples / sampling_rate:.1f} s at {sampling_rate:g} Hz.",
-        f"Separated, best of several starts: {separation.iterations} iterations, "
+        f"Separated, best of several starts: {result.nit} iterations, "
         f"gradient {result.grad_norm:.0e}, {ELECTRODES - flat} super-Gaussian sources, "
         f"{flat} sub-Gaussian.",
     ]

@@ -3,7 +3,7 @@
 from ortholand.problems.base import Problem
 from ortholand.problems.brockett import Brockett
 from ortholand.problems.dictionary import Dictionary
-from ortholand.problems.ica import ICA, amari_distance, whiten
+from ortholand.problems.ica import ICA, amari_distance, separate, whiten
 from ortholand.problems.joint_diagonalization import JointDiagonalization
 from ortholand.problems.kohn_sham import KohnSham
 from ortholand.problems.pca import PCA
@@ -19,5 +19,6 @@ __all__ = [
     "Problem",
     "Procrustes",
     "amari_distance",
+    "separate",
     "whiten",
 ]

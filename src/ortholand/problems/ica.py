@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import InitVar, dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -17,8 +18,13 @@ from ortholand.problems.base import (
     check_tensor,
     draw_balanced,
 )
+from ortholand.solve import minimize
+
+if TYPE_CHECKING:
+    from scipy.optimize import OptimizeResult
 
 LOG_COSH_OF_NORMAL = 0.374567207491438  # mean of log cosh over a standard normal
+RESTARTS = 50  # changes of signs in a run before they are left as they are
 WHITE = 1e-3  # how far the covariance of white signals may be from the identity, entry by entry
 
 
@@ -35,7 +41,8 @@ class ICA(Problem):
     sign it is mixed with others. Signs are rarely known beforehand: :meth:`signs_at` tells
     which suit an X, by the rule of Picard-O (Ablin et al., 2018), and :meth:`adapted` gives the
     problem with these. Adapt them during the first iterations, not only at the end: a minimum for
-    the wrong signs is stationary for the right ones, too, as a maximum.
+    the wrong signs is stationary for the right ones, too, as a maximum. :func:`separate` does all
+    that.
 
     The fixed points of symmetric FastICA with the nonlinearity tanh are stationary here, with the
     signs that suit them. A stationary X is such a fixed point if, beyond its diagonal,
@@ -252,12 +259,60 @@ def mean_log_cosh(Y: Tensor, T: Tensor) -> Tensor:
     return (Y.abs().sum(-1) - logarithms) / samples
 
 
-def whiten(signals: Tensor, components: int | None = None) -> tuple[Tensor, Tensor]:
+def separate(
+    problem: ICA, X: Tensor, *, atol: float = 1e-10, maxiter: int = 10_000
+) -> OptimizeResult:
+    """Unmix from a start X, each source with the sign of the likelihood that suits it.
+
+    Which sources are super-Gaussian is seen only while they are being found. So the solver stops
+    where a sign does not suit any more, and goes on from there with the right one.
+
+    Args:
+        problem: the white signals; its signs are those that suit X, whatever they were.
+        X: an orthogonal matrix.
+        atol: the Riemannian gradient's norm to get to. The cost is about 1.
+        maxiter: number of iterations at most, of all runs together.
+
+    Returns:
+        What :func:`ortholand.minimize` returns of the last run, with ``nit`` of all, and the
+        ``signs`` of the sources. It is a success only if these suit the sources found.
+
+    >>> problem = ICA.planted(3, 2048, sub_gaussian=1, seed=0)
+    >>> result = separate(problem, problem.start(seed=1))
+    >>> result.success, sorted(result.signs.tolist())
+    (True, [-1.0, 1.0, 1.0])
+    """
+    nit = 0
+    for left in reversed(range(RESTARTS)):
+        problem = problem.adapted(X)
+        result = minimize(
+            problem.fun_and_grad,
+            X,
+            jac=True,
+            gtol=0,
+            maxiter=maxiter - nit,
+            options={"atol": atol},
+            # The last run keeps its signs: those of nearly Gaussian sources may flicker.
+            callback=(lambda X, p=problem: p.adapted(X) is not p) if left else None,
+        )
+        X, nit = result.x, nit + result.nit
+        suits = problem.adapted(X) is problem
+        if suits or nit >= maxiter:
+            break
+    signs = torch.ones_like(X[0]) if problem.signs is None else problem.signs
+    result.update(nit=nit, signs=signs, success=result.success and suits)
+    return result
+
+
+def whiten(
+    signals: Tensor, components: int | Literal["rank"] | None = None
+) -> tuple[Tensor, Tensor]:
     """Centred, uncorrelated signals of variance 1, by principal components.
 
     Args:
         signals: ``(channels, samples)``.
-        components: how many principal components to keep; all channels by default.
+        components: how many principal components to keep; all channels by default, or ``"rank"``
+            for as many as are independent.
 
     Returns:
         Z, ``(components, samples)`` with ``Z Z^T / samples = I``, and the whitening matrix K,
@@ -270,12 +325,14 @@ def whiten(signals: Tensor, components: int | None = None) -> tuple[Tensor, Tens
     """
     check_tensor("signals", signals, 2, allow_complex=False)
     channels, samples = signals.shape
-    count = channels if components is None else components
+    count = channels if components in (None, "rank") else components
     if not 0 < count <= channels:
         raise ValueError(f"components must be from 1 to {channels} channels, got {components}.")
     centred = signals - signals.mean(-1, keepdim=True)
     U, sizes, Vh = torch.linalg.svd(centred, full_matrices=False)
     rank = int((sizes > sizes[0] * max(signals.shape) * torch.finfo(signals.dtype).eps).sum())
+    if components == "rank" and rank:
+        count = rank
     if count > rank:
         raise ValueError(
             f"{channels} channels with {samples} samples have only {rank} independent signals "
