@@ -50,6 +50,7 @@ class Marked(TwoLayers):
 
     def __init__(self) -> None:
         super().__init__()
+        self.double()
         ol.orthogonal(self.up)
         ol.orthogonal(self.down, scale=2.0, options={"lr": 0.01})
 
@@ -69,9 +70,9 @@ def marked_steps(kind: str) -> dict:
                 model = fully_shard(Marked(), mesh=init_device_mesh("cpu", (2,)))
             model.to_empty(device="cpu")
             for p, source in zip(model.parameters(), Marked().parameters(), strict=True):
-                values = placed_as(1.1 * source.detach(), p)
-                p.data.copy_(values)
-            return ol.orthogonalize_(model.double())
+                factor = 1.1 if p.ndim == 2 else 1.0  # what the projection takes out again
+                p.data.copy_(placed_as(factor * source.detach(), p))
+            return ol.orthogonalize_(model)
         model = (TwoLayers() if kind == "later" else Marked()).double()
         if parallel and kind == "ddp":
             return DistributedDataParallel(model)

@@ -31,9 +31,8 @@ def test_marked_weights_are_found_and_step_as_in_one_process(kind):
             f"{prefix}{name}" for name in ("up.weight", "up.bias", "down.weight", "down.bias")
         ]
         assert max(result["first"], result["error"]) < 1e-6
-        tolerance = 1e-5 if kind == "meta" else 1e-11  # projected in float64 what was float32
         for got, want in zip(result["spread"], result["alone"], strict=True):
-            assert (got - want).abs().max() < tolerance
+            assert (got - want).abs().max() < 1e-11
 
 
 @pytest.mark.parametrize("data", [1, 2, 4])
