@@ -3,7 +3,7 @@
 The record is an attribute of the module, a dictionary ``{"weight": {"view": ..., "scale": ...}}``
 of plain values that no other library looks at. It is kept by name: whatever becomes of the
 parameter under that name (cast, moved, replaced by a DTensor, loaded) is meant. Copies and pickles
-of the module carry it, wrappers around the module leave it alone, and ``state_dict`` has none of it.
+of the module carry it, wrappers leave it alone, and ``state_dict`` has none of it.
 """
 
 from collections.abc import Iterator, Mapping
