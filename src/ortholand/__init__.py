@@ -16,7 +16,7 @@ Here is what most programs need. The rest is in the modules where it is made:
 - :mod:`ortholand.flow`: the landing flow, an ordinary differential equation.
 - :mod:`ortholand.trivializations`: weights as exp(A), for any Euclidean optimizer.
 - :mod:`ortholand.native`: compiled code, or why there is none.
-- :mod:`ortholand.about`: what a report of a bug needs.
+- :mod:`ortholand.about`: what a bug report needs.
 - :mod:`ortholand.lab`: the paper's experiments, benchmarks and the command line; not imported here.
 """
 

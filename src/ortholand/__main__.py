@@ -1,4 +1,4 @@
-"""``python -m ortholand``: what a report of a bug needs. It works without any extra.
+"""``python -m ortholand``: what a bug report needs. It works without any extra.
 
 All else is handed on to the command ``ortholand``, which needs ``ortholand[experiments]``.
 """

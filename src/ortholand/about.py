@@ -1,4 +1,4 @@
-"""What a report of a bug needs to say about an installation."""
+"""What a bug report needs to say about an installation."""
 
 import os
 import platform
@@ -38,7 +38,7 @@ def facts() -> dict[str, str]:
 
 
 def table() -> str:
-    """The facts, one in a line."""
+    """The facts, one per line."""
     known = facts()
     width = max(map(len, known))
     return "\n".join(f"{name:<{width}}  {value}" for name, value in known.items())

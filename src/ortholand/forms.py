@@ -1,10 +1,10 @@
-"""Objects that offer one thing in several forms: a reference, and faster ones beside it."""
+"""Objects that offer one thing in several forms: a reference, and faster ones."""
 
 from typing import Any, ClassVar
 
 
 class OfferedInForms:
-    """A class whose faster forms do what its reference form does, and are offered only while so.
+    """A class whose faster forms do what its reference form does, and are offered only then.
 
     A subclass that redefines anything of its own inherits no faster form: it would do what its
     parent does. Nor does one whose reference was patched, on the class or on the object, offer any.
@@ -31,7 +31,7 @@ class OfferedInForms:
 
     @property
     def is_patched(self) -> bool:
-        """Whether the reference is another one than the faster forms were made for."""
+        """Whether the reference is no longer the one that the faster forms were made for."""
         patched = getattr(type(self), self.reference) is not type(self)._defined
         return patched or self.reference in vars(self)
 

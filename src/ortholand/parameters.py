@@ -260,7 +260,7 @@ def orthogonality_error(
     reduce: Literal["max", "mean"] | None = "max",
     spectral: bool = False,
 ) -> float | dict[str, float]:
-    """How far orthogonal weights are from the manifold: ``||X^H X - I||_F``, ready to be logged.
+    """How far orthogonal weights are from the manifold: ``||X^H X - I||_F``, ready to log.
 
     Args:
         target: as for :func:`orthogonalize_`; an optimizer reports its orthogonal groups.

@@ -1,14 +1,14 @@
 """How what is computed in float32 is kept in a weight of half precision.
 
 A step is often less than half of the distance to the next bfloat16 number: rounded to the nearest
-one, the weight stands still. Three ways to keep it:
+one, the weight does not move. Three ways to keep it:
 
-- *nearest*: as torch does it.
+- *nearest*: as torch does.
 - *stochastic*: up or down at random, so that the mean is what was computed.
-- *compensated*: what rounding has left over is kept beside the weight, in its own type, and
+- *compensated*: what rounding has left over is kept in the state, in the weight's type, and
   belongs to it in the next step.
 
-What a way needs to remember is in the weight's state, and the state tells the way. So whoever
+What a way needs to remember is in the weight's state, and the state tells the way. So code that
 reads and writes a weight (:func:`exact_value`, :func:`keep_`) needs to know nothing else. All of
 it is entry by entry, so it holds for any part of a weight.
 """

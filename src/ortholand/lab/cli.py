@@ -98,7 +98,7 @@ def options(
 
 @app.command()
 def info() -> None:
-    """Say what a report of a bug needs: versions, machine, compiled code or why there is none."""
+    """Say what a bug report needs: versions, machine, compiled code or why there is none."""
     typer.echo(table())
 
 

@@ -39,7 +39,7 @@ class LandingStep:
     def gram_pays(self, n: int, p: int) -> bool:
         """Whether the Gram form is the quicker one of whole matrices n x p.
 
-        Beside products with n rows it has some of p x p matrices; not so along a field.
+        It adds products of p x p matrices to those with n rows; not so along a field.
         """
         if not self.moments.gram_pays:
             return False
@@ -66,7 +66,7 @@ class LandingStep:
 
     @property
     def _patched(self) -> str | None:
-        """What was changed after it was defined, so that its faster forms may be of no use."""
+        """What was changed after it was defined, so that its faster forms may no longer apply."""
         attraction, rule = self.options.attraction, self.options.rule
         if attraction.is_patched:
             return f"patched attraction {attraction.name!r}"

@@ -362,7 +362,7 @@ def _in_range(norm: Tensor, like: Tensor) -> Tensor:
 
 
 def _in_algebra_type(X: Tensor, rows: Rows, *matrices: Tensor) -> list[Tensor]:
-    """p x p matrices in double precision where that costs little beside the passes over rows."""
+    """p x p matrices in double precision where that costs little next to the passes over rows."""
     single = torch.finfo(X.dtype).bits <= 32 and X.device.type != "mps"
     if not single or rows.total < DOUBLE_FROM * X.shape[-1]:
         return list(matrices)

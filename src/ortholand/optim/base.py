@@ -50,7 +50,7 @@ NO_OPTIONS = ("params", "param_names", "lr")  # of a group; a tensor lr is read 
 class OrthogonalOptimizer(Optimizer):
     """Base of the optimizers. Group options ``orthogonal`` and ``view`` say what is constrained."""
 
-    # Methods that engines step around where they are the library's own (:func:`known_to_engines`).
+    # Methods that engines bypass where they are the library's own (:func:`known_to_engines`).
     hooks: ClassVar[tuple[str, ...]] = (
         "matrix_step",
         "move",
@@ -220,7 +220,7 @@ class OrthogonalOptimizer(Optimizer):
         return slots
 
     def skipped_steps(self) -> int:
-        """How many steps were not taken so far because they would not have been finite or safe.
+        """How many steps were skipped so far because they would not have been finite or safe.
 
         Counts matrices (each kernel of a convolution in the view "kernel"), and parameters in
         groups with ``orthogonal=False``. Reads the device: for logging, not for every step.
@@ -260,9 +260,9 @@ class OrthogonalOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, bit for bit and without sharing memory with ``state_dict``.
 
-        torch casts state to the type of its parameter; ours is float32 beside half-precision
-        weights and integer counts, which must come back as they were saved. Hooks of torch's
-        recipes see and change what they do in torch.
+        torch casts state to the type of its parameter; ours has float32 buffers of
+        half-precision weights and integer counts, which must come back as they were saved. Hooks
+        see and change what they do in torch.
         """
         load, scales = super().load_state_dict, self._scales
         load_bit_for_bit(self, load, state_dict, makes_generators=self.makes_generators)
@@ -312,7 +312,7 @@ class OrthogonalOptimizer(Optimizer):
         self._awaits_values = any(p.device.type == "meta" for p in weights)
 
     def _check_change(self, group: Group, before: Plan) -> None:
-        """State is of what a weight was taken for: it is worth nothing if it is another now."""
+        """State belongs to what a weight was taken for: it is worthless once that changes."""
         orthogonal = group["orthogonal"]
         same_kind = orthogonal == before.orthogonal
         if same_kind and (group["view"] == before.view or not orthogonal):
@@ -332,7 +332,7 @@ class OrthogonalOptimizer(Optimizer):
         self._check_group(group)
 
     def _check_new_scale(self, group: Group, before: Plan) -> None:
-        """State is of any scale, but the weights must have been multiplied."""
+        """State fits any scale, but the weights must have been multiplied."""
         try:
             self._check_group(group)
         except ValueError as error:
@@ -352,7 +352,7 @@ class OrthogonalOptimizer(Optimizer):
                     seen[p] = int(count.numpy())
 
     def _look_for_frozen_weights(self) -> None:
-        """Warn, once, of weights that could not take most of their latest steps.
+        """Warn, once, about weights that could not take most of their latest steps.
 
         Reads counts that are in the host's memory only, so that no device is waited for.
         """
@@ -409,7 +409,7 @@ class _KnownPlan(NamedTuple):
 
 
 def frozen_message(name: str, p: Tensor) -> str:
-    """What to tell of a weight that does not move."""
+    """What to say about a weight that does not move."""
     return (
         f"{name} of shape {tuple(p.shape)} is frozen: most of its latest steps were skipped, "
         "because they would not have been finite, or no step from there is safe. Look for NaN "
@@ -421,7 +421,7 @@ def frozen_message(name: str, p: Tensor) -> str:
 
 
 def known_to_engines(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a method of the library that engines may step around: they do the same, faster.
+    """Mark a method of the library that engines may bypass: they do the same, faster.
 
     What redefines it has no such mark, and is called.
     """

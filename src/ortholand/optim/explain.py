@@ -1,4 +1,4 @@
-"""Who steps which weight, and why not someone faster."""
+"""Which engine steps each weight, and why not a faster one."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

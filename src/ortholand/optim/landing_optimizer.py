@@ -1,4 +1,4 @@
-"""What the optimizers share that land, and those whose plain groups take Adam's step."""
+"""What optimizers that land share, and those whose plain groups take Adam's step."""
 
 from collections.abc import Mapping
 from typing import Any

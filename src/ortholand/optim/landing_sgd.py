@@ -73,14 +73,14 @@ class LandingSGD(LandingOptimizer, OrthogonalSGD):
             ``docs/scaled_weights.md``.
         rounding: how float16 and bfloat16 weights keep steps that are smaller than what they can
             hold, per group: ``"nearest"``, ``"stochastic"``, or ``"compensated"`` (None), which
-            keeps the rest in 2 bytes per entry more. Of no effect on other types. See
+            keeps the rest in 2 bytes per entry more. It has no effect on other types. See
             ``docs/precision.md``.
 
     Within the ball every matrix has full rank, so a square weight's determinant keeps its sign:
     started in SO(n), it stays there.
 
     A matrix whose step would not be finite (a NaN or infinite gradient) is left as it is for that
-    step, with its momentum; ``optimizer.skipped_steps()`` tells how often that happened.
+    step, with its momentum; ``optimizer.skipped_steps()`` counts such steps.
 
     >>> import torch, ortholand
     >>> X = torch.nn.Parameter(ortholand.random_orthogonal(8, 3, seed=0))

@@ -1,4 +1,4 @@
-"""What the optimizers share that are SGD but for the move: momentum, plain groups, checks."""
+"""What optimizers share that are SGD except for the move: momentum, plain groups, checks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -35,7 +35,7 @@ class OrthogonalSGD(OrthogonalOptimizer):
 
     @known_to_engines
     def transport(self, X: Tensor, buffer: Tensor) -> Tensor:
-        """What is kept of the accumulated."""
+        """What is kept of what was accumulated."""
         return transport(X, buffer)
 
     @known_to_engines

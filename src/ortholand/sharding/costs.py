@@ -1,4 +1,4 @@
-"""What steps of sharded weights send: by this a route is chosen, and costs are told on paper."""
+"""What steps of sharded weights send: routes are chosen by it, and costs estimated on paper."""
 
 import math
 

@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 # Numbers that a rank brings to a message, about. A group with more of them steps in several
-# portions, so that what is copied beside its weights stays small: half a gigabyte of float32.
+# portions, so that copies stay small: half a gigabyte of float32.
 LONGEST_MESSAGE = 2**27
 
 

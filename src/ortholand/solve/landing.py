@@ -148,7 +148,7 @@ class Landing:
         return 1 / (4 * next((eta for eta in steps if eta > 0), 1.0))
 
     def _eta(self, k: int) -> float:
-        """The step for f in our unit; the user's is for f in his."""
+        """The step for f in our unit; the user's is for f in theirs."""
         eta = self.step(k) if callable(self.step) else self.step
         if not isinstance(eta, Real) or not 0 <= float(eta) < math.inf:
             raise ValueError(

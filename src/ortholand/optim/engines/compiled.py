@@ -110,7 +110,7 @@ class _Verdict(NamedTuple):
 
 
 def _known_verdict(weight: Tensor, plan: Plan) -> _Verdict:
-    """What compiled code says to a weight: what one is told, all like it are."""
+    """What compiled code says to a weight, and to all that are alike."""
     key = (weight.dtype, weight.shape, weight.stride())
     verdict = plan.verdicts.get(key)
     if verdict is None:
@@ -311,7 +311,7 @@ def _rule_number(rule: SafeStepRule | None) -> int:
 
 
 def _warn_once(reason: str, warned: set[str]) -> None:
-    """Whoever asks for compiled steps is told, once per optimizer, that there are none."""
+    """Warn, once per optimizer, those who ask for compiled steps that there are none."""
     if reason not in warned:
         warned.add(reason)
         warnings.warn(
