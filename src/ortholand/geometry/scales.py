@@ -1,4 +1,4 @@
-"""Weights that are a number times orthonormal, ``W = s Z``: which number, and from W to Z and back."""
+"""Weights that are a number times orthonormal, ``W = s Z``: which number, from W to Z and back."""
 
 import math
 from numbers import Integral, Rational, Real

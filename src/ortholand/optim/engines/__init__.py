@@ -32,7 +32,7 @@ class Engine(Protocol):
         """Why the engine cannot step this weight; None if it can. ``alone``: no other steps too."""
 
     def claim(self, slots: list[Slot], plan: Plan, *, alone: bool) -> tuple[Run | None, list[Slot]]:
-        """The step of all weights that the engine can step, checked but not done; and those it cannot."""
+        """The step of the weights that it can step, checked but not done; and those it cannot."""
 
 
 WHOLE_ENGINES: tuple[Engine, ...] = (CompiledEngine(), ReferenceEngine())
