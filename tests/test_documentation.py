@@ -1,10 +1,12 @@
 """The code in README and docs runs, and what they say of themselves is true."""
 
+import functools
 import json
 import re
 from pathlib import Path
 
 import pytest
+import torch
 from benchmarks.lines_of_code import FOLDER, lines_written
 from tools.run_notebook import code_cells, run_cell
 
@@ -48,6 +50,19 @@ def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
+
+
+def test_the_compiled_step_of_the_page_runs(monkeypatch):
+    """Without Inductor, which takes half a minute: what is traced is tests/optim/test_compile."""
+    page = ROOT / "docs" / "running.md"
+    compiled = re.search(r"^```py\n(.*?torch\.compile.*?)^```", page.read_text(), re.M | re.S)[1]
+    namespace: dict = {}
+    exec(python_blocks(page)[0], namespace)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    exec(compiled, namespace)
+    before = namespace["model"][0].weight.detach().clone()
+    namespace["step"]()
+    assert not torch.equal(namespace["model"][0].weight, before)
 
 
 def test_two_lines_make_layers_orthogonal():

@@ -22,7 +22,7 @@ from ortholand.lab.study.records import Record, Records, Request, Result, RunOpt
 from ortholand.lab.study.report import markdown_table
 from ortholand.lab.study.spec import Context, Verdict
 
-PAGE = (Path(__file__).parents[3] / "docs" / "at_scale.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "at_scale_costs.md").read_text()
 TABLE_OF = {spec.name: spec.make for spec in TABLES}
 MESSAGES = {ROWS: (1, 0), "LandingAdam, rows": (1, 0), WIDE: (1, 2)}  # the others: owners
 
