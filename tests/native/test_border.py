@@ -5,7 +5,12 @@ import torch
 from torch import nn
 
 from ortholand.native import address
-from ortholand.native.border import address_if_dense, address_if_plain
+from ortholand.native.border import (
+    Extent,
+    address_if_dense,
+    address_if_plain,
+    addresses_if_plain,
+)
 from ortholand.native.layout import Layout, layout_of
 
 
@@ -66,11 +71,52 @@ VALUES = {
 }
 
 
+THREE, ONE = Extent.of(torch.Size((3,))), Extent.of(torch.Size())
+
+
+def refused_among_others(x):
+    """Wherever it stands among tensors that are plain."""
+    plain = [torch.zeros(3), torch.zeros(())]
+    places = [
+        addresses_if_plain([x, *plain], torch.float32, (THREE, THREE, ONE)),
+        addresses_if_plain([plain[0], x, plain[1]], torch.float32, (THREE, THREE, ONE)),
+        addresses_if_plain([*plain, x], torch.float32, (THREE, ONE, THREE)),
+    ]
+    return places == [None] * 3
+
+
+def test_addresses_of_several():
+    x = torch.zeros(4, 3, 3)
+    p = nn.Parameter(torch.zeros(4, 3, 3))
+    tensors = [p, x, x[1], torch.zeros(())]
+    extents = [Extent.of(tensor.shape) for tensor in tensors]
+    expected = [tensor.data_ptr() for tensor in tensors]
+    assert addresses_if_plain(tensors, torch.float32, extents) == expected
+    nothing = torch.zeros(0, 3)
+    assert addresses_if_plain([nothing], torch.float32, [Extent.of(nothing.shape)]) == [0]
+
+
+def test_several_must_have_their_shapes():
+    """As many numbers of another shape are another state: that is an error to tell of."""
+    for shape in ((3, 2), (6,), (1, 2, 3)):
+        x = torch.zeros(shape)
+        assert addresses_if_plain([x], torch.float32, [Extent.of(torch.Size((2, 3)))]) is None
+
+
+def test_what_is_missing_or_of_no_compiled_type_has_no_address():
+    assert addresses_if_plain([None], torch.float32, [THREE]) is None
+    half = torch.zeros(3, dtype=torch.float16)
+    assert addresses_if_plain([half], torch.float16, [THREE]) is None
+    with pytest.raises(ValueError, match="zip"):
+        addresses_if_plain([torch.zeros(3)], torch.float32, [THREE, THREE])
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_kinds_that_are_refused(name):
     make, message = KINDS[name]
     x = make()
     assert address_if_plain(x, torch.float32, 3) is None
+    assert refused_among_others(x)
     with pytest.raises(TypeError, match=message):
         address(x, torch.float32, 3)
 
@@ -80,6 +126,7 @@ def test_values_that_are_refused(name):
     make, message = VALUES[name]
     x = make()
     assert address_if_plain(x, torch.float32, 3) is None
+    assert refused_among_others(x)
     with pytest.raises(ValueError, match=message):
         address(x, torch.float32, 3)
 
@@ -88,6 +135,7 @@ def test_values_that_are_refused(name):
 def test_what_transforms_show_is_refused(transform):
     def refused(x):
         assert address_if_plain(x, torch.float32, 3) is None
+        assert refused_among_others(x)
         with pytest.raises(TypeError, match="without memory of its own"):
             address(x, torch.float32, 3)
         return x.sum()

@@ -11,15 +11,18 @@ _NOTHING = nullcontext()
 _is_any_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
-def without_autocast(tensors: Iterable[Tensor]) -> AbstractContextManager[object]:
-    """A context without automatic casts on the devices of these tensors.
+def without_autocast(
+    tensors: Iterable[Tensor] | Callable[[], Iterable[Tensor]],
+) -> AbstractContextManager[object]:
+    """A context without automatic casts on the devices of these tensors, or of those to ask for.
 
     Automatic mixed precision is for networks. In a step it would round products to half
     precision, and hand compiled code matrices of another type than it was promised.
     """
     if not torch.compiler.is_compiling() and not _is_any_enabled():
         return _NOTHING
-    devices = {tensor.device.type for tensor in tensors}
+    found = tensors() if callable(tensors) else tensors
+    devices = {tensor.device.type for tensor in found}
     casting = [device for device in devices if torch.is_autocast_enabled(device)]
     if not casting:
         return _NOTHING

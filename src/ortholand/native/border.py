@@ -4,6 +4,7 @@ Beyond it nothing is checked any more; a wrong address or length reads or overwr
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +51,48 @@ def address_if_plain(tensor: Tensor, dtype: torch.dtype, numel: int) -> int | No
     except (RuntimeError, KeyError):
         pass
     return None
+
+
+class Extent(NamedTuple):
+    """What a tensor in plain memory must be beside its type."""
+
+    shape: torch.Size
+    numel: int
+
+    @classmethod
+    def of(cls, shape: torch.Size) -> "Extent":
+        """From a shape."""
+        return cls(shape, shape.numel())
+
+
+def addresses_if_plain(
+    tensors: Sequence[Tensor | None], dtype: torch.dtype, extents: Sequence[Extent]
+) -> list[int] | None:
+    """:func:`address_if_plain` of several tensors, each of its shape; None if one has none.
+
+    One call and one loop for a weight, its gradient and its state: most of a small step is this.
+    """
+    found = []
+    try:
+        size = BYTES[dtype]
+        for tensor, (shape, numel) in zip(tensors, extents, strict=True):
+            if not (
+                type(tensor) in PLAIN_TYPES
+                and tensor.is_cpu
+                and tensor.dtype is dtype
+                and tensor.shape == shape
+                and tensor.is_contiguous()
+                and not tensor.is_neg()
+                and tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + numel) * size
+            ):
+                return None
+            place = tensor.data_ptr()
+            if not place and numel:
+                return None
+            found.append(place)
+    except (RuntimeError, KeyError):
+        return None
+    return found
 
 
 def address_if_dense(

@@ -24,10 +24,11 @@ from ortholand.geometry.views import check_weight
 from ortholand.landing.description import LandingStep
 from ortholand.landing.step import COUNTS, LIMITED, SKIPPED, MatrixStep, Slot, StateKind
 from ortholand.optim.checks import check_common_options, gradient_error, scalar_lr
-from ortholand.optim.engines import claimed, claimed_plain
+from ortholand.optim.engines import claimed, claimed_plain, renewed
 from ortholand.optim.loading import load_bit_for_bit
 from ortholand.optim.plain import Agreement
 from ortholand.optim.plan import Plan, why_not_compiled
+from ortholand.optim.watching import watched_on_demand
 from ortholand.optim.weights import (
     check_start,
     name_of,
@@ -60,6 +61,8 @@ class OrthogonalOptimizer(Optimizer):
     )
 
     warns_of_frozen_weights: ClassVar[bool] = True
+
+    profile_hook_step = staticmethod(watched_on_demand)  # by which torch wraps ``step``
 
     _awaits_values = False  # whether a weight was on the meta device when it should be checked
     _n_steps = 0
@@ -123,24 +126,31 @@ class OrthogonalOptimizer(Optimizer):
                 loss = closure()
         if self._awaits_values:
             self._check_values()
-        if not torch.compiler.is_compiling() and self._n_steps == 0:
+        compiling = torch.compiler.is_compiling()
+        if self._n_steps == 0 and not compiling:
             self._note_skips()
         runs: list[Callable[[], None]] = []
         for group in self.param_groups:  # all checks first: an error leaves everything as it was
             plan = self.plan(group)
-            slots = self._slots(group, plan)
-            if group["orthogonal"]:
-                runs += claimed(slots, plan)
-            else:
-                runs += claimed_plain(slots, plan, partial(self.plain_step, group=group))
-        with without_autocast(p for group in self.param_groups for p in group["params"]):
+            run = renewed(group["params"], self.state, plan)
+            runs += self._claimed(group, plan) if run is None else (run,)
+        with without_autocast(self._weights):
             for run in runs:
                 run()
-        if not torch.compiler.is_compiling():
-            self._n_steps += 1
-            if self._n_steps == FIRST_LOOK or self._n_steps % LATER_LOOKS == 0:
+        if not compiling:
+            self._n_steps = n = self._n_steps + 1
+            if n == FIRST_LOOK or n % LATER_LOOKS == 0:
                 self._look_for_frozen_weights()
         return loss
+
+    def _weights(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _claimed(self, group: Group, plan: Plan) -> list[Callable[[], None]]:
+        slots = self._slots(group, plan)
+        if group["orthogonal"]:
+            return claimed(slots, plan)
+        return claimed_plain(slots, plan, partial(self.plain_step, group=group))
 
     def plan(self, group: Group) -> Plan:
         """How the weights of the group step: checked and made anew when the group changes."""
@@ -308,8 +318,7 @@ class OrthogonalOptimizer(Optimizer):
         """Check weights that had no values when they were added, at the first step they take."""
         for group in self.param_groups:
             self._check_group(group)
-        weights = [p for group in self.param_groups for p in group["params"]]
-        self._awaits_values = any(p.device.type == "meta" for p in weights)
+        self._awaits_values = any(p.device.type == "meta" for p in self._weights())
 
     def _check_change(self, group: Group, before: Plan) -> None:
         """State belongs to what a weight was taken for: it is worthless once that changes."""
@@ -386,23 +395,23 @@ class _KnownPlan(NamedTuple):
     """A plan, and what it was made from: the same objects, or it is of no use."""
 
     plan: Plan
-    names: tuple[str, ...]
-    values: list[Any]  # of the group's options
+    get_values: Callable[[Group], tuple[Any, ...]]  # of the group's options
+    values: tuple[Any, ...]
     get_hooks: Callable[[type], Any]
     hooks: Any  # the class's methods
 
     @classmethod
     def of(cls, optimizer: OrthogonalOptimizer, group: Group, plan: Plan) -> "_KnownPlan":
-        names = tuple(optimizer.defaults)
         kind = type(optimizer)
+        get_values = operator.itemgetter(*optimizer.defaults)
         get_hooks = operator.attrgetter(*(name for name in kind.hooks if hasattr(kind, name)))
-        return cls(plan, names, [group[name] for name in names], get_hooks, get_hooks(kind))
+        return cls(plan, get_values, get_values(group), get_hooks, get_hooks(kind))
 
     def is_of(self, optimizer: OrthogonalOptimizer, group: Group) -> bool:
         """Whether nothing has changed since. Asked in every step, so by what is quickest."""
         kind = type(optimizer)
         return (
-            all(map(operator.is_, map(group.__getitem__, self.names), self.values))
+            all(map(operator.is_, self.get_values(group), self.values))
             and self.get_hooks(kind) == self.hooks
             and optimizer.__dict__.keys().isdisjoint(kind.hooks)
         )

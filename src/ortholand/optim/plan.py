@@ -38,6 +38,7 @@ class Plan:
     warned: set[str] = field(default_factory=set)  # the optimizer's own: what it has warned of
     packed: dict[int, bytes] = field(default_factory=dict)  # options for compiled code, by threads
     verdicts: dict[Any, Any] = field(default_factory=dict)  # compiled code's, by shape and type
+    standing: dict[int, Any] = field(default_factory=dict)  # those of the last step, by weight's id
     scaled: dict[float, "Plan"] = field(default_factory=dict)  # plans by scale, while they last
 
     def scale_of(self, shape: torch.Size) -> float:

@@ -31,7 +31,7 @@ def prepare_state(
     own optimizers do it; if its shape has, what the state was of is gone.
     """
     shape, dtype, device, on_cpu = p.shape, working_dtype(p.dtype), p.device, p.is_cpu
-    number_shape = torch.Size() if view == "matrix" else shape[:-2]
+    number_shape = batch_shape(shape, view)
     number_dtype = real_dtype(dtype)
     for name, kind in kinds.items():
         value = state.get(name)
@@ -65,19 +65,31 @@ def _prepare_rounding(p: Tensor, state: State, group: Group) -> None:
 
 
 def check_memory(slot: Slot, name: Callable[[Tensor], str]) -> None:
-    """Raise if a tensor's memory was freed (``untyped_storage().resize_(0)``): torch crashes."""
+    """Raise if a tensor's memory was freed or cut (``untyped_storage().resize_(0)``).
+
+    torch would crash, or read and write what is beyond it.
+    """
     p = slot.weight
     if torch.compiler.is_compiling() or type(p) not in PLAIN_TYPES:
         return
     for tensor in (p, slot.gradient, *slot.state.values()):
-        if type(tensor) not in PLAIN_TYPES or tensor.data_ptr():
-            continue
-        if tensor.numel() and not tensor.is_meta:
+        if type(tensor) in PLAIN_TYPES and not tensor.is_meta and not _has_memory(tensor):
             raise ValueError(
                 "A weight, its gradient and its state must have memory, but of "
-                f"{name(p)}, shape {tuple(p.shape)}, one was freed. "
+                f"{name(p)}, shape {tuple(p.shape)}, one was freed or cut. "
                 "Set the gradient anew, or remove the state: optimizer.state.pop(weight)."
             )
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    span = tensor.numel()
+    if not span or tensor.layout is not torch.strided:
+        return True
+    if not tensor.is_contiguous():  # from the first entry to the last
+        sizes = zip(tensor.shape, tensor.stride(), strict=True)
+        span = 1 + sum((size - 1) * stride for size, stride in sizes)
+    end = (tensor.storage_offset() + span) * tensor.itemsize
+    return tensor.untyped_storage().nbytes() >= end and tensor.data_ptr() != 0
 
 
 def prepare_plain_state(p: Tensor, state: State, group: Group) -> None:
@@ -112,14 +124,15 @@ def zero_state(p: Tensor, kind: StateKind, view: View) -> Tensor:
     dtype = working_dtype(p.dtype)
     if kind == "matrix":
         return torch.zeros_like(p, dtype=dtype)
-    shape = _batch_shape(p, view)
+    shape = batch_shape(p.shape, view)
     if shape and is_dtensor(p) and is_here(p, view):
         return zeros_per_matrix(p, real_dtype(dtype))
     return torch.zeros(shape, dtype=real_dtype(dtype), device=p.device)
 
 
-def _batch_shape(p: Tensor, view: View) -> torch.Size:
-    return torch.Size() if view == "matrix" else p.shape[:-2]
+def batch_shape(shape: torch.Size, view: View) -> torch.Size:
+    """The shape of numbers of which each matrix of a weight has one."""
+    return torch.Size() if view == "matrix" else shape[:-2]
 
 
 def number_of_matrices(p: Tensor, view: View) -> int:

@@ -6,11 +6,12 @@ Where torch's operations compute, autograd must not look on: an engine sees to t
 for compiled code of 10 microseconds even this counts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from ortholand.landing.step import Slot
 from ortholand.optim.engines.compiled import CompiledEngine
@@ -35,7 +36,8 @@ class Engine(Protocol):
         """The step of the weights that it can step, checked but not done; and those it cannot."""
 
 
-WHOLE_ENGINES: tuple[Engine, ...] = (CompiledEngine(), ReferenceEngine())
+COMPILED = CompiledEngine()
+WHOLE_ENGINES: tuple[Engine, ...] = (COMPILED, ReferenceEngine())
 SHARDED = ShardedEngine(lambda slots, plan: step_by_engines(slots, plan, WHOLE_ENGINES))
 ENGINES: tuple[Engine, ...] = (SHARDED, *WHOLE_ENGINES)
 
@@ -57,6 +59,16 @@ def claimed(slots: list[Slot], plan: Plan, engines: tuple[Engine, ...] = ENGINES
         if run is not None:
             runs.append(run)
     return runs
+
+
+def renewed(
+    params: Iterable[Tensor], states: Mapping[Tensor, dict[str, Any]], plan: Plan
+) -> Run | None:
+    """The step of a group, checked but not done, by what compiled code knows of its last step.
+
+    None where it cannot be had so quickly: prepare slots, and ask the engines for it.
+    """
+    return COMPILED.renew(params, states, plan) if plan.standing else None
 
 
 def claimed_plain(slots: list[Slot], plan: Plan, step: StepPlain) -> list[Run]:

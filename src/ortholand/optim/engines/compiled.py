@@ -7,7 +7,7 @@ one: torch's products, and compiled passes between them. Whatever gets there was
 
 import warnings
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -18,7 +18,7 @@ from torch.autograd.graph import increment_version
 from ortholand.geometry.views import matrices_shape
 from ortholand.landing.description import LandingStep
 from ortholand.landing.moments import AdamMoments, Momentum
-from ortholand.landing.step import LIMITED, SKIPPED, Slot, StateKind
+from ortholand.landing.step import COUNTS, LIMITED, SKIPPED, Slot, StateKind, count_of
 from ortholand.native import (
     LARGEST_SIZE,
     Options,
@@ -26,10 +26,17 @@ from ortholand.native import (
     tall_kernel,
     why_no_code,
 )
-from ortholand.native.border import PLAIN_TYPES, address_if_dense, address_if_plain
+from ortholand.native.border import (
+    PLAIN_TYPES,
+    Extent,
+    address_if_dense,
+    address_if_plain,
+    addresses_if_plain,
+)
 from ortholand.native.layout import Layout, are_alike, layout_of
 from ortholand.optim.engines.large import large_refusal, step_large
 from ortholand.optim.plan import Plan
+from ortholand.optim.weights import batch_shape
 from ortholand.safe_step import SafeStepRule, farthest_before_landing
 
 
@@ -63,26 +70,70 @@ class CompiledEngine:
         """
         if _group_refusal(plan) is not None:
             return None, slots
-        whole: dict[_Kind, list[_Row]] = {}
+        batches: dict[_Kind, _Batch] = {}
         large: list[Slot] = []
         refused: list[Slot] = []
+        standing: dict[int, _Verdict] = {}
         for slot in slots:
             verdict = _known_verdict(slot.weight, plan)
             row = None if verdict.why_not else _row(slot, plan, verdict)
             if row is None:
                 refused.append(slot)
             elif verdict.kind is not None:
-                whole.setdefault(verdict.kind, []).append(row)
+                batches.setdefault(verdict.kind, _Batch()).add(row, verdict)
+                if verdict.contiguous:
+                    standing[id(slot.weight)] = verdict
             else:
                 large.append(slot._replace(gradient=row.gradient))
-        if not whole and not large:
+        if len(standing) == len(slots):
+            plan.standing.update(standing)
+        else:
+            plan.standing.clear()
+        if not batches and not large:
             return None, refused
-        return partial(_run, whole, large, plan), refused
+        return partial(_run, batches, large, plan), refused
+
+    def renew(
+        self, params: Iterable[Tensor], states: Mapping[Tensor, dict[str, Any]], plan: Plan
+    ) -> Callable[[], None] | None:
+        """The step of a group all of whose weights, with their state, are as in an earlier step.
+
+        None: prepare and claim them. All that this would check is checked here too, in one loop:
+        the memory of weight, gradient and state, their types and shapes, and that there is no
+        other state.
+        """
+        standing = plan.standing
+        batches: dict[_Kind, _Batch] = {}
+        batch, kind = _Batch(), None
+        for p in params:
+            G = p.grad
+            if G is None:
+                continue
+            verdict = standing.get(id(p))  # a guess; that it is right is checked
+            if verdict is None or type(G) is not Tensor or p.is_inference():
+                return None
+            state, names = states[p], verdict.names
+            if len(state) != verdict.n_state or SKIPPED not in state or LIMITED not in state:
+                return None
+            tensors = [p, G, *map(state.get, names)]
+            places = addresses_if_plain(tensors, verdict.dtype, verdict.extents)
+            if places is None:
+                return None
+            if verdict.kind is not kind:
+                kind = cast("_Kind", verdict.kind)
+                batch = batches.setdefault(kind, _Batch())
+            batch.places += places
+            batch.places += verdict.rest
+            batch.states.append(state)
+            batch.gradients.append(G)
+            del tensors[1]
+            batch.written += tensors
+        return partial(_run, batches, [], plan)
 
 
-def _run(whole: Mapping["_Kind", list["_Row"]], large: list[Slot], plan: Plan) -> None:
-    for (dtype, n, p, scale), rows in whole.items():
-        _step_whole(rows, dtype, n, p, _packed_options(plan.at_scale(scale)))
+def _run(batches: Mapping["_Kind", "_Batch"], large: list[Slot], plan: Plan) -> None:
+    for (dtype, n, p, scale), batch in batches.items():
+        _step_whole(batch, dtype, n, p, _packed_options(plan.at_scale(scale)))
     for slot in large:
         scaled = plan.at_scale(plan.scale_of(slot.weight.shape))
         step_large(slot, scaled, _packed_options(scaled))
@@ -104,9 +155,13 @@ class _Verdict(NamedTuple):
     """What compiled code says to weights of one type, shape and memory."""
 
     why_not: str  # empty if it can step them
+    dtype: torch.dtype
     kind: _Kind | None = None  # None: by passes
     contiguous: bool = True
-    layout: tuple[int, ...] = ()  # what ``struct Parameter`` wants to know
+    names: tuple[str, ...] = ()  # of the state
+    n_state: int = 0  # with the counts
+    extents: tuple[Extent, ...] = ()  # of weight, gradient and state
+    rest: tuple[int, ...] = ()  # of ``struct Parameter``, after their addresses
 
 
 def _known_verdict(weight: Tensor, plan: Plan) -> _Verdict:
@@ -132,9 +187,24 @@ def _verdict(weight: Tensor, plan: Plan) -> _Verdict:
         if why_not is not None and plan.fused:
             _warn_once(why_not, plan.warned)
     if why_not is not None or layout is None:
-        return _Verdict(why_not or "")
-    kind = (weight.dtype, n, p, plan.scale_of(weight.shape)) if whole else None
-    return _Verdict("", kind, contiguous, layout[2:])
+        return _Verdict(why_not or "", weight.dtype)
+    return _Verdict(
+        "",
+        weight.dtype,
+        kind=(weight.dtype, n, p, plan.scale_of(weight.shape)) if whole else None,
+        contiguous=contiguous,
+        names=tuple(plan.state_kinds),
+        n_state=len(plan.state_kinds) + len(COUNTS),
+        extents=_extents(weight.shape, plan),
+        rest=(*[0] * (_ADDRESSES - 2 - len(plan.state_kinds)), *layout[2:], 0, 0),
+    )
+
+
+def _extents(shape: torch.Size, plan: Plan) -> tuple[Extent, ...]:
+    """Of a weight, its gradient and its state."""
+    whole, numbers = Extent.of(shape), Extent.of(batch_shape(shape, plan.view))
+    state = [whole if kind == "matrix" else numbers for kind in plan.state_kinds.values()]
+    return (whole, whole, *state)
 
 
 def _memory_refusal(slot: Slot, kinds: Mapping[str, StateKind]) -> str:
@@ -153,6 +223,7 @@ def _memory_refusal(slot: Slot, kinds: Mapping[str, StateKind]) -> str:
     return "memory that was freed, or is marked as negated"
 
 
+_CPU = torch.device("cpu")
 _ADDRESSES = 5  # in ``struct Parameter`` of ``steps.h``, whose layout and two counts follow
 _ROW_LENGTH = _ADDRESSES + len(Layout._fields) - 2 + 2
 
@@ -160,10 +231,30 @@ _ROW_LENGTH = _ADDRESSES + len(Layout._fields) - 2 + 2
 class _Row(NamedTuple):
     """Where a weight, its gradient and its state are."""
 
-    places: list[int]  # ``struct Parameter`` of ``steps.h``
+    places: list[int]  # their addresses, as ``struct Parameter`` of ``steps.h`` begins
     state: dict[str, Any]
     written: list[Tensor]  # autograd must know that they are written to
     gradient: Tensor  # in memory as the weight is; held until the step is done
+
+
+class _Batch:
+    """Matrices of one kind, which step in one call."""
+
+    __slots__ = ("gradients", "places", "states", "written")
+
+    def __init__(self) -> None:
+        self.places: list[int] = []  # a ``struct Parameter`` of each weight
+        self.states: list[dict[str, Any]] = []
+        self.written: list[Tensor] = []
+        self.gradients: list[Tensor] = []
+
+    def add(self, row: _Row, verdict: _Verdict) -> None:
+        """One weight more."""
+        self.places += row.places
+        self.places += verdict.rest
+        self.states.append(row.state)
+        self.written += row.written
+        self.gradients.append(row.gradient)
 
 
 def _row(slot: Slot, plan: Plan, verdict: _Verdict) -> _Row | None:
@@ -173,20 +264,17 @@ def _row(slot: Slot, plan: Plan, verdict: _Verdict) -> _Row | None:
         return None
     row = None
     if verdict.contiguous and G.is_contiguous():
-        row = _contiguous_row(slot, plan, verdict)
+        row = _contiguous_row(slot, verdict)
     return _strided_row(slot, plan, verdict) if row is None else row
 
 
-def _contiguous_row(slot: Slot, plan: Plan, verdict: _Verdict) -> _Row | None:
-    """The row of what is contiguous, as nearly all is: a step takes 25 microseconds."""
-    p, G, state = slot.weight, slot.gradient, slot.state
-    dtype, numel, count, written = p.dtype, p.numel(), verdict.layout[0], [p]
-    places = [address_if_plain(p, dtype, numel), address_if_plain(G, dtype, numel)]
-    for name, kind in plan.state_kinds.items():
-        value = state[name]
-        places.append(address_if_plain(value, dtype, numel if kind == "matrix" else count))
-        written.append(value)
-    return _packed_row(places, verdict, state, written, G)
+def _contiguous_row(slot: Slot, verdict: _Verdict) -> _Row | None:
+    """The row of what is contiguous, as nearly all is."""
+    p, G, state = slot
+    written = [p, *(state[name] for name in verdict.names)]
+    tensors = [p, G, *written[1:]]
+    places = addresses_if_plain(tensors, verdict.dtype, verdict.extents)
+    return None if places is None else _Row(places, state, written, G)
 
 
 def _strided_row(slot: Slot, plan: Plan, verdict: _Verdict) -> _Row | None:
@@ -200,7 +288,7 @@ def _strided_row(slot: Slot, plan: Plan, verdict: _Verdict) -> _Row | None:
     if G is None:
         return None
     places = [address_if_dense(tensor, dtype, shape, strides) for tensor in (p, G)]
-    for name, kind in plan.state_kinds.items():
+    for (name, kind), extent in zip(plan.state_kinds.items(), verdict.extents[2:], strict=True):
         value = state[name]
         if kind == "matrix":
             value = _laid_out(value, p)
@@ -209,9 +297,11 @@ def _strided_row(slot: Slot, plan: Plan, verdict: _Verdict) -> _Row | None:
             state[name] = value
             places.append(address_if_dense(value, dtype, shape, strides))
         else:
-            places.append(address_if_plain(value, dtype, verdict.layout[0]))
+            places.append(address_if_plain(value, dtype, extent.numel))
         written.append(value)
-    return _packed_row(places, verdict, state, written, G)
+    if None in places:
+        return None
+    return _Row(cast("list[int]", places), state, written, G)
 
 
 def _laid_out(tensor: Tensor, like: Tensor) -> Tensor | None:
@@ -228,41 +318,25 @@ def _laid_out(tensor: Tensor, like: Tensor) -> Tensor | None:
         return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).copy_(tensor)
 
 
-def _packed_row(
-    places: list[int | None],
-    verdict: _Verdict,
-    state: dict[str, Any],
-    written: list[Tensor],
-    gradient: Tensor,
-) -> _Row | None:
-    if None in places:
-        return None
-    nothing = [0] * (_ADDRESSES - len(places))
-    row = [*cast("list[int]", places), *nothing, *verdict.layout, 0, 0]
-    return _Row(row, state, written, gradient)
-
-
-def _step_whole(rows: list[_Row], dtype: torch.dtype, n: int, p: int, options: bytes) -> None:
+def _step_whole(batch: _Batch, dtype: torch.dtype, n: int, p: int, options: bytes) -> None:
     """Step matrices of one shape, each as a whole."""
-    packed = array("q")
-    for row in rows:
-        packed.fromlist(row.places)
-        increment_version(row.written)
-    start = packed.buffer_info()[0]
+    packed = array("q", batch.places)
+    start, weights = packed.buffer_info()[0], len(batch.states)
+    increment_version(batch.written)
     if n == p:
         step = kernel(dtype, p)
         assert step is not None  # refusal
-        step(options, start, len(rows), p)
+        step(options, start, weights, p)
     else:
         count = sum(packed[_ADDRESSES::_ROW_LENGTH])
         step_tall = tall_kernel(dtype, n, p, count)
         assert step_tall is not None  # refusal
-        step_tall(options, start, len(rows), n, p)
+        step_tall(options, start, weights, n, p)
     for i, name in ((2, SKIPPED), (1, LIMITED)):
         counts = packed[_ROW_LENGTH - i :: _ROW_LENGTH]
         if any(counts):
-            for row, count in zip(rows, counts, strict=True):
-                row.state[name].add_(count)
+            for state, count in zip(batch.states, counts, strict=True):
+                count_of(name, state, _CPU).add_(count)
 
 
 def _packed_options(plan: Plan) -> bytes:
