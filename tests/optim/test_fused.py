@@ -169,8 +169,11 @@ def test_what_compiled_code_cannot_do_is_left_to_torch():
     large = nn.Parameter(ol.random_orthogonal(2, 129, 129, seed=0))
     assert not left_to_torch(large, view="kernel")
     assert not left_to_torch(large, view="kernel", attraction="after", momentum=0.9)
-    assert left_to_torch(large, view="kernel", attraction="decoupled")
-    assert left_to_torch(large, view="kernel", momentum=0.9, nesterov=True)
+    assert not left_to_torch(large, view="kernel", attraction="decoupled")
+    assert not left_to_torch(large, view="kernel", momentum=0.9, nesterov=True)
+    assert left_to_torch(
+        nn.Parameter(ol.random_orthogonal(140, 130, seed=0)), attraction="decoupled"
+    )
     assert left_to_torch(square(), lr=torch.tensor(0.1))
 
 
@@ -237,8 +240,53 @@ def test_large_matrices_agree(shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("attraction", ["coupled", "decoupled", "after"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_large_squares_agree_in_every_direction(direction, attraction, dtype):
+    options = {"attraction": attraction, **DIRECTIONS[direction]}
+    cases = ((0.01, 1.0), (0.1, 1.0), (0.0, 1.0), (3.0, 100.0), (1e-42, 1.0))
+    for (lr, scale), rule in itertools.product(cases, ("spectral", "frobenius", "tight")):
+        settings = {"lr": lr, "safe_step": rule, "n_steps": 4, **options}
+        runs = [run((2, 131, 131), dtype, f, scale=scale, **settings) for f in (True, False)]
+        assert_same(*runs, dtype, factor=10)
+
+
+@pytest.mark.parametrize("attraction", ["coupled", "decoupled", "after"])
+def test_damped_and_nesterov_buffers_of_large_squares(attraction):
+    for options in ({"dampening": 0.3}, {"dampening": 1.0}, {"nesterov": True}):
+        runs = [
+            run((140, 140), torch.float64, fused, n_steps=6, lr=0.01, attraction=attraction,
+                momentum=0.9, safe_step=None, **options)
+            for fused in (True, False)
+        ]  # fmt: skip
+        assert_same(*runs, torch.float64, factor=10)
+        assert runs[0][1]["momentum_buffer"].abs().max() > 0
+
+
+def test_decoupled_large_squares_anywhere_in_the_ball():
+    """Near its edge the free bounds do not tell, and the reference steps."""
+    for distance, omega in itertools.product((0.01, 0.3, 0.49, 0.9, 0.99), (0.05, 0.5)):
+        weights, counts = [], []
+        for fused in (True, False):
+            X = start((140, 140), torch.float64)
+            with torch.no_grad():
+                X.copy_(ol.random_orthogonal(140, 140, seed=1, dtype=torch.float64))
+                X[:3] *= (1 + distance) ** 0.5
+            X.grad = torch.randn(140, 140, generator=torch.Generator().manual_seed(0)).double()
+            options = {"attraction": "decoupled", "omega": omega, "eps": 0.995}
+            optimizer = ol.LandingSGD([X], lr=0.02, fused=fused, **options)
+            for _ in range(3):
+                optimizer.step()
+            weights.append(X.detach())
+            counts.append((optimizer.skipped_steps(), optimizer.limited_steps()))
+            assert ol.orthogonality_error(X, spectral=True) < 0.995
+        torch.testing.assert_close(*weights, rtol=1e-12, atol=1e-12)
+        assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("shape", [(150, 150), (2, 129, 129)], ids=str)
-@pytest.mark.parametrize("attraction", ["after", "coupled"])
+@pytest.mark.parametrize("attraction", ["after", "coupled", "decoupled"])
 @pytest.mark.parametrize("lr", [1e-3, 0.05, 0.0, 10.0])
 def test_large_squares_agree_with_adam(shape, dtype, attraction, lr):
     """From lr = 0.05 on the free bound of the safe step does not do: 0.05^2 * 150 is 0.37."""
@@ -292,7 +340,7 @@ def test_large_convolutions_agree_in_the_view_matrix():
 
 @pytest.mark.parametrize("shape", [(140, 140), (50, 20), (20, 50)], ids=str)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30], ids=str)
-@pytest.mark.parametrize("attraction", ["coupled", "after"])
+@pytest.mark.parametrize("attraction", ["coupled", "decoupled", "after"])
 def test_a_bad_gradient_leaves_a_large_matrix_alone(shape, bad, attraction):
     X = start(shape, torch.float32)
     momentum = 0.9 if shape[0] == shape[1] else 0.0

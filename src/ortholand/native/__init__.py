@@ -77,7 +77,7 @@ SIGNATURES = {
             *[ctypes.c_double] * 2,
             ctypes.c_char_p,
         ),
-        "ortholand_field": (*[_POINTER] * 2, ctypes.c_int64, ctypes.c_double, ctypes.c_char_p),
+        "ortholand_field": (*[_POINTER] * 2, ctypes.c_int64, *[ctypes.c_double] * 2),
         "ortholand_shift": (*[_POINTER] * 2, ctypes.c_int64, *[ctypes.c_double] * 2),
         "ortholand_overshoot": (*[_POINTER] * 3, ctypes.c_int64, ctypes.c_double),
         "ortholand_norm": (_POINTER, ctypes.c_int64),
@@ -85,7 +85,7 @@ SIGNATURES = {
         "ortholand_move": (
             *[_POINTER] * 2,
             ctypes.c_int64,
-            *[ctypes.c_double] * 3,
+            *[ctypes.c_double] * 4,
             ctypes.c_char_p,
         ),
     },

@@ -78,9 +78,9 @@ double ortholand_generator(T* P, const T* buffer, int64_t n, double decay, doubl
     return std::sqrt(sum);
 }
 
-// S = X X^T becomes scale * A + lam (S - I). Gives ||S - I||.
-double ortholand_field(T* S, const T* A, int64_t n, double scale, const Options* o) {
-    const T lam = T(o->lam), factor = T(scale);
+// S = X X^T becomes scale * A + pull (S - I). Gives ||S - I||.
+double ortholand_field(T* S, const T* A, int64_t n, double scale, double pull) {
+    const T share = T(pull), factor = T(scale);
     double sum = 0;
     for (int64_t row = 0; row < n; ++row) {
         T* s = S + row * n;
@@ -89,7 +89,7 @@ double ortholand_field(T* S, const T* A, int64_t n, double scale, const Options*
 #pragma omp simd reduction(+ : sum)
         for (int64_t c = 0; c < n; ++c) {
             const T D = s[c];
-            s[c] = factor * a[c] + lam * D;
+            s[c] = factor * a[c] + share * D;
             sum += double(D) * double(D);
         }
     }
@@ -133,10 +133,11 @@ double ortholand_step(double norm, double distance, double tangency_error, const
     return coupled_step<T>(*o, norm, distance, tangency_error);
 }
 
-// W <- W - scale eta L for a field of this norm at W / scale. 1 if taken.
+// W <- W - scale eta L for a field of this norm at W / scale, which has this share of X D. 1 if
+// taken.
 int ortholand_move(T* W, const T* L, int64_t n, double eta, double norm, double distance,
-                   const Options* o) {
-    if (!is_a_step(*o, eta, distance, o->lam) || !(eta * norm < INFINITY)) return 0;
+                   double pull, const Options* o) {
+    if (!is_a_step(*o, eta, distance, pull) || !(eta * norm < INFINITY)) return 0;
     const T step = T(o->scale * eta);
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) W[i] -= step * L[i];

@@ -20,12 +20,15 @@ from ortholand.geometry.matrices import gram_matrix, gram_minus_identity, tall
 from ortholand.geometry.scales import follow, unscaled
 from ortholand.landing.after import After
 from ortholand.landing.attraction import better_bounds
+from ortholand.landing.decoupled import Decoupled
 from ortholand.landing.description import LandingStep
 from ortholand.landing.moments import AdamMoments, Momentum
 from ortholand.landing.step import LIMITED, SKIPPED, Slot
 from ortholand.native import LARGEST_SIZE, address, large_steps
 from ortholand.optim.plan import Plan
 from ortholand.safe_step import farthest_before_landing
+
+SMALLEST_RATE = 1e-30  # below, omega / lr is no float
 
 
 def large_refusal(n: int, p: int, step: LandingStep) -> str | None:
@@ -35,11 +38,9 @@ def large_refusal(n: int, p: int, step: LandingStep) -> str | None:
     if n > p and not (along_field and isinstance(moments, Momentum) and not moments.momentum):
         what = f"{n} x {p} with {_described(step)}"
         return f"{what}: compiled are square matrices, and those of up to {LARGEST_SIZE} columns"
-    if not along_field and not isinstance(attraction, After):
+    if not along_field and not isinstance(attraction, After | Decoupled):
         what = f"{n} x {p} with attraction {attraction.name!r}"
         return f"{what}: compiled are matrices of up to {LARGEST_SIZE} columns"
-    if isinstance(moments, Momentum) and (moments.nesterov or moments.dampening):
-        return f"{n} x {p} with nesterov or dampening"
     return None
 
 
@@ -83,12 +84,20 @@ class _Outcome(NamedTuple):
     limited: bool
 
 
+class _Kept(NamedTuple):
+    """A state after a step that is taken: so much of the old one, and so much of a tensor."""
+
+    value: Tensor
+    share: float = 1.0
+    of_old: float = 0.0
+
+
 class _Generator(NamedTuple):
-    """A square matrix's direction ``scale A X``; A is also the first moment that will be kept."""
+    """A square matrix's direction ``scale A X``; the first moment that will be kept is of A."""
 
     A: Tensor
     scale: float
-    state: dict[str, Tensor]  # the new one
+    state: dict[str, _Kept]  # the new one
 
 
 def _matrices(slot: Slot, plan: Plan) -> Iterator[_Matrix]:
@@ -124,9 +133,11 @@ class _LargeStep:
         if matrix.X.shape[0] != matrix.X.shape[1]:
             return self._follow(matrix, self._tall_field(matrix))
         generator = self._generator(matrix)
-        if self.options.attraction.field_coefficients is not None:
-            return self._follow(matrix, self._square_field(matrix, generator))
-        return self._move_and_land(matrix, generator)
+        if isinstance(self.options.attraction, After):
+            return self._move_and_land(matrix, generator)
+        if isinstance(self.options.attraction, Decoupled):
+            return self._follow_decoupled(matrix, generator)
+        return self._follow(matrix, self._square_field(matrix, generator, self.options.lam))
 
     def _address(self, M: Tensor, numel: int) -> int:
         """Where M is, if it has so many numbers of the weight's type."""
@@ -137,24 +148,42 @@ class _LargeStep:
     def _generator(self, matrix: _Matrix) -> _Generator:
         """The skew matrix that a square one is turned by, in one product."""
         _, X, G, state = matrix
-        A, moments, n = torch.mm(G, X.mT), self.landing.moments, X.shape[0]
-        adam = isinstance(moments, AdamMoments)
-        kept = "exp_avg" if adam else "momentum_buffer"
-        buffer = self._address(state[kept], n * n) if kept in state else 0
-        weights = (moments.betas[0], 1 - moments.betas[0]) if adam else (moments.momentum, 1.0)
-        place = self._address(A, n * n)
-        norm = self.passes.ortholand_generator(place, buffer, n, *weights, self.packed)
-        if not isinstance(moments, AdamMoments):
-            return _Generator(A, 1.0, {kept: A} if buffer else {})
-        scale, numbers = moments.scale(torch.tensor(norm, dtype=torch.float64), n, state)
-        return _Generator(A, float(scale), {kept: A, **numbers})
+        A, moments = torch.mm(G, X.mT), self.landing.moments
+        if isinstance(moments, AdamMoments):
+            beta1, n = moments.betas[0], X.shape[0]
+            norm = self._accumulate(A, state["exp_avg"], beta1, 1 - beta1)
+            scale, numbers = moments.scale(torch.tensor(norm, dtype=torch.float64), n, state)
+            kept = {name: _Kept(value) for name, value in numbers.items()}
+            return _Generator(A, float(scale), {"exp_avg": _Kept(A), **kept})
+        buffer = state.get("momentum_buffer")
+        if buffer is None:
+            self._accumulate(A, None, 0.0, 1.0)
+            return _Generator(A, 1.0, {})
+        damps = moments.dampening and bool(buffer.any())  # the first gradient enters whole
+        decay, share = moments.momentum, 1.0 - moments.dampening if damps else 1.0
+        kept, direction = _Kept(A), (decay, share)
+        if moments.nesterov:
+            # Its direction is in A, and what is kept follows from it: no further memory.
+            total = 1.0 + decay * share
+            direction = decay * decay, total
+            kept = _Kept(A, share / total, decay / total)
+        self._accumulate(A, buffer, *direction)
+        return _Generator(A, 1.0, {"momentum_buffer": kept})
 
-    def _square_field(self, matrix: _Matrix, generator: _Generator) -> "_Field":
-        """``(scale A + lam (X X^T - I)) X``."""
+    def _accumulate(self, P: Tensor, buffer: Tensor | None, decay: float, share: float) -> float:
+        """P becomes ``share Skew(P) + decay buffer``; the norm of Skew(P)."""
+        n = P.shape[0]
+        place = 0 if buffer is None else self._address(buffer, n * n)
+        return self.passes.ortholand_generator(
+            self._address(P, n * n), place, n, decay, share, self.packed
+        )
+
+    def _square_field(self, matrix: _Matrix, generator: _Generator, pull: float) -> "_Field":
+        """``(scale A + pull (X X^T - I)) X``."""
         X, (A, scale, new_state) = matrix.X, generator
         S, n = gram_matrix(X.mT), X.shape[0]
         places = self._address(S, n * n), self._address(A, n * n)
-        d = self.passes.ortholand_field(*places, n, scale, self.packed)
+        d = self.passes.ortholand_field(*places, n, scale, pull)
         L = torch.mm(S, X, out=None if new_state else A)
         return _Field(L, d, 0.0, partial(gram_minus_identity, X), new_state)
 
@@ -199,12 +228,51 @@ class _LargeStep:
                 eta = self.passes.ortholand_step(float(bound), d, error, self.packed)
                 if eta >= lr and d <= options.aim:
                     break
-        numel = matrix.W.numel()
-        places = self._address(matrix.W, numel), self._address(L, numel)
-        taken = self.passes.ortholand_move(*places, numel, eta, norm, d, self.packed)
+        taken = self._go(matrix, L, eta, norm, d, options.lam)
         if taken:
             _keep(matrix.state, new_state)
-        return _Outcome(bool(taken), rule is not None and eta < lr)
+        return _Outcome(taken, rule is not None and eta < lr)
+
+    def _go(
+        self, matrix: _Matrix, L: Tensor, eta: float, norm: float, d: float, pull: float
+    ) -> bool:
+        """Go along a field, unless that would not be finite; whether it was done."""
+        numel = matrix.W.numel()
+        places = self._address(matrix.W, numel), self._address(L, numel)
+        return bool(self.passes.ortholand_move(*places, numel, eta, norm, d, pull, self.packed))
+
+    def _follow_decoupled(self, matrix: _Matrix, generator: _Generator) -> _Outcome:
+        """``X - lr R - omega X D`` in one product, where free bounds tell that lr is safe."""
+        X, (A, scale, new_state) = matrix.X, generator
+        lr, omega, n = self.options.lr, self.options.omega, X.shape[0]
+        assert not isinstance(lr, Tensor)
+        if lr < SMALLEST_RATE:
+            return self._by_reference(matrix, generator)
+        length = lr * scale * self._norm(A)
+        S = gram_matrix(X.mT)
+        places = self._address(S, n * n), self._address(A, n * n)
+        d = self.passes.ortholand_field(*places, n, scale, omega / lr)
+        if not self._is_pulled_back(length, d):
+            del S
+            return self._by_reference(matrix, generator)
+        L = torch.mm(S, X, out=None if new_state else A)
+        taken = self._go(matrix, L, lr, self._norm(L), d, omega)
+        if taken:
+            _keep(matrix.state, new_state)
+        return _Outcome(taken, limited=False)
+
+    def _is_pulled_back(self, length: float, d: float) -> bool:
+        """Whether lr and all of omega are safe by what is known for nothing.
+
+        ``||lr R|| <= length sqrt(1 + d)`` and ``||X D|| <= d sqrt(1 + d)``, as
+        :func:`ortholand.safe_step.largest_step_decoupled` needs them.
+        """
+        if self.options.rule is None:
+            return length < math.inf
+        omega, stretch = self.options.omega, math.sqrt(1 + d)
+        tangent, normal = length * stretch, d * stretch
+        pulled = d - 2 * omega * d * (1 - d) + (tangent + omega * normal) ** 2
+        return omega * normal * normal <= d * (1 - d) and pulled <= self.options.aim
 
     def _move_and_land(self, matrix: _Matrix, generator: _Generator) -> _Outcome:
         """To ``Y = c (X - lr R)``, and a Newton-Schulz step from there.
@@ -266,9 +334,12 @@ class _Field(NamedTuple):
     distance: float
     tangency_error: float
     residual: Callable[[], Tensor]  # gives X^T X - I, X tall
-    new_state: dict[str, Tensor]
+    new_state: dict[str, _Kept]
 
 
-def _keep(state: dict[str, Tensor], new: dict[str, Tensor]) -> None:
-    for name, value in new.items():
-        state[name].copy_(value)
+def _keep(state: dict[str, Tensor], new: dict[str, _Kept]) -> None:
+    for name, (value, share, of_old) in new.items():
+        if of_old:
+            state[name].mul_(of_old).add_(value, alpha=share)
+        else:
+            state[name].copy_(value)
