@@ -4,7 +4,7 @@ Beyond it nothing is checked any more; a wrong address or length reads or overwr
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -66,7 +66,7 @@ class Extent(NamedTuple):
 
 
 def addresses_if_plain(
-    tensors: Sequence[Tensor | None], dtype: torch.dtype, extents: Sequence[Extent]
+    tensors: Sequence[Any], dtype: torch.dtype, extents: Sequence[Extent]
 ) -> list[int] | None:
     """:func:`address_if_plain` of several tensors, each of its shape; None if one has none.
 

@@ -20,18 +20,18 @@ _GLOBAL_POST_HOOKS = getattr(optimizer, "_global_optimizer_post_hooks", None)
 _is_profiled_here: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
 
-def watched_on_demand(step: Step) -> Step:
-    """``step`` with hooks and a label for profilers, as torch wraps it, where there are any.
+def watched_on_demand(func: Step) -> Step:
+    """A ``step`` with hooks and a label for profilers, as torch wraps it, where there are any.
 
     An ``ExecutionTraceObserver`` without a profiler sees no label, but all else.
     """
-    watched = Optimizer.profile_hook_step(step)
+    watched = Optimizer.profile_hook_step(func)
 
-    @functools.wraps(step)
-    def wrapper(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        return (watched if _is_watched(self) else step)(self, *args, **kwargs)
+    @functools.wraps(func)
+    def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        return (watched if _is_watched(self) else func)(self, *args, **kwargs)
 
-    return wrapper
+    return step
 
 
 def _is_watched(of: Optimizer) -> bool:

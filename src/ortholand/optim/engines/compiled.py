@@ -115,7 +115,7 @@ class CompiledEngine:
             state, names = states[p], verdict.names
             if len(state) != verdict.n_state or SKIPPED not in state or LIMITED not in state:
                 return None
-            tensors = [p, G, *map(state.get, names)]
+            tensors: list[Any] = [p, G, *map(state.get, names)]
             places = addresses_if_plain(tensors, verdict.dtype, verdict.extents)
             if places is None:
                 return None

@@ -155,6 +155,7 @@ class _LargeStep:
             scale, numbers = moments.scale(torch.tensor(norm, dtype=torch.float64), n, state)
             kept = {name: _Kept(value) for name, value in numbers.items()}
             return _Generator(A, float(scale), {"exp_avg": _Kept(A), **kept})
+        assert isinstance(moments, Momentum)  # refusal
         buffer = state.get("momentum_buffer")
         if buffer is None:
             self._accumulate(A, None, 0.0, 1.0)
