@@ -207,6 +207,11 @@ def test_no_singular_value_exceeds_one_and_the_nuclear_norm_is_reached(n, p, see
     assert (M.double() * P).sum() >= 0.98 * torch.linalg.svdvals(M.double()).sum()
 
 
+def test_it_has_a_derivative():
+    M = gaussian(2, 5, 3, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(ol.msign, M, atol=1e-4)
+
+
 # On Gram matrices
 
 

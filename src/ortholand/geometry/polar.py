@@ -15,7 +15,9 @@ from ortholand.geometry.matrices import (
     add_product,
     frobenius_norm,
     gram_matrix,
+    is_plain_cpu,
     is_square,
+    is_tracked,
     max_abs,
     per_matrix,
     product,
@@ -146,7 +148,9 @@ def in_range(M: Tensor) -> Tensor:
     """Each matrix divided by a number so that its Frobenius norm is about 1; zero stays zero."""
     tiny = torch.finfo(M.dtype).tiny
     M = M / per_matrix(max_abs(M).clamp(min=tiny), M)
-    return M / per_matrix(frobenius_norm(M).clamp(min=tiny), M)
+    norm = per_matrix(frobenius_norm(M).clamp(min=tiny), M)
+    # New memory costs more than the division.
+    return M.div_(norm) if is_plain_cpu(M) and not is_tracked(M) else M / norm
 
 
 def inverse_bound(F: Tensor) -> Tensor:
