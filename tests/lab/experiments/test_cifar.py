@@ -232,7 +232,7 @@ def test_the_ball_claim_fails_outside():
     [
         (dict(iterations=TRAINED - 1), [FAIL, ACCURATE, NEARER]),
         (dict(width=16), [FAIL, ACCURATE, NEARER]),
-        (dict(trivialization_share=0.5), [FAIL, ACCURATE, NEARER]),
+        (dict(trivialization_share=0.5), [FAIL]),
         (dict(timed_width=16), [FASTER, EXPENSIVE]),
         (dict(timed_batch=16), [FASTER, EXPENSIVE]),
         (dict(timed_repetitions=2), [FASTER, EXPENSIVE]),

@@ -135,7 +135,9 @@ def is_slower(method: str, factor: float, records: Records) -> Finding:
 
 def rates_are_the_same(records: Records) -> Finding:
     """Training losses of landing with all rates of 1 / (2 lam) and more, before rates drop."""
-    tried = [entry for entry in tried_rates(records)[LANDING] if entry.lr >= LARGEST_STEP]
+    tried = [
+        entry for entry in tried_rates(records, (LANDING,))[LANDING] if entry.lr >= LARGEST_STEP
+    ]
     rates = "rates " + ", ".join(f"{entry.lr:g}" for entry in tried)
     losses = [[loss for run in entry.runs for loss in _losses_before_drop(run)] for entry in tried]
     if len(tried) < 2 or not losses[0]:

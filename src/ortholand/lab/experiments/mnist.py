@@ -112,7 +112,7 @@ def are_slower(
     methods: Sequence[str], others: Sequence[str], factor: float, records: Records
 ) -> Finding:
     """Time of an iteration of some methods, as a multiple of that of each of the others."""
-    best, doubt = best_rates(records), doubt_of_times(records[TIMING])
+    best, doubt = best_rates(records, (*methods, *others)), doubt_of_times(records[TIMING])
     findings = []
     for other in others:
         times = {method: best[method].seconds for method in (other, *methods)}

@@ -1,7 +1,7 @@
 """What is claimed of trainings: which learning rate is a method's best, and findings from there."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from statistics import fmean, median
 from typing import NamedTuple
@@ -34,25 +34,27 @@ class Tried(NamedTuple):
         return median(run.series(series)[-1] for run in self.runs)
 
 
-def tried_rates(records: Records) -> dict[str, list[Tried]]:
-    """All runs by method, one entry for each learning rate, in rising order."""
+def tried_rates(records: Records, methods: Collection[str] = ()) -> dict[str, list[Tried]]:
+    """All runs by method, or of some methods; one entry for each learning rate, in rising order."""
     timing = records[TIMING]
     trials = range(timing.configuration["trials"])
     tried: dict[str, list[Tried]] = {}
     for method, lr in ((run["method"], run["lr"]) for run in timing.configuration["runs"]):
+        if methods and method not in methods:
+            continue
         runs = [records[unit_name(method, lr, trial)] for trial in trials]
         seconds = seconds_per_iteration(timing, method=method, lr=lr)
         tried.setdefault(method, []).append(Tried(lr, runs, seconds))
     return {m: sorted(entries, key=lambda entry: entry.lr) for m, entries in tried.items()}
 
 
-def best_rates(records: Records) -> dict[str, Tried]:
-    """Each method with the learning rate of the fastest convergence.
+def best_rates(records: Records, methods: Collection[str] = ()) -> dict[str, Tried]:
+    """Each method, or some, with the learning rate of the fastest convergence.
 
     That is the one with the smallest training loss in the end. Test images have no say in it. Where
     the method was trained longer with it, by those trainings.
     """
-    tried = tried_rates(records)
+    tried = tried_rates(records, methods)
     best = {m: min(entries, key=lambda entry: entry.loss) for m, entries in tried.items()}
     return {m: _at_length(records, m, entry) for m, entry in best.items()}
 
@@ -118,7 +120,7 @@ def compare_ends(
         enough: what every run's configuration must have at least; with less nothing is decided.
         records: of all runs.
     """
-    best = best_rates(records)
+    best = best_rates(records, methods)
     ends = {method: best[method].end(series) for method in methods}
     runs = [run.configuration for method in methods for run in best[method].runs]
     span = _span([run["iterations"] for run in runs])
@@ -150,7 +152,7 @@ def ball_claim(methods: Sequence[str]) -> Claim:
 
 def stays_in_ball(methods: Sequence[str], records: Records) -> Finding:
     """Whether every kernel was within eps of the manifold whenever a network was measured."""
-    tried, best = tried_rates(records), best_rates(records)
+    tried, best = tried_rates(records, methods), best_rates(records, methods)
     entries = [entry for method in methods for entry in (*tried[method], best[method])]
     runs = list({id(run): run for entry in entries for run in entry.runs}.values())  # each once
     errors = [error for run in runs for error in run.series("largest_error")]
