@@ -7,6 +7,8 @@ import pytest
 
 from ortholand.lab.benchmarks import BENCHMARKS
 from ortholand.lab.experiments import EXPERIMENTS
+from ortholand.lab.experiments.classification.claims import best_rates
+from ortholand.lab.experiments.mnist import BEST_RATES
 from ortholand.lab.study.pages import filled
 from ortholand.lab.study.records import Store
 from ortholand.lab.study.report import markdown_table, stored_runs
@@ -35,9 +37,22 @@ def test_every_committed_record_is_whole_and_used(store, runs):
     assert sum(path.stat().st_size for path in files) < 5 * MEGABYTE
 
 
+def test_every_experiment_is_recorded_at_the_papers_size(runs):
+    recorded = {run.study.name for run in runs if run.options.preset == "paper"}
+    assert recorded == set(EXPERIMENTS)
+
+
 def test_the_page_says_what_the_records_say(runs):
     page = (DOCS / "results.md").read_text()
     assert filled(page, runs, "results/figures") == page
+
+
+def test_the_rates_of_mnists_finals_are_those_that_the_search_found_best(runs):
+    [run] = [run for run in runs if run.study.name == "mnist"]
+    searched = [m for m in BEST_RATES if not any(u.startswith(f"{m}-lr") for u in run.missing)]
+    assert searched
+    found = {method: best_rates(run.records, (method,))[method].lr for method in searched}
+    assert found == {method: BEST_RATES[method] for method in searched}
 
 
 @pytest.mark.skipif(not find_spec("pogo"), reason="its rows are of POGO too")
