@@ -64,6 +64,12 @@ def test_the_site_builds_strictly_and_loads_nothing_from_the_network(site):
 
 
 @pytest.mark.docs
+def test_the_reference_shows_functions_not_the_modules_of_their_names(site):
+    for page in (site / "api").glob("*.html"):
+        assert "doc-symbol-module" not in page.read_text(), page
+
+
+@pytest.mark.docs
 def test_formulas_are_rendered(site):
     page = (site / "maths.html").read_text()
     assert page.count("<math") > 50
