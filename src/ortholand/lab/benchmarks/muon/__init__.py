@@ -61,5 +61,5 @@ MUON = Study(
     figures=FIGURES,
     tables=TABLES,
     dataset="cifar10",
-    seconds={"smoke": 20, "quick": 300, "full": 1800},
+    seconds={"smoke": 20, "quick": 300, "full": 3600},
 )

@@ -150,7 +150,7 @@ CONTENDERS: dict[str, Contender] = {
     "torch-muon": Contender(
         "torch Muon, unconstrained",
         torch_muon,
-        (0.03, 0.05, 0.1),  # on a CPU its bfloat16 takes ten times as long as all the others
+        (0.03, 0.05, 0.1),  # its bfloat16 takes half a second a step on some CPUs
         constrained=False,
         installed=hasattr(torch.optim, "Muon"),
     ),
