@@ -9,6 +9,11 @@ ROLE = re.compile(r":(?:class|func|meth|mod|attr|data):`~?([\w.]+)`")
 DIRECTIVE = re.compile(r"^ *\.\. code-block:: \w+\n\n?", flags=re.MULTILINE)
 PAGE = re.compile(r"(?:``)?docs/(\w+)\.md(?:``)?")
 DOCTEST = re.compile(r"^>>> .*?(?=\n\n|\Z)", flags=re.MULTILINE | re.DOTALL)
+# Functions that have the name of their module: griffe would take that for them.
+NAMESAKES = {
+    "ortholand.explain": "ortholand.optim.explain.explain",
+    "ortholand.minimize": "ortholand.solve.minimize.minimize",
+}
 
 
 class Readable(Extension):
@@ -25,4 +30,5 @@ class Readable(Extension):
 
 def as_link(role: re.Match) -> str:
     """A link to what the reference shows; the name alone where it does not."""
-    return f'<autoref optional identifier="{role[1]}"><code>{role[1]}</code></autoref>'
+    target = NAMESAKES.get(role[1], role[1])
+    return f'<autoref optional identifier="{target}"><code>{role[1]}</code></autoref>'
