@@ -347,7 +347,7 @@ class OrthogonalOptimizer(Optimizer):
         except ValueError as error:
             raise ValueError(
                 f"When the option scale changes, the weights must follow, but it was "
-                f"{before.scale_option!r} and is {group['scale']!r} now, and they are not there. "
+                f"{before.scale_option!r} and is {group['scale']!r} now, and they have not. "
                 f"Set it back, or multiply the weights. {error}"
             ) from None
 

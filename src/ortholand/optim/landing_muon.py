@@ -111,7 +111,7 @@ class LandingMuon(LandingWithAdam):
         if not 0 <= options["momentum"] < 1:
             raise ValueError(
                 f"momentum must be in [0, 1), got {float(options['momentum'])}: it is the decay of "
-                "a mean, of which nothing new would be part at 1."
+                "a mean, which would never change at 1."
             )
         check_bool("nesterov", options["nesterov"])
         check_steps(options["steps"])

@@ -75,8 +75,8 @@ def check_memory(slot: Slot, name: Callable[[Tensor], str]) -> None:
     for tensor in (p, slot.gradient, *slot.state.values()):
         if type(tensor) in PLAIN_TYPES and not tensor.is_meta and not _has_memory(tensor):
             raise ValueError(
-                "A weight, its gradient and its state must have memory, but of "
-                f"{name(p)}, shape {tuple(p.shape)}, one was freed or cut. "
+                "A weight, its gradient and its state must have memory, but one of those of "
+                f"{name(p)}, shape {tuple(p.shape)}, was freed or cut. "
                 "Set the gradient anew, or remove the state: optimizer.state.pop(weight)."
             )
 

@@ -390,6 +390,6 @@ def _warn_once(reason: str, warned: set[str]) -> None:
         warned.add(reason)
         warnings.warn(
             f"fused=True, but there is no compiled code: {reason}. torch's operations step "
-            "instead, with the same results; leave fused out to have no warning.",
+            "instead, with the same results; leave fused out to silence this.",
             stacklevel=6,
         )
