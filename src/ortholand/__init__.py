@@ -17,6 +17,7 @@ Here is what most programs need. The rest is in the modules where it is made:
 - :mod:`ortholand.trivializations`: weights as exp(A), for any Euclidean optimizer.
 - :mod:`ortholand.native`: compiled code, or why there is none.
 - :mod:`ortholand.about`: what a bug report needs.
+- :mod:`ortholand.sklearn`: estimators with the interface of scikit-learn; not imported here.
 - :mod:`ortholand.lab`: the paper's experiments, benchmarks and the command line; not imported here.
 """
 

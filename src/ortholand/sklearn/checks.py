@@ -1,0 +1,48 @@
+"""What the estimators share: conditions on parameters, a warning where one did not converge."""
+
+import math
+import warnings
+from numbers import Integral, Real
+from typing import Any
+
+from scipy.optimize import OptimizeResult
+from sklearn.exceptions import ConvergenceWarning
+
+
+def check_count(name: str, value: Any, *, least: int = 1) -> None:
+    """Raise unless it is a whole number of at least that."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}.")
+
+
+def check_number(name: str, value: Any, *, positive: bool) -> None:
+    """Raise unless it is a finite number, above 0 or not below."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value < 0 or (positive and value == 0):
+        raise ValueError(f"{name} must be a number {'>' if positive else '>='} 0, got {value!r}.")
+
+
+def chosen_components(n_components: Any, most: int, why: str, *, default: int | None = None) -> int:
+    """How many components: all that there may be, for None."""
+    if n_components is None:
+        return most if default is None else default
+    check_count("n_components", n_components)
+    if n_components > most:
+        raise ValueError(
+            f"n_components must be from 1 to {most}, {why}, got {n_components}. None takes as many "
+            "as there are."
+        )
+    return int(n_components)
+
+
+def warn_unless_converged(
+    estimator: Any, result: OptimizeResult, norm: float, tol: float, advice: str
+) -> None:
+    """Say that the gradient did not get as small as asked for, and what to do."""
+    if not result.success:
+        warnings.warn(
+            f"{type(estimator).__name__} did not converge in {result.nit} iterations: the norm of "
+            f"the gradient is {norm:.1e}, asked for tol={tol:.1e}. {advice}",
+            ConvergenceWarning,
+            stacklevel=3,
+        )

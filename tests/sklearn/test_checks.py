@@ -1,0 +1,23 @@
+"""scikit-learn's own checks of estimators, all of them."""
+
+import pytest
+
+pytest.importorskip("sklearn", minversion="1.6")
+
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from ortholand.sklearn import LandingCCA, LandingICA, LandingPCA
+
+
+@parametrize_with_checks(
+    [
+        LandingICA(),
+        LandingICA(n_components=1, whiten="arbitrary-variance", n_init=2),
+        LandingPCA(),
+        LandingPCA(n_components=1, whiten=True),
+        LandingCCA(),
+        LandingCCA(n_components=1, scale=False, ridge=1e-3),
+    ]
+)
+def test_estimator(estimator, check):
+    check(estimator)
