@@ -169,7 +169,7 @@ class LandingICA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
                 f"fun must be 'logcosh', got {self.fun!r}. Sources of both kinds, super- and "
                 "sub-Gaussian, are found with it."
             )
-        if not any(self.whiten is w or self.whiten == w != False for w in WHITENINGS):  # noqa: E712
+        if self.whiten is not False and self.whiten not in WHITENINGS[:2]:
             raise ValueError(f"whiten must be one of {WHITENINGS}, got {self.whiten!r}.")
 
 
