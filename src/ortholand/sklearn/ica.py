@@ -127,7 +127,7 @@ class LandingICA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             W, K = W / len(X) ** 0.5, K / len(X) ** 0.5
         self.components_ = W.numpy().astype(X.dtype)
         self.mixing_ = torch.linalg.pinv(W).numpy().astype(X.dtype)
-        self.signs_, self.n_iter_ = result.signs.numpy(), result.nit
+        self.signs_, self.n_iter_ = result.signs.numpy(), max(1, result.nit)
         if K is not None:
             self.whitening_ = K.numpy().astype(X.dtype)
             self.mean_ = X.mean(0, dtype=np.float64).astype(X.dtype)
