@@ -774,6 +774,8 @@ def advance(scheduler) -> None:
         scheduler.step()
 
 
+# SequentialLR steps its parts by an epoch, of which torch 2.6 warns.
+@pytest.mark.filterwarnings("ignore:The epoch parameter in .scheduler.step:UserWarning")
 @each_method
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_schedule_sets_the_lr_that_steps_use(method, schedule):
