@@ -205,7 +205,10 @@ def compiler() -> str:
 
 
 def _machine_flags() -> tuple[str, ...]:
-    return ("-mcpu=native",) if platform.machine() in ("arm64", "aarch64") else ("-march=native",)
+    if platform.machine() in ("arm64", "aarch64"):
+        return ("-mcpu=native",)
+    # Tuned for Zen, GCC breaks up chains of multiply-adds: tall steps take a quarter longer.
+    return ("-march=native", "-mtune=generic")
 
 
 def _sanitize_flags() -> tuple[str, ...]:
