@@ -47,10 +47,23 @@ def test_all_facts_are_there():
     assert native.SWITCHED_OFF in facts["compiled code"]
 
 
-def test_one_line_for_each():
+def test_one_line_for_each(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
     width = len("torch's vectors") + 2
     rows = [(line[:width].strip(), line[width:]) for line in about.table().splitlines()]
     assert rows == list(about.facts().items())
+
+
+def test_narrow_lines_where_they_are_asked_for_but_no_broken_words(monkeypatch):
+    whole = about.table()
+    monkeypatch.setenv("COLUMNS", "40")
+    narrow = about.table()
+    words = [line.split() for line in narrow.splitlines()]
+    margin = len("torch's vectors") + 2
+    assert [word for line in words for word in line] == whole.split()
+    for line, (name, *rest) in zip(narrow.splitlines(), words, strict=True):
+        assert len(line) <= 40 or line[margin:] in (name, *rest)  # a word that is too long
+        assert line[:margin].strip() in (*NAMES, "")
 
 
 def test_without_a_home(monkeypatch):

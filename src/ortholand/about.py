@@ -2,8 +2,10 @@
 
 import os
 import platform
+import sys
 from importlib.metadata import version
 from pathlib import Path
+from textwrap import TextWrapper
 
 import torch
 
@@ -38,10 +40,24 @@ def facts() -> dict[str, str]:
 
 
 def table() -> str:
-    """The facts, one per line."""
+    """The facts, one per line; in several, where $COLUMNS asks for narrower ones."""
     known = facts()
-    width = max(map(len, known))
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in known.items())
+    margin = max(map(len, known)) + 2
+    width = asked_width()
+    # No word is broken: what is copied into a report must be found again, paths above all.
+    wrap = TextWrapper(
+        width=max(width, margin + 1) if width else sys.maxsize,
+        subsequent_indent=margin * " ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(wrap.fill(f"{name:<{margin}}{value}") for name, value in known.items())
+
+
+def asked_width() -> int | None:
+    """The width that $COLUMNS asks for, if any."""
+    width = os.environ.get("COLUMNS", "")
+    return int(width) if width.isdecimal() and int(width) > 0 else None
 
 
 def _processor() -> str:

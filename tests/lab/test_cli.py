@@ -13,6 +13,7 @@ from ortholand.lab.datasets import find_dataset, mnist, search
 from ortholand.lab.experiments.procrustes import PROCRUSTES
 from ortholand.lab.experiments.procrustes.runs import ProcrustesSettings
 from ortholand.lab.study.records import RunOptions, Store
+from ortholand.lab.study.spec import TableSpec
 
 SETTINGS = ProcrustesSettings(p=3, iterations=8, extra_iterations=4, warm_up=1, repetitions=2)
 TINY = replace(PROCRUSTES, settings={"smoke": SETTINGS}, figures=())
@@ -129,6 +130,75 @@ def test_reproduce_and_report(tmp_path, monkeypatch):
     (tmp_path / "report.html").unlink()
     assert invoke("report", tmp_path).exit_code == 0
     assert (tmp_path / "report.html").read_bytes() == page
+
+
+@pytest.mark.usefixtures("tiny")
+def test_damaged_records_are_named_and_fail(tmp_path):
+    arguments = ("reproduce", "--preset", "smoke", "--out", tmp_path)
+    assert invoke(*arguments).exit_code == 0
+    folder = tmp_path / "records/procrustes/smoke-seed0"
+    damaged = [folder / "landing-float32.json", folder / "timing.json"]
+    for path in damaged:
+        path.write_text(path.read_text()[:-9])
+    report = invoke("report", tmp_path)
+    assert report.exit_code == 1
+    assert "Report: " in report.stdout  # of what is whole
+    assert [
+        path for path in damaged if f"Error: {path}: damaged record" in report.stderr
+    ] == damaged
+    assert "run it again" in report.stderr
+    redone = invoke(*arguments)
+    assert redone.exit_code == 0
+    assert redone.stdout.count("redone (damaged record: ") == 2
+    assert invoke("report", tmp_path).exit_code == 0
+
+
+@pytest.mark.usefixtures("tiny")
+def test_damaged_records_of_other_runs_in_the_folder_are_named_too(tmp_path):
+    arguments = ("reproduce", "--preset", "smoke", "--out", tmp_path)
+    assert invoke(*arguments, "--seed", 1).exit_code == 0
+    path = tmp_path / "records/procrustes/smoke-seed1/timing.json"
+    path.write_text("{")
+    result = invoke(*arguments)
+    assert result.exit_code == 1
+    assert str(path) in result.stderr
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_folder_of_damaged_records_alone(tmp_path):
+    path = tmp_path / "records/procrustes/smoke-seed0/timing.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    result = invoke("report", tmp_path)
+    assert result.exit_code == 2
+    assert str(path) in result.stderr
+
+
+@pytest.mark.usefixtures("tiny", "errata")
+@pytest.mark.parametrize("columns", [60, 100])
+def test_every_table_respects_the_width_that_is_asked_for(tmp_path, columns, monkeypatch):
+    wide = TableSpec("wide", "Wide", lambda _: [[f"column {i}" for i in range(20)]] * 3)
+    experiment = replace(cli.EXPERIMENTS["procrustes"], tables=(wide,))
+    monkeypatch.setitem(cli.EXPERIMENTS, "procrustes", experiment)
+    arguments = ("reproduce", "--preset", "smoke", "--out", tmp_path)
+    widest = max(map(len, invoke(*arguments).stdout.splitlines()))
+    assert widest > 200  # a file has room for it
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for command in (("report", tmp_path), ("errata", "good"), ("list",)):
+        lines = invoke(*command).stdout.splitlines()
+        tables = [line for line in lines if line and line[0] in "┏┃┡│├└"]
+        assert tables
+        assert max(map(len, tables)) <= columns
+
+
+def test_what_is_missing_is_told_with_a_remedy_that_works_in_a_clone():
+    code = "import sys; sys.modules['typer'] = None; sys.argv[1:] = ['list']\n"
+    code += "from ortholand.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "needs typer" in done.stderr
+    assert "pip install 'ortholand[experiments]'" in done.stderr
+    assert "pip install '.[experiments]'" in done.stderr
 
 
 @pytest.mark.usefixtures("tiny")

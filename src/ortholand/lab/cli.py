@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn
 
 import ortholand
 from ortholand.about import table
+from ortholand.lab import INSTALL
 from ortholand.lab.datasets import DatasetError, Source, dataset_title, find_dataset
 
 try:
@@ -24,7 +25,7 @@ try:
     from ortholand.lab.experiments import EXPERIMENTS
     from ortholand.lab.study.environment import check_device
     from ortholand.lab.study.pages import write_page
-    from ortholand.lab.study.progress import make_console, make_progress
+    from ortholand.lab.study.progress import has_no_width, make_console, make_progress
     from ortholand.lab.study.records import RunOptions, Store
     from ortholand.lab.study.report import stored_runs, tally, write_report, write_tables
     from ortholand.lab.study.runner import Job, Run, run_studies, steps_to_do
@@ -36,11 +37,12 @@ try:
     )
 except ModuleNotFoundError as missing:
     sys.exit(
-        f"The ortholand command needs {missing.name}, which is not installed. "
-        "Run: pip install 'ortholand[experiments]'. (python -m ortholand does without.)"
+        f"The ortholand command needs {missing.name}, which is not installed. {INSTALL} "
+        "(python -m ortholand does without.)"
     )
 
 WRONG_USE = 2
+DAMAGED = 1
 INTERRUPTED = 130  # what shells expect after Ctrl-C
 USUAL_SECONDS = 60.0  # that an experiment takes which does not say how long it does
 VERDICT_STYLES = {Verdict.HOLDS: "green", Verdict.FAILS: "red", Verdict.OPEN: "yellow"}
@@ -174,10 +176,11 @@ def _run_and_report(
     try:
         sources = _find_data(studies, data, offline, console)
         todo = [_job(study, common, sources) for study in studies]
-        runs = _run(todo, store, console, jobs or _cores())
+        processes = jobs or _cores()
+        runs = _run(todo, store, console, processes)
         _print_results(console, runs)
         write_tables(store, runs)
-        report = write_report(store, stored_runs(store, registry))
+        report = write_report(store, stored_runs(store, registry), processes)
     except KeyboardInterrupt:
         console.print("Interrupted. What is done is recorded: the same command resumes.")
         raise typer.Exit(INTERRUPTED) from None
@@ -187,7 +190,7 @@ def _run_and_report(
         raise
     except OSError as error:
         _fail(f"The results must be written to {out}, but: {error}. Free it or change --out.")
-    console.print(f"Report: {report}", soft_wrap=True)
+    _end(console, store, report)
 
 
 @app.command()
@@ -204,6 +207,7 @@ def report(
     store, console = Store(folder), make_console()
     runs = stored_runs(store, {**EXPERIMENTS, **BENCHMARKS})
     if not runs:
+        _tell_damage(store)
         _fail(
             f"A report needs records, but there are no whole ones in {folder}. "
             f"Run: ortholand reproduce --out {folder}"
@@ -211,14 +215,14 @@ def report(
     _print_results(console, runs)
     try:
         write_tables(store, runs)
-        path = write_report(store, runs)
+        path = write_report(store, runs, _cores())
         if page:
             write_page(page, store, runs)
     except OSError as error:
         _fail(f"The report must be written to {folder}, but: {error}.")
     except ValueError as error:
         _fail(str(error))
-    console.print(f"Report: {path}", soft_wrap=True)
+    _end(console, store, path)
 
 
 @app.command()
@@ -239,6 +243,23 @@ def errata(names: Names = None) -> None:
         raise typer.Exit(1)
 
 
+def _end(console: Console, store: Store, report: Path) -> None:
+    """Say where the report is, and fail if there are records that it could not use."""
+    console.print(f"Report: {report}", soft_wrap=True)
+    if _tell_damage(store):
+        raise typer.Exit(DAMAGED)
+
+
+def _tell_damage(store: Store) -> bool:
+    """Name each damaged record of the folder on standard error; whether there are any."""
+    damaged = store.damaged()
+    for path, reason in damaged.items():
+        typer.echo(f"Error: {path}: {reason}.", err=True)
+    if damaged:
+        typer.echo("What they recorded counts as not run: run it again, or delete them.", err=True)
+    return bool(damaged)
+
+
 def _print_results(console: Console, runs: Sequence[Run]) -> None:
     """Tables, and every claim with its verdict."""
     for run in runs:
@@ -248,10 +269,11 @@ def _print_results(console: Console, runs: Sequence[Run]) -> None:
                 table.add_column(Text(heading), overflow="fold")
             for row in rows:
                 table.add_row(*map(Text, row))
-            if not console.is_terminal:  # a file has room for wide tables
+            unlimited = has_no_width(console)
+            if unlimited:
                 wide = console.options.update(width=10_000)
                 table.width = Measurement.get(console, wide, table).maximum
-            console.print(table, soft_wrap=not console.is_terminal)
+            console.print(table, soft_wrap=unlimited)
         table = Table("claim", "measured", "verdict", show_lines=True, title=run.label)
         for claim, finding in run.findings():
             statement = Text.assemble(claim.statement, (f" ({claim.source})", "dim"))

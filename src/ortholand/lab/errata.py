@@ -100,7 +100,7 @@ def flow_decay() -> tuple[str, bool]:
     corrected="it lands from every X0 of full rank; a singular X stays singular",
 )
 def singular_start() -> tuple[str, bool]:
-    """The flow from diag(1, 0), beside the bound of the paper."""
+    """The flow from diag(1, 0), and the bound of the paper."""
     times = torch.tensor([0.0, 20.0])
     X0 = torch.diag(torch.tensor([1.0, 0.0], dtype=torch.float64))
     path = landing_flow(_linear_gradient(2, seed=0), X0, times).X
@@ -414,7 +414,7 @@ def plam_example() -> tuple[str, bool]:
     corrected="S D + D S = 2 lam D does",
 )
 def plam_spurious() -> tuple[str, bool]:
-    """The PLAM field at points with either condition, and the landing field beside it."""
+    """The PLAM field at points with either condition, and the landing field there."""
     lam, eye = 0.5, torch.eye(3, dtype=torch.float64)
     # D = lam I with any S has the paper's property, S = lam I with any D has the corrected one.
     X_paper, S = math.sqrt(1 + lam) * eye, sym(_randn(3, 3, seed=0))
@@ -492,7 +492,7 @@ def stiefel_gradient() -> tuple[str, bool]:
     corrected="Sym(G X^T) A in place of Sym(G X^T A), which Skew would annihilate",
 )
 def riemannian_hessian_term() -> tuple[str, bool]:
-    """Second derivative of f(exp(t A) X) at t = 0 beside the quadratic form of either formula."""
+    """Second derivative of f(exp(t A) X) at t = 0, and the quadratic form of either formula."""
     problem, X = (
         Procrustes.gaussian(5, seed=0),
         random_orthogonal(5, 5, seed=1, dtype=torch.float64),

@@ -13,13 +13,11 @@ from torch import nn
 import ortholand
 from ortholand.lab.datasets import Dataset
 from ortholand.lab.experiments.classification.claims import (
-    EPS,
     FEWEST_REPETITIONS,
     best_rates,
     compare_ends,
     doubt_of_times,
     final_loss,
-    found,
     stays_in_ball,
     takes_longer,
     tried_rates,
@@ -46,6 +44,7 @@ from ortholand.lab.experiments.classification.runs import (
     train,
     unit_name,
 )
+from ortholand.lab.experiments.descents import EPS
 from ortholand.lab.study.figures import METHOD_STYLES
 from ortholand.lab.study.records import (
     MissingRecordError,
@@ -496,9 +495,9 @@ def test_few_times_decide_nothing():
 
 
 def test_a_doubt_leaves_a_finding_open():
-    assert found("so", holds=True) == Finding("so", Verdict.HOLDS)
-    assert found("so", holds=False) == Finding("so", Verdict.FAILS)
-    assert found("so", holds=True, doubt="why") == Finding("so; why", Verdict.OPEN)
+    assert Finding.of("so", holds=True) == Finding("so", Verdict.HOLDS)
+    assert Finding.of("so", holds=False) == Finding("so", Verdict.FAILS)
+    assert Finding.of("so", holds=True, doubt="why") == Finding("so; why", Verdict.OPEN)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,16 @@ import pytest
 import torch
 from torch import nn
 
-from ortholand.lab.experiments.descents import follow, iterate, iterations_to, make_optimizer
+from ortholand.lab.experiments.descents import (
+    follow,
+    growth,
+    iterate,
+    iterations_to,
+    make_optimizer,
+    within_ball,
+)
 from ortholand.lab.study.records import Record, Request, Result, RunOptions
+from ortholand.lab.study.spec import Verdict
 from ortholand.optim import LandingSGD, RiemannianSGD
 from ortholand.problems import Procrustes
 
@@ -29,6 +37,28 @@ def test_iterations_to_an_error_are_interpolated_if_it_is_not_zero():
     assert iterations_to(run, "error", 1e-5) == math.inf
     exact = record(iteration=[0, 10, 20], error=[1.0, 1e-2, 0.0])
     assert iterations_to(exact, "error", 1e-5) == 20
+
+
+def test_a_run_that_starts_at_the_goal_or_is_no_number_does_not_get_there():
+    assert iterations_to(record(iteration=[0, 10], error=[1.0, 0.5]), "error", 2.0) == math.inf
+    lost = record(iteration=[0, 10, 20], error=[1.0, math.nan, 0.1])
+    assert iterations_to(lost, "error", 0.5) == math.inf
+
+
+def test_growth_is_counted_from_the_first_percent_on():
+    run = record(iteration=[0, 1, 10, 1000], error=[1e-3, 5.0, 2.0, 6.0])
+    assert growth(run, "error") == 3.0
+    short = record(iteration=[0, 1, 2], error=[0.0, 2.0, 5.0])
+    assert growth(short, "error") == 2.5
+    exact = record(iteration=[0, 1, 2], error=[0.0, 0.0, 1e-300])
+    assert growth(exact, "error") > 1
+
+
+def test_the_ball_ends_at_eps_and_a_nan_is_outside():
+    assert within_ball([0.1, 0.5], 2).verdict is Verdict.HOLDS
+    for outside in (0.51, math.nan):
+        assert within_ball([outside, 0.1], 2).verdict is Verdict.FAILS
+    assert within_ball([0.6], 1, 0.7).measured == "at most 0.6000 in 1 runs, eps = 0.7"
 
 
 def test_a_descent_is_measured_at_the_marks():

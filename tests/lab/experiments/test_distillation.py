@@ -7,7 +7,7 @@ import torch
 from matplotlib.figure import Figure
 
 from ortholand.lab.experiments.distillation import DISTILLATION, claims
-from ortholand.lab.experiments.distillation.claims import iterations_to, takes_longer, time_to
+from ortholand.lab.experiments.distillation.claims import takes_longer, time_to
 from ortholand.lab.experiments.distillation.runs import (
     LEARNING_RATES,
     PAPER_ITERATIONS,
@@ -271,13 +271,6 @@ def test_the_best_run_ends_with_the_smallest_test_loss():
     assert best_runs(records_of(), ["landing"])["landing"].configuration["lr"] == 0.01
     broken = records_of({"landing": {"test_loss": (100.0, 1.0, math.nan)}})
     assert best_runs(broken, ["landing"])["landing"].configuration["lr"] != 0.01
-
-
-def test_iterations_to_a_level_lie_between_the_records():
-    run = made("landing", 0.01)
-    assert iterations_to(run, 10.0) == pytest.approx(50)  # halfway, on a logarithmic scale
-    assert iterations_to(run, 0.1) == PAPER_ITERATIONS
-    assert iterations_to(run, 0.05) == math.inf
 
 
 def test_the_time_of_an_iteration_is_a_median_at_the_size_asked_for():

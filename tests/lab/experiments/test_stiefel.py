@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from ortholand.lab.experiments.stiefel import STIEFEL, claims
-from ortholand.lab.experiments.stiefel.claims import STIEFEL_STYLES
 from ortholand.lab.experiments.stiefel.runs import (
     AFTER,
     FREE,
@@ -29,7 +28,7 @@ from ortholand.lab.experiments.stiefel.runs import (
     timed_iteration,
     unit_name,
 )
-from ortholand.lab.study.figures import house_style
+from ortholand.lab.study.figures import STYLES, house_style
 from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions, Store
 from ortholand.lab.study.runner import run_study
 from ortholand.lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
@@ -280,15 +279,11 @@ def test_the_figures_show_every_method():
     with house_style():
         errors, distances = STIEFEL.figures[0].draw(records).axes
         single, whole = STIEFEL.figures[1].draw(records).axes
-    labels = {STIEFEL_STYLES[m].label for m in STIEFEL_METHODS}
+    labels = {STYLES[m].label for m in STIEFEL_METHODS}
     for axes in (errors, distances, single, whole):
         assert axes.get_yscale() == "log"
         curves = {c.get_label(): c for c in axes.get_lines() if not c.get_label().startswith("_")}
-        extra = (
-            {STIEFEL_STYLES[HOUSEHOLDER].label, STIEFEL_STYLES[GRADIENT].label}
-            if axes is single
-            else set()
-        )
+        extra = {STYLES[HOUSEHOLDER].label, STYLES[GRADIENT].label} if axes is single else set()
         assert set(curves) == labels | extra
     times = next(c for c in whole.get_lines() if c.get_label() == "QR")
     assert list(times.get_ydata()) == pytest.approx([80, 80])

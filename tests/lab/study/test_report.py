@@ -80,6 +80,18 @@ def test_nothing_is_fetched(html):
     assert not re.search(r"url\((?!#)", html)
 
 
+def test_the_page_has_a_dark_mode_that_redefines_every_colour(html):
+    style = html[html.index("<style>") : html.index("</style>")]
+    light, dark = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    names = r"(--\w+): (#\w+)"
+    assert "color-scheme: light dark" in light
+    assert "@media screen and (prefers-color-scheme: dark)" in style  # paper stays white
+    assert dict(re.findall(names, light)).keys() == dict(re.findall(names, dark)).keys()
+    # All other colours are these, or are seen on both.
+    rest = re.sub(r":root \{.*?\}", "", style, flags=re.DOTALL)
+    assert set(re.findall(r"#[0-9a-f]{3,6}\b", rest)) == {"#e69f00"}
+
+
 def test_reductions_are_named(html):
     reduced = re.findall(r'<tr class="reduced"><th>(.*?)</th><td>(.*?)</td><td>(.*?)</td>', html)
     assert reduced == [("length", "3", "5")]

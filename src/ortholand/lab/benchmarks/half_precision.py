@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ortholand.geometry import random_orthogonal
 from ortholand.lab.study.records import MissingRecordError, Records, Result
-from ortholand.lab.study.spec import Claim, Context, Finding, Study, TableSpec, Unit, Verdict
+from ortholand.lab.study.spec import Claim, Context, Finding, Study, TableSpec, Unit
 from ortholand.optim import LandingAdam, LandingSGD
 from ortholand.parameters import orthogonality_error, param_groups
 
@@ -176,7 +176,7 @@ def compensated_is_close(dtype: str, records: Records) -> Finding:
     ratios = {m: worst_ratio(records, m, dtype, "compensated") for m in METHODS}
     words = "; ".join(f"{method}: {ratio:.3f}" for method, ratio in ratios.items())
     close = all(abs(ratio - 1) <= CLOSE for ratio in ratios.values())
-    return Finding(f"loss in float32's, the worst: {words}", Verdict.of(close))
+    return Finding.of(f"loss in float32's, the worst: {words}", close)
 
 
 def make_table(records: Records) -> list[list[str]]:

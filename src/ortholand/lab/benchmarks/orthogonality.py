@@ -16,7 +16,7 @@ from torch import nn
 
 from ortholand.geometry import random_orthogonal
 from ortholand.lab.study.records import MissingRecordError, Records, Result
-from ortholand.lab.study.spec import Claim, Context, Finding, Study, TableSpec, Unit, Verdict
+from ortholand.lab.study.spec import Claim, Context, Finding, Study, TableSpec, Unit
 from ortholand.optim import LandingAdam, LandingSGD, RiemannianSGD
 from ortholand.parameters import orthogonality_error
 
@@ -128,27 +128,20 @@ def errors_along(task: OrthogonalityTask, seed: int, context: Context) -> list[f
 # Claims and tables.
 
 
-def columns_of(kind: str, records: Records) -> Sequence[Column]:
-    """The columns of the whole run."""
-    if not records:
-        raise MissingRecordError("nothing is recorded")
-    return next(iter(records.values())).configuration["settings"][kind]
-
-
 def at_or_below(ours: str, theirs: str, records: Records) -> Finding:
     """In every column of noise."""
     ratios = {}
-    for column in columns_of(NOISE, records):
+    for column in records.settings[NOISE]:
         at = title(column, column[-1])
         mine, other = (records[unit_name(NOISE, column, m)].value(at) for m in (ours, theirs))
         ratios[at] = mine / other
     words = "; ".join(f"{column}: {ratio:.2f}" for column, ratio in ratios.items())
-    return Finding(f"in its units, {words}", Verdict.of(max(ratios.values()) <= 1))
+    return Finding.of(f"in its units, {words}", max(ratios.values()) <= 1)
 
 
 def only_retractions_drift(records: Records) -> Finding:
     """Growth of the errors from when they have settled to the end."""
-    (column,) = columns_of(DRIFT, records)
+    (column,) = records.settings[DRIFT]
     if column[-1] <= SETTLED:
         raise MissingRecordError(f"no more than {column[-1]} steps at this preset")
     growths = {}
@@ -159,15 +152,15 @@ def only_retractions_drift(records: Records) -> Finding:
     retractions = [growths[f"RiemannianSGD, {name}"] for name in ("exponential", "cayley")]
     landing = [growth for method, growth in growths.items() if "Landing" in method]
     words = "; ".join(f"{method} {growth:.1f}" for method, growth in growths.items())
-    return Finding(
+    return Finding.of(
         f"from step {SETTLED:,} to {column[-1]:,}, in factors: {words}",
-        Verdict.of(min(retractions) > DRIFTED > max(landing)),
+        min(retractions) > DRIFTED > max(landing),
     )
 
 
 def make_table(kind: str, records: Records) -> list[list[str]]:
     """Errors of each optimizer in each column."""
-    titles = [title(c, steps) for c in columns_of(kind, records) for steps in c[3:]]
+    titles = [title(c, steps) for c in records.settings[kind] for steps in c[3:]]
     found: dict[str, dict[str, float]] = {}
     for run in (record for record in records.values() if record.configuration["kind"] == kind):
         found.setdefault(run.configuration["method"], {}).update(run.result.values)

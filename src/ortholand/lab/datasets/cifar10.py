@@ -22,36 +22,16 @@ SHAPE = (3, 32, 32)
 RECORD = 1 + 3 * 32 * 32
 BYTES = 10_000 * RECORD
 
-TRAIN_FILES = (
-    KnownFile(
-        "data_batch_1.bin",
-        BYTES,
-        "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
-    ),
-    KnownFile(
-        "data_batch_2.bin",
-        BYTES,
-        "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
-    ),
-    KnownFile(
-        "data_batch_3.bin",
-        BYTES,
-        "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
-    ),
-    KnownFile(
-        "data_batch_4.bin",
-        BYTES,
-        "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
-    ),
-    KnownFile(
-        "data_batch_5.bin",
-        BYTES,
-        "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
-    ),
-)
-TEST_FILE = KnownFile(
-    "test_batch.bin", BYTES, "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"
-)
+# SHA-256 of the training files and of the test file.
+SUMS = {
+    "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+    "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+    "data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+    "data_batch_4.bin": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+    "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+    "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+}
+*TRAIN_FILES, TEST_FILE = (KnownFile(name, BYTES, sha256) for name, sha256 in SUMS.items())
 
 
 def wanted() -> str:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from ortholand.lab import INSTALL
 from ortholand.lab.datasets.base import Dataset, DatasetError
 
 IDENTITY = "digits of scikit-learn"
@@ -18,7 +19,7 @@ def read(channels: int, side: int) -> Dataset:
     except ModuleNotFoundError as missing:
         raise DatasetError(
             f"The {IDENTITY} stand in for missing data, but {missing.name} is not installed. "
-            "Run: pip install 'ortholand[experiments]'"
+            + INSTALL
         ) from missing
     pixels, target = (torch.from_numpy(array) for array in load_digits(return_X_y=True))
     images = enlarge(pixels.reshape(-1, 8, 8), side).expand(-1, channels, -1, -1).contiguous()

@@ -157,7 +157,7 @@ def fetch(url: str, file: RemoteFile, path: Path, tell: Callable[[str], None]) -
 
 
 def unpack(archive: Path, members: Collection[str]) -> None:
-    """Put members of an archive beside it, and delete it.
+    """Unpack members of an archive next to it, and delete it.
 
     Only these, only plain files, and under names of our own: an archive may claim anything.
     """

@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from ortholand.lab.experiments.classification.claims import doubt_of_times, found
-from ortholand.lab.experiments.classification.figures import label_plainly
+from ortholand.lab.experiments.classification.claims import doubt_of_times
 from ortholand.lab.experiments.classification.runs import Training, TrainingRun, run_unit
 from ortholand.lab.experiments.mnist import start_lenet
 from ortholand.lab.methods import RETRACTION_METHODS, Trainee
 from ortholand.lab.models import LeNet5
-from ortholand.lab.study.figures import add_legend, listed, plot_method
+from ortholand.lab.study.figures import add_legend, label_plainly, listed, plot_method
 from ortholand.lab.study.records import Records
 from ortholand.lab.study.spec import Claim, Context, FigureSpec, Finding, Study, Unit
 from ortholand.lab.study.timing import Timing, seconds_per_iteration, timing_unit
@@ -82,7 +81,7 @@ def largest_gain_at_small_batches(records: Records) -> Finding:
         for batch_size, gain in gains.items()
     )
     holds = all(gains[SMALLEST][m] > gains[LARGEST][m] for m in RETRACTION_METHODS)
-    return found(measured, holds, _doubt(records))
+    return Finding.of(measured, holds, _doubt(records))
 
 
 def gradient_share(batch_size: int, larger: bool, records: Records) -> Finding:
@@ -92,7 +91,7 @@ def gradient_share(batch_size: int, larger: bool, records: Records) -> Finding:
     measured = f"of the time, without a constraint it takes: {listed(shares, '.0%')}"
     excess = min(share - HALF if larger else HALF - share for share in shares.values())
     close = "too close to a half to tell" if -NOISE <= excess < NOISE else ""
-    return found(measured, excess >= NOISE, close or _doubt(records))
+    return Finding.of(measured, excess >= NOISE, close or _doubt(records))
 
 
 def landing_is_fastest(records: Records) -> Finding:
@@ -104,7 +103,7 @@ def landing_is_fastest(records: Records) -> Finding:
         ratio = times[rival] / times["landing"]
         rivals.append(f"{batch_size}: {listed({rival: ratio}, '.2f')}")
         holds = holds and ratio > 1 - NOISE
-    return found(f"next fastest, as a multiple: {'; '.join(rivals)}", holds, _doubt(records))
+    return Finding.of(f"next fastest, as a multiple: {'; '.join(rivals)}", holds, _doubt(records))
 
 
 def _doubt(records: Records) -> str:
@@ -120,12 +119,7 @@ def draw(records: Records) -> Figure:
     axes = figure.subplots()
     times = [times_per_batch(records, batch_size) for batch_size in BATCH_SIZES]
     for method in TIMED_METHODS:
-        curve = [1e3 * by_method[method] for by_method in times]
-        if method == UNCONSTRAINED:
-            look = dict(color="#000000", linestyle=(0, (1, 1)), linewidth=1.4)
-            axes.plot(BATCH_SIZES, curve, label="no constraint, SGD", **look)
-        else:
-            plot_method(axes, method, BATCH_SIZES, curve)
+        plot_method(axes, method, BATCH_SIZES, [1e3 * by_method[method] for by_method in times])
     axes.set_xscale("log", base=2)
     axes.set_xticks(BATCH_SIZES, [str(n) for n in BATCH_SIZES])
     axes.set(xlabel="batch size", yscale="log", ylabel="median time per batch, milliseconds")

@@ -1,6 +1,7 @@
-"""What experiments share whose runs are descents on a problem: iterations, and their records."""
+"""What experiments share: iterations on a problem, and what claims read from records of runs."""
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -9,11 +10,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ortholand.lab.study.records import Record
+from ortholand.lab.study.spec import Finding
 from ortholand.optim import LandingSGD, RiemannianSGD
 from ortholand.problems import Problem
 from ortholand.retractions import RETRACTIONS
 
 FASTER = 1.05  # times that differ by less than this factor count as the same
+EPS = 0.5  # radius of landing's safe ball, the optimizers' default
 
 
 def make_optimizer(X: nn.Parameter, method: str, lr: float, **landing: Any) -> Optimizer:
@@ -49,6 +52,25 @@ def iterations_to(run: Record, series: str, goal: float) -> float:
     """When a series first is at the goal; between records by interpolation; infinite if never."""
     points = zip(run.series("iteration"), run.series(series), strict=True)
     for (k0, y0), (k1, y1) in pairwise(points):
-        if y1 <= goal:
+        if y1 <= goal < y0:
             return k0 + (k1 - k0) * math.log(y0 / goal) / math.log(y0 / y1) if y1 > 0 else k1
     return math.inf
+
+
+def growth(run: Record, series: str) -> float:
+    """The last value of a series over the one after 1 % of the iterations."""
+    first = run.series("iteration")[-1] / 100
+    pairs = zip(run.series("iteration"), run.series(series), strict=True)
+    early = next(value for k, value in pairs if k >= max(1, first))
+    return run.series(series)[-1] / max(early, sys.float_info.min)
+
+
+def largest(numbers: Sequence[float]) -> float:
+    """The maximum; NaN if there is one, which max() may pass over."""
+    return math.nan if any(map(math.isnan, numbers)) else max(numbers)
+
+
+def within_ball(distances: Sequence[float], runs: int, eps: float = EPS) -> Finding:
+    """The promise of the safe step: all distances to the manifold are at most eps."""
+    worst = largest(distances)
+    return Finding.of(f"at most {worst:.4f} in {runs} runs, eps = {eps}", worst <= eps)

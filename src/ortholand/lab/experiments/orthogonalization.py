@@ -11,7 +11,7 @@ from torch import Tensor
 from ortholand.geometry import distance, gram_residual
 from ortholand.lab.study.figures import METHOD_STYLES, add_legend, listed, plot_method
 from ortholand.lab.study.records import Record, Records, Result
-from ortholand.lab.study.spec import Claim, Context, FigureSpec, Finding, Study, Unit, Verdict
+from ortholand.lab.study.spec import Claim, Context, FigureSpec, Finding, Study, Unit
 from ortholand.retractions import RETRACTIONS, retract
 
 LANDING, AFTER = "landing", "landing-after"
@@ -119,26 +119,26 @@ def polar_projects(records: Records) -> Finding:
     worst = {dtype: max(run_of(records, "polar", dtype).series("after")) for dtype in DTYPES}
     tiny = all(w < 10 * p * torch.finfo(getattr(torch, d)).eps for d, w in worst.items())
     measured = "; ".join(f"{dtype}: at most {w:.1e}" for dtype, w in worst.items())
-    return Finding(measured, Verdict.of(tiny))
+    return Finding.of(measured, tiny)
 
 
 def carried_when_small(records: Records) -> Finding:
     """The exponential and Cayley retractions at the smallest gamma."""
     found = {m: ratios(run_of(records, m))[0] for m in CARRIED}
     same = all(abs(r - 1) < SAME for r in found.values())
-    return Finding(f"{listed(found, '.4f')} of the error before", Verdict.of(same))
+    return Finding.of(f"{listed(found, '.4f')} of the error before", same)
 
 
 def increased_when_large(records: Records) -> Finding:
     """As printed: both retractions, in float64 or in float32."""
     increases = [all(_increases(records, m, dtype) for m in CARRIED) for dtype in DTYPES]
-    return Finding(_list_largest(records), Verdict.of(any(increases)))
+    return Finding.of(_list_largest(records), any(increases))
 
 
 def carried_always(records: Records) -> Finding:
     """As corrected: an orthogonal factor changes no singular value, however long the step."""
     same = all(abs(r - 1) < SAME for m in CARRIED for r in ratios(run_of(records, m)))
-    return Finding(_list_largest(records), Verdict.of(same))
+    return Finding.of(_list_largest(records), same)
 
 
 def _increases(records: Records, method: str, dtype: str) -> list[float]:
@@ -160,18 +160,18 @@ def _list_largest(records: Records) -> str:
 
 
 def landing_reduces(goal: float, within: float, records: Records) -> Finding:
-    """Landing's factor at the smallest gamma beside an expected one."""
+    """Landing's factor at the smallest gamma, compared with an expected one."""
     run = run_of(records, LANDING)
     before, after = run.series("before")[0], run.series("after")[0]
     measured = f"{before:.4f} to {after:.5f}, {before / after:.3f} times"
-    return Finding(measured, Verdict.of(goal / within < before / after < goal * within))
+    return Finding.of(measured, goal / within < before / after < goal * within)
 
 
 def landing_corrects_itself(records: Records) -> Finding:
     """At the smallest gamma."""
     found = {m: ratios(run_of(records, m))[0] for m in (LANDING, *CARRIED)}
     corrects = found[LANDING] < 1 - SAME and all(found[m] > 1 - SAME for m in CARRIED)
-    return Finding(f"{listed(found, '.3f')} of the error before", Verdict.of(corrects))
+    return Finding.of(f"{listed(found, '.3f')} of the error before", corrects)
 
 
 def landing_errs_when_large(records: Records) -> Finding:
@@ -182,7 +182,7 @@ def landing_errs_when_large(records: Records) -> Finding:
     reduced = [gamma for gamma, ratio in pairs if ratio < 1]
     turn = f"reduced up to gamma = {max(reduced):.2g}" if reduced else "never reduced"
     gamma, ratio = pairs[-1]
-    return Finding(f"{turn}; {ratio:.1e} times the error at {gamma:g}", Verdict.of(ratio > others))
+    return Finding.of(f"{turn}; {ratio:.1e} times the error at {gamma:g}", ratio > others)
 
 
 def move_then_land(records: Records) -> Finding:
@@ -190,7 +190,7 @@ def move_then_land(records: Records) -> Finding:
     run = run_of(records, AFTER)
     before, after = run.series("before")[0], run.series("after")[0]
     measured = f"{before:.4f} to {after:.1e}, {before / after:.0f} times"
-    return Finding(measured, Verdict.of(after < before**2))
+    return Finding.of(measured, after < before**2)
 
 
 # The figure.
@@ -203,11 +203,7 @@ def draw_errors(records: Records) -> Figure:
     for axes, dtype in zip(panels, DTYPES, strict=True):
         for method in STEP_METHODS:
             run = run_of(records, method, dtype)
-            looks_like = LANDING if method == AFTER else method
-            plot_method(axes, looks_like, run.series("gamma"), run.series("after"))
-            if method == AFTER:
-                dots = dict(linewidth=1.2, linestyle=(0, (1, 1)))
-                axes.lines[-1].set(label="landing: move, then land", **dots)
+            plot_method(axes, method, run.series("gamma"), run.series("after"))
         before = run_of(records, LANDING, dtype).series("before")[0]
         axes.axhline(before, color="#777777", linewidth=0.8, zorder=1)
         axes.set(xscale="log", yscale="log", xlabel=r"gradient scale $\gamma$")

@@ -5,13 +5,16 @@ import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from statistics import median
+from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from ortholand.lab.study.records import write_atomically
+from ortholand.lab.study.records import Record, write_atomically
 
 
 class MethodStyle(NamedTuple):
@@ -39,6 +42,16 @@ METHOD_STYLES: dict[str, MethodStyle] = {
     "trivialization-adam": MethodStyle("trivialization, Adam", "#A6611A", (0, (3, 1, 1, 1))),
     "trivialization-rmsprop": MethodStyle("trivialization, RMSprop", "#8A8A00", (0, (2, 2, 1, 2))),
 }
+# Variants have the colour of their method; what is no method is black or grey.
+VARIANT_STYLES: dict[str, MethodStyle] = {
+    "landing-after": MethodStyle("landing: move, then land", "#0072B2", (0, (1, 1))),
+    "landing-tight": MethodStyle("landing, tight rule", "#0072B2", (0, (5, 2)), 1.0),
+    "landing-frobenius": MethodStyle("landing, Frobenius rule", "#0072B2", (0, (5, 1, 1, 1)), 1.0),
+    "qr-householder": MethodStyle("QR by Householder", "#56B4E9", (0, (5, 1, 1, 1)), 1.0),
+    "gradient-dense": MethodStyle("gradient, dense C", "#777777", "-", 0.8),
+    "unconstrained": MethodStyle("no constraint, SGD", "#000000", (0, (1, 1)), 1.4),
+}
+STYLES = METHOD_STYLES | VARIANT_STYLES
 
 STYLE = {
     "figure.dpi": 100,
@@ -55,6 +68,7 @@ STYLE = {
     "svg.hashsalt": "ortholand",
 }
 
+DOTS = dict(marker="o", markersize=3)  # where a curve was measured
 FORMATS = ("svg", "png", "pdf")
 
 
@@ -67,11 +81,13 @@ def house_style() -> Generator[None, None, None]:
         yield
 
 
-def plot_method(axes: Axes, method: str, x: Sequence[float], y: Sequence[float]) -> None:
-    """A curve in the method's own style."""
-    style = METHOD_STYLES[method]
+def plot_method(
+    axes: Axes, method: str, x: Sequence[float], y: Sequence[float], **changes: Any
+) -> None:
+    """A curve in the method's own style, but for changes."""
+    style = STYLES[method]
     look = dict(color=style.colour, linestyle=style.dashes, linewidth=style.width)
-    axes.plot(x, y, label=style.label, **look)
+    axes.plot(x, y, **{"label": style.label, **look, **changes})
 
 
 def add_legend(figure: Figure, axes: Axes, columns: int | None = None) -> None:
@@ -82,9 +98,57 @@ def add_legend(figure: Figure, axes: Axes, columns: int | None = None) -> None:
 
 def listed(numbers: Mapping[str, float], form: str, *, between: str = ", ") -> str:
     """Numbers with the names of their methods, as the legends have them."""
-    return between.join(
-        f"{METHOD_STYLES[method].label} {x:{form}}" for method, x in numbers.items()
-    )
+    return between.join(f"{STYLES[method].label} {x:{form}}" for method, x in numbers.items())
+
+
+def label_plainly(axis: Axis, form: str = "{:g}", factor: float = 1.0) -> None:
+    """Label a logarithmic axis 1, 2, 5, 10, ...; over many decades with the powers of 10 alone."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 200 * low else (1.0,)))
+    axis.set_major_formatter(FuncFormatter(lambda x, _: form.format(factor * x)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def draw_by_time_and_iteration(
+    runs: Mapping[str, Sequence[Record]],
+    seconds: Mapping[str, float],
+    series: Mapping[str, str],
+    *,
+    height: float,
+    legend_columns: int = 3,
+) -> tuple[Figure, Any]:
+    """A row of panels for each series: by time on the left, by iteration on the right.
+
+    Of several runs of a method, the median, and behind it each of them.
+
+    Args:
+        runs: by method.
+        seconds: of an iteration, by method.
+        series: names, and labels of their axes.
+        height: of the figure.
+        legend_columns: in how many columns methods are named.
+
+    Returns:
+        the figure and its panels, for what else there is to draw.
+    """
+    figure = Figure(figsize=(8, height))
+    grid = figure.subplots(len(series), 2, sharex="col", sharey="row")
+    for row, (name, label) in zip(grid, series.items(), strict=True):
+        for axes, units in zip(row, (seconds, dict.fromkeys(seconds, 1.0)), strict=True):
+            for method, trials in runs.items():
+                # Without the start: a logarithmic axis has no place for time 0 and distance 0.
+                x = [units[method] * k for k in trials[0].series("iteration")[1:]]
+                curves = [run.series(name)[1:] for run in trials]
+                for curve in curves if len(curves) > 1 else ():
+                    axes.plot(x, curve, color=STYLES[method].colour, alpha=0.3, linewidth=0.8)
+                plot_method(axes, method, x, [median(ys) for ys in zip(*curves, strict=True)])
+            axes.set(xscale="log", yscale="log")
+            axes.minorticks_off()
+        row[0].set_ylabel(label)
+    grid[-1, 0].set_xlabel("time, seconds")
+    grid[-1, 1].set_xlabel("iterations")
+    add_legend(figure, grid[0, 0], legend_columns)
+    return figure, grid
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> str:

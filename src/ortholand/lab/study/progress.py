@@ -1,6 +1,5 @@
 """How a run shows itself: bars in a terminal, plain lines elsewhere."""
 
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -11,9 +10,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
+from ortholand.about import asked_width
 from ortholand.lab.study.runner import RECORDED
 
-WIDTH = 100  # columns of a file, unless $COLUMNS says otherwise
+WIDTH = 100  # columns of text in a file, unless $COLUMNS says otherwise
 SILENCE = 10.0  # seconds without a line after which one says how far it is
 PATIENCE = 50  # and for long runs, the part of the time so far: a log should not grow for ever
 SOON = 3.0  # seconds of work before which no time left is told
@@ -25,14 +25,18 @@ def make_console() -> Console:
     if sys.stdout.isatty():
         return Console(highlight=False, markup=False)
     # Explicitly: the environment may ask for colours (FORCE_COLOR), but a file is a file.
-    width = os.environ.get("COLUMNS", "")
     return Console(
         force_terminal=False,
         no_color=True,
         highlight=False,
         markup=False,
-        width=int(width) if width.isdecimal() and int(width) > 0 else WIDTH,
+        width=asked_width() or WIDTH,
     )
+
+
+def has_no_width(console: Console) -> bool:
+    """Whether a table may be as wide as it likes: in a file, unless $COLUMNS says otherwise."""
+    return not (console.is_terminal or asked_width())
 
 
 class Pace:
@@ -161,7 +165,7 @@ class TimesColumn(ProgressColumn):
         self._pace = pace
 
     def render(self, task: Task) -> Text:
-        """The times, beside the bars that have a place for them."""
+        """The times, next to the bars that have a place for them."""
         times = f"{duration(self._pace.elapsed)}, {duration(self._pace.left)} left"
         return Text(times if task.fields["times"] else "")
 

@@ -1,6 +1,6 @@
 """Records of runs: what was asked, what came out, on which machine. One JSON file each.
 
-A file is written beside its place and moved there in one step, and carries a checksum of its
+A file is written next to its place and moved there in one step, and carries a checksum of its
 content. So a run that is killed leaves whole records or none, and a damaged one is never used.
 """
 
@@ -102,6 +102,14 @@ class Records(Mapping[str, Record]):
             raise MissingRecordError(f"the run {unit} is missing")
         return self._records[unit]
 
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings of the whole run, from any record whose task has them."""
+        for record in self._records.values():
+            if "settings" in record.configuration:
+                return record.configuration["settings"]
+        raise MissingRecordError("nothing is recorded")
+
     def __contains__(self, unit: object) -> bool:
         return unit in self._records
 
@@ -112,7 +120,7 @@ class Records(Mapping[str, Record]):
         return len(self._records)
 
 
-NOT_RUN = "not run yet"
+NOT_RUN, DAMAGED = "not run yet", "damaged record"
 
 
 class Found(NamedTuple):
@@ -120,6 +128,11 @@ class Found(NamedTuple):
 
     record: Record | None
     reason: str = ""
+
+    @property
+    def damaged(self) -> bool:
+        """Whether there is a file that cannot be trusted."""
+        return self.reason.startswith(DAMAGED)
 
 
 @dataclass(frozen=True)
@@ -171,6 +184,12 @@ class Store:
         last = [max(records, key=lambda r: r.finished) for records in whole if records]
         return [record.request.options for record in last]
 
+    def damaged(self) -> dict[Path, str]:
+        """Every record file of the folder that cannot be trusted, and what is wrong with it."""
+        paths = sorted((self.root / "records").glob("*/*/*.json"))
+        found = {path: self.read(path) for path in paths}
+        return {path: f.reason for path, f in found.items() if f.damaged}
+
 
 def _read_file(path: Path) -> Found:
     if not path.exists():
@@ -180,7 +199,7 @@ def _read_file(path: Path) -> Found:
     except OldRecordError as old:
         return Found(None, str(old))
     except DamagedRecordError as damage:
-        return Found(None, f"damaged record: {damage}")
+        return Found(None, f"{DAMAGED}: {damage}")
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -7,9 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from ortholand.lab.study.figures import FORMATS, house_style, inline_svg, save_figure
-from ortholand.lab.study.records import MissingRecordError, Record, Store, write_atomically
+from ortholand.lab.study.records import (
+    MissingRecordError,
+    Record,
+    Records,
+    Store,
+    write_atomically,
+)
 from ortholand.lab.study.runner import Run, collect
 from ortholand.lab.study.spec import AnyStudy, FigureSpec, TableSpec, Verdict
+from ortholand.lab.study.workers import do_side_by_side
 
 FILE_NAME = "report.html"
 FIGURES = "figures"
@@ -51,13 +58,44 @@ def tally(verdicts: Iterable[Verdict]) -> str:
     return f"{claims}; {', '.join(counts)}." if counts else f"{claims}."
 
 
-def write_report(store: Store, runs: Sequence[Run]) -> Path:
+@dataclass(frozen=True)
+class Drawing:
+    """A figure that is to be drawn, here or in a worker."""
+
+    spec: FigureSpec
+    records: Records
+    folder: Path
+    stem: str
+    source: None = None  # of data: it needs none
+
+    def do(self, *_: object) -> Drawn:
+        """Draw it, as files and for the report."""
+        try:
+            with house_style():
+                svg = save_figure(self.spec.draw(self.records), self.folder, self.stem)
+        except MissingRecordError as missing:
+            return Drawn(self.spec, self.stem, "", str(missing))
+        return Drawn(self.spec, self.stem, inline_svg(svg, self.stem, escape(self.spec.caption)))
+
+
+def write_report(store: Store, runs: Sequence[Run], processes: int = 1) -> Path:
     """Draw the figures of the runs, as files and in the report; return where the report is."""
-    sections = []
-    with house_style():
-        for run in runs:
-            drawn = [_draw(run, spec, store.root / FIGURES) for spec in run.study.figures]
-            sections.append(_section(run, drawn))
+    folder = store.root / FIGURES
+    drawings = [
+        Drawing(spec, run.records, folder, _stem(spec, run))
+        for run in runs
+        for spec in run.study.figures
+    ]
+    drawn: dict[str, Drawn] = {}
+    if min(processes, len(drawings)) > 1:
+        do_side_by_side(
+            drawings, processes, lambda *_: None, lambda i, d: drawn.update({drawings[i].stem: d})
+        )
+    else:
+        drawn = {drawing.stem: drawing.do() for drawing in drawings}
+    sections = [
+        _section(run, [drawn[_stem(spec, run)] for spec in run.study.figures]) for run in runs
+    ]
     path = store.root / FILE_NAME
     write_atomically(path, _page(runs, sections).encode())
     return path
@@ -67,9 +105,7 @@ def write_tables(store: Store, runs: Sequence[Run]) -> None:
     """Each table of the runs as a file in Markdown."""
     for run in runs:
         for spec, rows in run.tables():
-            path = (
-                store.root / TABLES / f"{spec.name}-{run.options.preset}-seed{run.options.seed}.md"
-            )
+            path = store.root / TABLES / f"{_stem(spec, run)}.md"
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, markdown_table(rows).encode())
 
@@ -81,14 +117,9 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def _draw(run: Run, spec: FigureSpec, folder: Path) -> Drawn:
-    stem = f"{spec.name}-{run.options.preset}-seed{run.options.seed}"
-    try:
-        figure = spec.draw(run.records)
-    except MissingRecordError as missing:
-        return Drawn(spec, stem, "", str(missing))
-    svg = save_figure(figure, folder, stem)
-    return Drawn(spec, stem, inline_svg(svg, stem, escape(spec.caption)))
+def _stem(spec: FigureSpec | TableSpec, run: Run) -> str:
+    """The name of a figure's or a table's file, without its ending."""
+    return f"{spec.name}-{run.options.preset}-seed{run.options.seed}"
 
 
 # The page, from the outside in. Whatever is not markup goes through escape().
@@ -251,7 +282,7 @@ def _missing(run: Run) -> str:
 
 
 def _settings(run: Run) -> str:
-    """The settings beside those of the whole study, so that every reduction is named."""
+    """The settings and those of the whole study, so that every reduction is named."""
     here = asdict(run.study.settings[run.options.preset])
     whole, name_of_whole = asdict(run.study.whole), list(run.study.settings)[-1]
     rows = "".join(
@@ -352,11 +383,12 @@ def _plain(value: Any) -> str:
 
 
 CSS = """
-:root { --ink: #1b1b1b; --soft: #5c5c5c; --line: #d9d9d9; --pale: #f5f6f7; --link: #005a8c;
-  --holds: #00694c; --fails: #a63c00; --open: #5c5c5c; }
+:root { color-scheme: light dark; --paper: #fff; --ink: #1b1b1b; --soft: #5c5c5c; --line: #d9d9d9;
+  --pale: #f5f6f7; --link: #005a8c; --holds: #00694c; --fails: #a63c00; --open: #5c5c5c;
+  --notice: #fff6e0; }
 * { box-sizing: border-box; }
 html { scroll-behavior: smooth; }
-body { margin: 0; color: var(--ink); background: #fff; line-height: 1.5;
+body { margin: 0; color: var(--ink); background: var(--paper); line-height: 1.5;
   font-family: system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
 main { max-width: 62rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
 h1 { font-size: 1.7rem; line-height: 1.2; margin: .5rem 0; }
@@ -398,12 +430,18 @@ th.time, td.time { text-align: right; white-space: nowrap; padding-right: 0; }
 .units { width: auto; min-width: 24rem; font-size: .85rem; }
 .units th.time, .units td.time { padding-right: 2rem; }
 summary { cursor: pointer; }
-.notice { background: #fff6e0; border-left: 4px solid #e69f00; padding: .5rem 1rem; }
+.notice { background: var(--notice); border-left: 4px solid #e69f00; padding: .5rem 1rem; }
 figure { margin: 1.5rem 0; }
 figure svg { display: block; width: 100%; height: auto; }
 figcaption { font-size: .88rem; margin-top: .4rem; }
 pre { background: var(--pale); padding: .7rem 1rem; white-space: pre-wrap;
   overflow-wrap: anywhere; }
+@media screen and (prefers-color-scheme: dark) {
+  :root { --paper: #15181b; --ink: #e4e6e8; --soft: #a3a9af; --line: #3a4046; --pale: #1f2428;
+    --link: #7cc4f4; --holds: #5fd3a6; --fails: #ff9d66; --open: #a3a9af; --notice: #332a12; }
+  /* White becomes the page's colour and black light, while hues stay those of the methods. */
+  figure svg { filter: invert(.914) hue-rotate(180deg); mix-blend-mode: lighten; }
+}
 @media (max-width: 640px) {
   .scroll { overflow-x: auto; }
   figure svg { min-width: 36rem; }

@@ -48,6 +48,13 @@ class Finding:
     measured: str
     verdict: Verdict
 
+    @classmethod
+    def of(cls, measured: str, holds: bool, doubt: str = "") -> "Finding":
+        """Whether it holds; not decided where there is a doubt."""
+        if doubt:
+            return cls(f"{measured}; {doubt}", Verdict.OPEN)
+        return cls(measured, Verdict.of(holds))
+
 
 @dataclass(frozen=True)
 class Claim:

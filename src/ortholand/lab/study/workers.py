@@ -14,7 +14,7 @@ from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from threading import Thread
 from time import monotonic, perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -52,6 +52,17 @@ class Work:
             start = perf_counter()
             result = self.run(self.task, Context(self.seed, device, tick, data))
             return Done(result, machine(device), perf_counter() - start)
+
+
+class Doable(Protocol):
+    """What a worker can be sent: a :class:`Work`, or anything like it that can be pickled."""
+
+    @property
+    def source(self) -> Source | None:
+        """Of the data that it needs, if any."""
+
+    def do(self, tick: Callable[[int], None], data: Dataset | None) -> Any:
+        """Do it; what is returned is sent back."""
 
 
 class Failure(NamedTuple):
@@ -105,10 +116,10 @@ def _sigint_blocked() -> Iterator[None]:
 
 
 def do_side_by_side(
-    works: Sequence[Work],
+    works: Sequence[Doable],
     count: int,
     tick: Callable[[int, int], None],
-    done: Callable[[int, Done], None],
+    done: Callable[[int, Any], None],
 ) -> None:
     """Do all in ``count`` processes. ``tick`` and ``done`` are told which work it is of."""
     with workers(min(count, len(works))) as pipes:
@@ -128,7 +139,7 @@ def do_side_by_side(
                 done(index, message)
 
 
-def _send_next(pipe: Connection, waiting: Iterator[tuple[int, Work]]) -> int | None:
+def _send_next(pipe: Connection, waiting: Iterator[tuple[int, Doable]]) -> int | None:
     index, work = next(waiting, (None, None))
     if work is not None:
         with _alive():
@@ -136,7 +147,7 @@ def _send_next(pipe: Connection, waiting: Iterator[tuple[int, Work]]) -> int | N
     return index
 
 
-def _receive(pipe: Connection) -> int | Done:
+def _receive(pipe: Connection) -> Any:
     with _alive():
         message = pipe.recv()
     if isinstance(message, Failure):
@@ -170,7 +181,7 @@ def _end_with_parent() -> None:
     os._exit(1)  # in the middle of a unit, too
 
 
-def _answer(pipe: Connection, shelf: dict[bytes, Dataset]) -> Done | Failure:
+def _answer(pipe: Connection, shelf: dict[bytes, Dataset]) -> Any:
     try:
         work, ticker = pipe.recv(), _Ticker(pipe)
         done = work.do(ticker, _data(work.source, shelf))

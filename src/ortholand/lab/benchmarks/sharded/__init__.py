@@ -9,7 +9,7 @@ from ortholand.lab.benchmarks.sharded.counting import ROWS, WAYS, WIDE, Case, co
 from ortholand.lab.benchmarks.sharded.peers import LIBRARIES, OURS, outcome, train_all
 from ortholand.lab.benchmarks.sharded.ranks import on_ranks
 from ortholand.lab.study.records import Record, Records, Result
-from ortholand.lab.study.spec import Claim, Context, Finding, Study, TableSpec, Unit, Verdict
+from ortholand.lab.study.spec import Claim, Context, Finding, Study, TableSpec, Unit
 
 MEASURED = ("received", "products", "seconds")
 TALL_OR_WIDE = (ROWS, "LandingAdam, rows", WIDE)  # square matrices have owners
@@ -83,7 +83,7 @@ def formulas_hold(ranks: int, records: Records) -> Finding:
         for case, found in cases
         if not case.agrees(found["received"], found["products"], ranks)
     ]
-    return Finding("; ".join(wrong) or f"all {len(cases)} agree", Verdict.of(not wrong))
+    return Finding.of("; ".join(wrong) or f"all {len(cases)} agree", not wrong)
 
 
 def few_messages(records: Records) -> Finding:
@@ -91,13 +91,13 @@ def few_messages(records: Records) -> Finding:
     found = {(case.way, messages(n)) for case, n in counts(records["counts-2"])}
     ours = sorted((way, sent) for way, sent in found if WAYS[way].messages)
     words = "; ".join(f"{way}: {sent}" for way, sent in ours)
-    return Finding(words, Verdict.of(all(sent == WAYS[way].messages for way, sent in ours)))
+    return Finding.of(words, all(sent == WAYS[way].messages for way, sent in ours))
 
 
 def stays_orthogonal(records: Records) -> Finding:
     """Of this library's layer."""
     values = dict(records["peers"].result.values)
-    return Finding(outcome(OURS, values), Verdict.of(values.get(OURS, 1.0) < TOLERANCE))
+    return Finding.of(outcome(OURS, values), values.get(OURS, 1.0) < TOLERANCE)
 
 
 CLAIMS = (
@@ -127,7 +127,7 @@ CLAIMS = (
 
 
 def counted_table(ranks: int, records: Records) -> list[list[str]]:
-    """Counts beside formulas."""
+    """Counts, and what the formulas say."""
     head = ["step", "weights", "collectives", "KB received", "formula", "MFLOP", "formula"]
     rows = [[*head, "CPU ms"]]
     for case, found in counts(records[f"counts-{ranks}"]):
@@ -170,11 +170,11 @@ TABLES = (
 
 SHARDED = Study(
     name="sharded",
-    title="Messages and arithmetic of steps of sharded weights, beside the formulas, and peers",
+    title="Messages and arithmetic of steps of sharded weights: counts, formulas, peers",
     summary=(
         "Collectives (CommDebugMode), the numbers in them and arithmetic (FlopCounterMode) of a "
-        "step, on the busiest of a few gloo ranks of this machine, beside the formulas of "
-        "docs/at_scale.md; what the formulas say of hundreds of GPUs, which nobody measured; and "
+        "step, on the busiest of a few gloo ranks of this machine, and what the formulas of "
+        "docs/at_scale.md say of it; what they say of hundreds of GPUs, which nobody measured; and "
         "what becomes of other libraries' weights in a layer sharded by FSDP2. CPU time is that of "
         "the busiest rank: an order of magnitude, no more."
     ),

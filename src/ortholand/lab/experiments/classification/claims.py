@@ -7,12 +7,12 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from ortholand.lab.experiments.classification.runs import final_name, unit_name
+from ortholand.lab.experiments.descents import EPS
 from ortholand.lab.study.figures import METHOD_STYLES, listed
 from ortholand.lab.study.records import Record, Records
-from ortholand.lab.study.spec import Claim, Finding, Verdict
+from ortholand.lab.study.spec import Claim, Finding
 from ortholand.lab.study.timing import TIMING, seconds_per_iteration
 
-EPS = 0.5  # radius of landing's safe ball, the optimizer's default
 MOST_TRIALS = 5  # of a final training
 FEWEST_REPETITIONS = 5  # fewer timed iterations decide nothing: other work disturbs some of them
 
@@ -73,13 +73,6 @@ def final_loss(run: Record) -> float:
     return math.inf if math.isnan(loss) else loss
 
 
-def found(measured: str, holds: bool, doubt: str = "") -> Finding:
-    """A finding that is not decided where there is a doubt."""
-    if doubt:
-        return Finding(f"{measured}; {doubt}", Verdict.OPEN)
-    return Finding(measured, Verdict.of(holds))
-
-
 def doubt_of_times(timing: Record) -> str:
     """Why the times of a timing decide nothing, if they do not."""
     few = timing.configuration["repetitions"] < FEWEST_REPETITIONS
@@ -97,7 +90,7 @@ def takes_longer(times: Mapping[str, float], factor: float, doubt: str) -> Findi
     (method, seconds), *others = times.items()
     ratios = {other: time / seconds for other, time in others}
     milliseconds = f"{1e3 * seconds:,.{0 if seconds >= 0.1 else 2}f} ms per iteration"
-    return found(
+    return Finding.of(
         f"{METHOD_STYLES[method].label} {milliseconds}; {listed(ratios, '.2f')} times as long",
         min(ratios.values()) >= factor,
         doubt,
@@ -128,7 +121,7 @@ def compare_ends(
     medians = "" if seeds == "1" else f", medians of {seeds} seeds"
     small = any(run[name] < least for run in runs for name, least in enough.items())
     needed = ", ".join(f"{name} >= {least:,}" for name, least in enough.items())
-    return found(
+    return Finding.of(
         f"after {span} iterations{medians}: "
         f"{listed(ends, '.2%' if series == 'test_error' else '.1e')}",
         holds(ends),
@@ -156,7 +149,7 @@ def stays_in_ball(methods: Sequence[str], records: Records) -> Finding:
     entries = [entry for method in methods for entry in (*tried[method], best[method])]
     runs = list({id(run): run for entry in entries for run in entry.runs}.values())  # each once
     errors = [error for run in runs for error in run.series("largest_error")]
-    return found(
+    return Finding.of(
         f"at most {max(errors):.3g} in {len(runs)} runs, measured {len(errors)} times; eps = {EPS}",
         all(error <= EPS for error in errors),  # false also where one is not a number
     )

@@ -1,12 +1,11 @@
 """What is claimed: who learns fastest, who stays orthogonal, what an iteration costs."""
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 
 import torch
 
+from ortholand.lab.experiments.descents import FASTER, growth, iterations_to, largest, within_ball
 from ortholand.lab.experiments.distillation.runs import (
     PAPER_ITERATIONS,
     PAPER_SIZE,
@@ -14,7 +13,6 @@ from ortholand.lab.experiments.distillation.runs import (
     best_runs,
     final_loss,
     iteration_seconds,
-    largest,
     runs_of,
 )
 from ortholand.lab.methods import RETRACTION_METHODS, TRAINING_METHODS, TRIVIALIZATION_METHODS
@@ -24,8 +22,6 @@ from ortholand.lab.study.spec import Claim, Finding, Verdict
 from ortholand.lab.study.timing import TIMING, seconds_per_iteration
 
 LANDING_METHODS = ("landing", "landing-momentum")
-EPS = 0.5  # radius of landing's safe ball, the optimizer's default
-FASTER = 1.05  # times that differ by less than this factor count as the same
 SIMILAR = 0.1  # numbers of iterations that differ by less, relatively, count as the same
 ENOUGH = 100  # iterations, without which it is too early to compare test losses
 LEARNT = 0.1  # a test loss, relative to the first, that counts as having learnt something
@@ -48,7 +44,7 @@ def momentum_is_fastest(records: Records) -> Finding:
     needed = {method: time_to(records, method, level) for method in TRAINING_METHODS}
     fastest = min(needed, key=needed.__getitem__)
     measured = f"p = {p}, to a test loss of {level:.2g}, in seconds: {_listed(needed, '.2g')}"
-    return Finding(measured, Verdict.of(fastest == "landing-momentum"))
+    return Finding.of(measured, fastest == "landing-momentum")
 
 
 def landing_needs_as_many_iterations(records: Records) -> Finding:
@@ -57,10 +53,10 @@ def landing_needs_as_many_iterations(records: Records) -> Finding:
     level = common_level(best_runs(records, methods))
     if level is None:
         return TOO_EARLY
-    needed = {m: min(iterations_to(run, level) for run in runs_of(records, m)) for m in methods}
+    needed = {m: min(_iterations_to(level, run) for run in runs_of(records, m)) for m in methods}
     similar = all(abs(k / needed["landing"] - 1) <= SIMILAR for k in needed.values())
     measured = f"to a test loss of {level:.2g}: {_listed(needed, '.0f')} iterations"
-    return Finding(measured, Verdict.of(similar))
+    return Finding.of(measured, similar)
 
 
 def momentum_helps(records: Records) -> Finding:
@@ -70,24 +66,15 @@ def momentum_helps(records: Records) -> Finding:
         return TOO_EARLY
     losses = {method: final_loss(run) for method, run in runs.items()}
     better = losses["landing-momentum"] < losses["landing"]
-    return Finding(f"in the end: {_listed(losses, '.2g')}", Verdict.of(better))
+    return Finding.of(f"in the end: {_listed(losses, '.2g')}", better)
 
 
 def time_to(records: Records, method: str, level: float) -> float:
     """Seconds until the test loss is at the level, with the learning rate that is fastest there."""
     return min(
-        iterations_to(run, level) * iteration_seconds(records, run)
+        _iterations_to(level, run) * iteration_seconds(records, run)
         for run in runs_of(records, method)
     )
-
-
-def iterations_to(run: Record, level: float) -> float:
-    """When the test loss first is at the level; between records by interpolation."""
-    points = zip(run.series("iteration"), run.series("test_loss"), strict=True)
-    for (k0, y0), (k1, y1) in pairwise(points):
-        if y1 <= level < y0:
-            return k0 + (k1 - k0) * math.log(y0 / level) / math.log(y0 / y1)
-    return math.inf
 
 
 def common_level(runs: Mapping[str, Record]) -> float | None:
@@ -96,6 +83,10 @@ def common_level(runs: Mapping[str, Record]) -> float | None:
     start = next(iter(runs.values())).series("test_loss")[0]
     begun = level <= LEARNT * start and all(_iterations(r) >= ENOUGH for r in runs.values())
     return level if begun else None
+
+
+def _iterations_to(level: float, run: Record) -> float:
+    return iterations_to(run, "test_loss", level)
 
 
 def _iterations(run: Record) -> int:
@@ -117,14 +108,14 @@ def takes_longer(methods: Sequence[str], others: Sequence[str], records: Records
     measured = f"p = {p}, in times of {one}: {_listed(ratios, '.2f')}"
     if p < PAPER_SIZE[0]:  # where all is overhead
         return Finding(measured, Verdict.OPEN)
-    return Finding(measured, Verdict.of(min(ratios.values()) > FASTER))
+    return Finding.of(measured, min(ratios.values()) > FASTER)
 
 
 # Orthogonality.
 
 
 def ends_nearer(method: str, records: Records) -> Finding:
-    """The orthogonality error of a landing method in the end, beside the retractions'."""
+    """The orthogonality errors of a landing method and of the retractions in the end."""
     runs = best_runs(records, (method, *RETRACTION_METHODS))
     errors = {m: run.series("orthogonality_error")[-1] for m, run in runs.items()}
     measured = f"after {_iterations(runs[method])} iterations: {_listed(errors, '.1e')}"
@@ -133,13 +124,13 @@ def ends_nearer(method: str, records: Records) -> Finding:
         # nearer early says little, either way.
         return Finding(f"{measured}; the paper iterates longer", Verdict.OPEN)
     nearer = errors[method] < min(errors[m] for m in RETRACTION_METHODS)
-    return Finding(measured, Verdict.of(nearer))
+    return Finding.of(measured, nearer)
 
 
 def retractions_accumulate(records: Records) -> Finding:
     """Growth of the retractions' error after the first percent of the iterations."""
     runs = best_runs(records, RETRACTION_METHODS)
-    growths = {method: growth(run) for method, run in runs.items()}
+    growths = {method: growth(run, "orthogonality_error") for method, run in runs.items()}
     iterations = _iterations(runs["exponential"])
     measured = f"growth within {iterations} iterations: {_listed(growths, '.2g')}"
     if min(growths.values()) > GROWN:
@@ -147,28 +138,19 @@ def retractions_accumulate(records: Records) -> Finding:
     return Finding(measured, Verdict.OPEN if iterations < PAPER_ITERATIONS else Verdict.FAILS)
 
 
-def growth(run: Record) -> float:
-    """The last orthogonality error over the one after 1 % of the iterations."""
-    errors = run.series("orthogonality_error")
-    pairs = zip(run.series("iteration"), errors, strict=True)
-    return errors[-1] / next(error for k, error in pairs if k >= _iterations(run) / 100)
-
-
 def trivializations_are_exact(records: Records) -> Finding:
-    """The largest error of a trivialized weight beside what rounding its entries makes."""
+    """The largest error of a trivialized weight, in units of what rounding its entries makes."""
     runs = best_runs(records, TRIVIALIZATION_METHODS)
     rounding = torch.finfo(torch.float32).eps * runs["trivialization-sgd"].configuration["p"]
     worst = {m: largest(run.series("largest_error")) / rounding for m, run in runs.items()}
     measured = f"in units of p times the rounding unit: {_listed(worst, '.2g')}"
-    return Finding(measured, Verdict.of(largest([*worst.values()]) <= ROUNDING))
+    return Finding.of(measured, largest([*worst.values()]) <= ROUNDING)
 
 
 def stays_in_ball(records: Records) -> Finding:
     """The promise of the safe step, with every learning rate."""
     runs = [run for method in LANDING_METHODS for run in runs_of(records, method)]
-    worst = largest([largest(run.series("largest_error")) for run in runs])
-    measured = f"at most {worst:.4f} in {len(runs)} runs, eps = {EPS}"
-    return Finding(measured, Verdict.of(worst <= EPS))
+    return within_ball([largest(run.series("largest_error")) for run in runs], len(runs))
 
 
 DISTILLATION_CLAIMS = (

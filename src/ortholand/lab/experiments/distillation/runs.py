@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ortholand.geometry import distance
+from ortholand.lab.experiments.descents import largest
 from ortholand.lab.methods import TRAINING_METHODS, TRIVIALIZATION_METHODS, prepare
 from ortholand.lab.models import TanhMLP
 from ortholand.lab.study.records import Record, Records, Result
@@ -161,11 +162,6 @@ class Lesson:
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """The paper's: squared distances, averaged over the examples."""
     return (outputs - targets).square().sum(-1).mean()
-
-
-def largest(numbers: Sequence[float]) -> float:
-    """The maximum; NaN if there is one, which max() may pass over."""
-    return math.nan if any(map(math.isnan, numbers)) else max(numbers)
 
 
 def runs_of(records: Records, method: str) -> list[Record]:

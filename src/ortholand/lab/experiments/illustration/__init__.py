@@ -1,4 +1,4 @@
-"""Trajectories for p = 2 (the paper's figure 1): landing beside a retraction, and the field."""
+"""Trajectories for p = 2 (the paper's figure 1): landing, a retraction, and the field."""
 
 from ortholand.lab.experiments.illustration.claims import CLAIMS
 from ortholand.lab.experiments.illustration.figures import FIGURES
@@ -7,7 +7,7 @@ from ortholand.lab.study.spec import EXPERIMENT_PRESETS, Study
 
 ILLUSTRATION = Study(
     name="illustration",
-    title="Trajectories for p = 2: landing beside a retraction",
+    title="Trajectories for p = 2: landing and a retraction",
     paper_figure="Figure 1",
     summary=(
         "Gradient descent on f(X) = ||X - X_*||^2 / 2 for 2 x 2 matrices, X_* a rotation, by the "

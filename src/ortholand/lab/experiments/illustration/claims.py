@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ortholand.lab.experiments.illustration.runs import AWAY, FIELD, LANDING, RETRACTION, SINGULAR
 from ortholand.lab.study.figures import listed
 from ortholand.lab.study.records import Record, Records
-from ortholand.lab.study.spec import Claim, Finding, Verdict
+from ortholand.lab.study.spec import Claim, Finding
 
 ARRIVED = 1e-6  # a distance to the optimum, or to the manifold, that counts as there
 LEFT = 1e-2  # a distance to the manifold that is seen in the figure
@@ -18,7 +18,7 @@ def both_converge(records: Records) -> Finding:
     ends = {m: records[m].series("to_optimum")[-1] for m in (LANDING, RETRACTION)}
     start = records[LANDING].series("to_optimum")[0]
     measured = f"from {start:.2g} to: {listed(ends, '.1e')}"
-    return Finding(measured, Verdict.of(max(ends.values()) < ARRIVED))
+    return Finding.of(measured, max(ends.values()) < ARRIVED)
 
 
 def only_landing_leaves(records: Records) -> Finding:
@@ -29,7 +29,7 @@ def only_landing_leaves(records: Records) -> Finding:
         f"retraction at most {max(retraction):.1e}"
     )
     away_and_back = max(landing) > LEFT and landing[-1] < ARRIVED
-    return Finding(measured, Verdict.of(away_and_back and max(retraction) < ROUNDING))
+    return Finding.of(measured, away_and_back and max(retraction) < ROUNDING)
 
 
 def parts_are_orthogonal(records: Records) -> Finding:
@@ -42,13 +42,13 @@ def parts_are_orthogonal(records: Records) -> Finding:
         f"cosine of their angle at most {largest:.1e}, at {len(cosines)} of {len(pairs)} points; "
         "one of them vanishes at the others"
     )
-    return Finding(measured, Verdict.of(largest < ROUNDING))
+    return Finding.of(measured, largest < ROUNDING)
 
 
 def lands_from_anywhere(records: Records) -> Finding:
     """As printed: regardless of the start, so from a singular matrix too."""
     runs = [records[name] for name in (*AWAY, SINGULAR)]
-    return Finding(_from_to(runs), Verdict.of(all(_lands(run) for run in runs)))
+    return Finding.of(_from_to(runs), all(_lands(run) for run in runs))
 
 
 def lands_from_full_rank(records: Records) -> Finding:
@@ -56,7 +56,7 @@ def lands_from_full_rank(records: Records) -> Finding:
     runs, singular = [records[name] for name in AWAY], records[SINGULAR]
     stays = min(singular.series("to_manifold")) >= 1
     measured = f"{_from_to(runs)}; singular: {_from_to([singular])}"
-    return Finding(measured, Verdict.of(stays and all(_lands(run) for run in runs)))
+    return Finding.of(measured, stays and all(_lands(run) for run in runs))
 
 
 def _lands(run: Record) -> bool:
@@ -73,7 +73,7 @@ def picture_is_complete(records: Records) -> Finding:
     """That nothing is hidden by drawing two of four coefficients."""
     names = (LANDING, RETRACTION, *AWAY)
     furthest = max(max(records[name].series("out_of_plane")) for name in names)
-    return Finding(f"at most {furthest:.1e} out of the plane", Verdict.of(furthest < ROUNDING))
+    return Finding.of(f"at most {furthest:.1e} out of the plane", furthest < ROUNDING)
 
 
 CLAIMS = (

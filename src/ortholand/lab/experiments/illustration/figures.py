@@ -15,7 +15,7 @@ from ortholand.lab.study.spec import FigureSpec
 
 
 def draw(records: Records) -> Figure:
-    """The circle, the field and the paths; beside them, how far the iterates are from it."""
+    """The circle, the field and the paths, and how far the iterates are from the circle."""
     figure = Figure(figsize=(8.4, 4.9))
     plane, distances = figure.subplots(1, 2, width_ratios=(1.35, 1))
     _draw_plane(plane, records[FIELD])
@@ -53,8 +53,7 @@ def _draw_path(axes: Axes, name: str, x: Sequence[float], y: Sequence[float]) ->
         label = f"landing, from {name.removeprefix('landing-')}"
         axes.plot(x, y, color=colour, linewidth=0.8, marker=marker, markersize=3.5, label=label)
         return
-    plot_method(axes, name, x, y)
-    axes.lines[-1].set(linewidth=1.5, marker="o", markersize=4)
+    plot_method(axes, name, x, y, linewidth=1.5, marker="o", markersize=4)
 
 
 def _mark_ends(axes: Axes, settings: Mapping[str, float]) -> None:

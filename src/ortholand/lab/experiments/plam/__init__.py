@@ -1,4 +1,4 @@
-"""PLAM beside landing (the paper's appendix): both are infeasible, one of them can explode."""
+"""PLAM and landing (the paper's appendix): both are infeasible, one of them can explode."""
 
 from ortholand.lab.experiments.plam.claims import PLAM_CLAIMS
 from ortholand.lab.experiments.plam.figures import PLAM_FIGURES
@@ -7,7 +7,7 @@ from ortholand.lab.study.spec import Study
 
 PLAM = Study(
     name="plam",
-    title="PLAM beside landing",
+    title="PLAM compared with landing",
     paper_figure="Appendix C",
     summary=(
         "PLAM (Gao et al., 2019) follows G - Sym(G X^T) X + lam (X X^T - I) X, which equals the "

@@ -29,7 +29,7 @@ def mostly_explodes(records: Records) -> Finding:
     if not _is_long(run) or run.configuration["problems"] < MANY:
         return Finding(f"{_shares(run)}; too few, or not long enough", Verdict.OPEN)
     exploded, landed = run.series("exploded")[-1], run.series("near")[-1]
-    return Finding(_shares(run), Verdict.of(0.68 < exploded < 0.8 and 0.17 < landed < 0.29))
+    return Finding.of(_shares(run), 0.68 < exploded < 0.8 and 0.17 < landed < 0.29)
 
 
 def landing_always_lands(records: Records) -> Finding:
@@ -45,7 +45,7 @@ def landing_stays_near(records: Records) -> Finding:
     largest, eps = run.value("largest_distance"), run.configuration["eps"]
     measured = f"at most {largest:.4f}, eps = {eps}; PLAM: "
     measured += f"{records['problems-plam'].value('largest_distance'):.1e}"
-    return Finding(measured, Verdict.of(largest <= eps))
+    return Finding.of(measured, largest <= eps)
 
 
 def _shares(run: Record) -> str:
@@ -110,7 +110,7 @@ def _fate_by(push: float, delta: float) -> str:
 
 
 def example_goes(predicted: Callable[[float, float, float], str], records: Records) -> Finding:
-    """The fates of PLAM on the example beside a prediction."""
+    """The fates of PLAM on the example, compared with a prediction."""
     run = records["example-plam"]
     found, lam = fates(run), run.configuration["lam"]
     wrong = {s: f for s, f in found.items() if f != predicted(*s, lam)}
@@ -126,7 +126,7 @@ def example_lands(records: Records) -> Finding:
     found = fates(run)
     ends = [abs(run.series(f"x_{i}")[-1] - 1) for i in range(len(found))]
     measured = f"|x - 1| at most {max(ends):.1e} in the end, {len(ends)} starts"
-    return Finding(measured, Verdict.of(set(found.values()) == {"lands"}))
+    return Finding.of(measured, set(found.values()) == {"lands"})
 
 
 def _list_fates(found: Mapping[tuple[float, float], str]) -> str:

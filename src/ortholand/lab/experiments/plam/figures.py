@@ -37,8 +37,8 @@ def _draw_paths(axes: Axes, run: Record) -> None:
     for i in range(run.configuration["drawn"]):
         # What is not finite would not be drawn, and the curve would end before it explodes.
         y = [d if d < EXPLODED else EXPLODED for d in run.series(f"distance_{i}")]
-        plot_method(axes, run.configuration["method"], run.series("iteration")[1:], y[1:])
-        axes.lines[-1].set(linewidth=1.1, linestyle="-", alpha=0.8)
+        thin = dict(linewidth=1.1, linestyle="-", alpha=0.8)
+        plot_method(axes, run.configuration["method"], run.series("iteration")[1:], y[1:], **thin)
 
 
 def _draw_shares(axes: Axes, run: Record) -> None:
@@ -46,9 +46,8 @@ def _draw_shares(axes: Axes, run: Record) -> None:
     looks: dict[str, Any] = {"exploded": "-", "near": (0, (4, 2))}
     for name, dashes in looks.items():
         y = [100 * share for share in run.series(name)]
-        plot_method(axes, method, run.series("iteration")[1:], y[1:])
-        label = f"{METHOD_STYLES[method].label}: {name}"
-        axes.lines[-1].set(linestyle=dashes, linewidth=1.6, label=label)
+        look = dict(linestyle=dashes, linewidth=1.6, label=f"{METHOD_STYLES[method].label}: {name}")
+        plot_method(axes, method, run.series("iteration")[1:], y[1:], **look)
 
 
 def draw_example(records: Records) -> Figure:

@@ -1,4 +1,4 @@
-"""Orthogonal Procrustes, p = 40 (the paper's figure 3): landing beside the four retractions."""
+"""Orthogonal Procrustes, p = 40 (the paper's figure 3): landing and the four retractions."""
 
 from ortholand.lab.experiments.procrustes.claims import PROCRUSTES_CLAIMS
 from ortholand.lab.experiments.procrustes.figures import PROCRUSTES_FIGURES

@@ -1,13 +1,12 @@
-"""What is claimed of the records: landing beside the four retractions, and its two extras."""
+"""What is claimed of the records: landing, the four retractions, and two extras."""
 
 import math
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import compress
 
-from ortholand.lab.experiments.descents import FASTER, iterations_to
+from ortholand.lab.experiments.descents import FASTER, growth, iterations_to, within_ball
 from ortholand.lab.experiments.procrustes.runs import (
     DTYPES,
     LANDINGS,
@@ -43,10 +42,8 @@ def lands(records: Records) -> Finding:
 def stays_in_ball(records: Records) -> Finding:
     """The promise of the safe step, at every iteration of every run."""
     runs = [run for m in LANDINGS for run in _in_both_precisions(records, m).values()]
-    largest = max(run.value("largest_distance") for run in runs)
-    eps = runs[0].configuration["settings"]["eps"]
-    holds = all(run.value("largest_distance") <= eps for run in runs)  # False for a NaN
-    return Finding(f"at most {largest:.4f} in {len(runs)} runs, eps = {eps}", Verdict.of(holds))
+    distances = [run.value("largest_distance") for run in runs]
+    return within_ball(distances, len(runs), records.settings["eps"])
 
 
 def unscaled_lands(records: Records) -> Finding:
@@ -62,13 +59,13 @@ def unscaled_lands(records: Records) -> Finding:
 def unscaled_rides_boundary(records: Records) -> Finding:
     """The correction: the safe step is all that holds it, and it keeps it out."""
     runs = list(_in_both_precisions(records, "landing-unscaled").values())
-    eps, lr = (runs[0].configuration["settings"][name] for name in ("eps", "lr"))
+    eps, lr = (records.settings[name] for name in ("eps", "lr"))
     # The last half: at the start every run is near the identity.
     nearest = min(min(_last_half(run, "to_manifold")) for run in runs)
     longest = max(max(_last_half(run, "step")) for run in runs)
-    return Finding(
+    return Finding.of(
         f"second half: distance at least {nearest:.2g}, steps at most {longest:.2g} of {lr}",
-        Verdict.of(nearest > eps / 2 and longest < lr),
+        nearest > eps / 2 and longest < lr,
     )
 
 
@@ -96,9 +93,9 @@ def local_rate(records: Records) -> Finding:
         return Finding("not near enough to the optimum, or there too soon", Verdict.OPEN)
     (k0, log0), (k1, log1) = points[-5], points[-1]
     rate = (log0 - log1) / (k1 - k0)
-    return Finding(
+    return Finding.of(
         f"{rate:.3g} per iteration, predicted {predicted:.3g}",
-        Verdict.of(abs(rate / predicted - 1) < 0.1),
+        abs(rate / predicted - 1) < 0.1,
     )
 
 
@@ -113,7 +110,7 @@ def momentum_is_faster(records: Records) -> Finding:
         within = momentum.configuration["iterations"]
         return Finding(f"not as near ({goal:.1e}) within {within} iterations", Verdict.FAILS)
     measured = f"to {goal:.1e}: {total} iterations without, {there} with momentum"
-    return Finding(measured, Verdict.of(2 * there <= total))
+    return Finding.of(measured, 2 * there <= total)
 
 
 def similar_iterations(records: Records) -> Finding:
@@ -128,7 +125,7 @@ def similar_iterations(records: Records) -> Finding:
     needed = {method: iterations_to(run, "to_optimum", goal) for method, run in runs.items()}
     similar = all(abs(k / needed["landing"] - 1) <= SIMILAR for k in needed.values())
     measured = f"from {start:.2g} to {goal:.2g}: {listed(needed, '.0f')} iterations"
-    return Finding(measured, Verdict.of(similar))
+    return Finding.of(measured, similar)
 
 
 def landing_is_faster(plain: bool, records: Records) -> Finding:
@@ -141,11 +138,11 @@ def landing_is_faster(plain: bool, records: Records) -> Finding:
         others = listed(ratios, ".2f")
         measured.append(f"{dtype}: landing {1e6 * landing:.0f} µs, {others} times as long")
         lowest = min(lowest, *ratios.values())
-    return Finding("; ".join(measured), Verdict.of(lowest > FASTER))
+    return Finding.of("; ".join(measured), lowest > FASTER)
 
 
 def ends_nearer(dtype: str, records: Records) -> Finding:
-    """Landing beside the retractions, after as many iterations; the polar and QR do not count."""
+    """Landing against the exponential and Cayley, after as many iterations."""
     runs = compared(records, dtype)
     ends = {method: run.series("to_manifold")[-1] for method, run in runs.items()}
     iterations = runs["landing"].series("iteration")[-1]
@@ -156,13 +153,13 @@ def ends_nearer(dtype: str, records: Records) -> Finding:
 
 
 def projections_do_not_drift(records: Records) -> Finding:
-    """Growth of the distance to the manifold, beside that of the other two retractions."""
+    """Growth of the distance to the manifold, that of the other two for comparison."""
     measured, largest = [], 0.0
     for dtype in DTYPES:
         growths = {m: growth(records[unit_name(m, dtype)], "to_manifold") for m in RETRACTIONS}
         measured.append(f"{dtype}: {listed(growths, '.2g')}")
         largest = max(largest, growths["polar"], growths["qr"])
-    return Finding("growth in " + "; ".join(measured), Verdict.of(largest < DRIFTED))
+    return Finding.of("growth in " + "; ".join(measured), largest < DRIFTED)
 
 
 def compared(records: Records, dtype: str) -> dict[str, Record]:
@@ -184,14 +181,6 @@ def times_per_iteration(
     """Median seconds of an iteration of each method, by the optimizer or by its plain formula."""
     which = dict(dtype=dtype, plain=plain)
     return {m: seconds_per_iteration(records[TIMING], method=m, **which) for m in methods}
-
-
-def growth(run: Record, series: str) -> float:
-    """The last value of a series over the one after 1 % of the iterations."""
-    first = max(1, run.series("iteration")[-1] / 100)
-    pairs = zip(run.series("iteration"), run.series(series), strict=True)
-    early = next(value for k, value in pairs if k >= first)
-    return run.series(series)[-1] / max(early, sys.float_info.min)
 
 
 def lands_within(run: Record, tolerance: float) -> Verdict:

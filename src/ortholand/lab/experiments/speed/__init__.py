@@ -1,4 +1,4 @@
-"""Time of one step as p grows (the paper's figure 2): landing beside the four retractions."""
+"""Time of one step as p grows (the paper's figure 2): landing and the four retractions."""
 
 from ortholand.lab.experiments.speed.claims import CLAIMS
 from ortholand.lab.experiments.speed.figures import FIGURES
@@ -12,14 +12,13 @@ SPEED = Study(
     summary=(
         "One step from a random p x p rotation with a random gradient whose singular values are "
         "about 1, step size 0.1, in float32: from the Euclidean gradient to the next iterate, by "
-        "landing (field and update) and by the four retractions. Formulas are taken from the "
-        "paper's table by way of torch's functions (matrix_exp, svd, solve, qr); beside them "
-        "stand the library's retractions, which use series for short steps and Cholesky's "
-        "factorisation for QR, and the steps of whole optimizers, LandingSGD with its safe step "
-        "against RiemannianSGD. The methods take turns, and medians are compared, on one thread. "
-        "The paper times 500 repetitions on a GPU; here there are fewer for large matrices, and "
-        "smoke and quick end at smaller sizes. What the paper says of a GPU is not decided by a "
-        "run on a CPU."
+        "landing (field and update) and by the four retractions. Retractions are the paper's "
+        "formulas by torch's functions (matrix_exp, svd, solve, qr); the library's own, with "
+        "series for short steps and Cholesky's factorisation for QR; and whole steps of "
+        "optimizers, LandingSGD with its safe step against RiemannianSGD. All take turns on one "
+        "thread, and medians are compared. The paper times 500 repetitions on a GPU; here there "
+        "are fewer for large matrices, and smoke and quick end at smaller sizes. A run on a CPU "
+        "does not decide what the paper says of a GPU."
     ),
     settings={
         "smoke": SpeedSettings(sizes=(10, 30, 60), repetitions=30),

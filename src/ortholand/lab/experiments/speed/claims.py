@@ -3,6 +3,7 @@
 from functools import partial
 from statistics import median, quantiles
 
+from ortholand.lab.experiments.descents import FASTER
 from ortholand.lab.experiments.speed.runs import (
     CAREFUL,
     OPTIMIZER,
@@ -16,7 +17,6 @@ from ortholand.lab.study.records import MissingRecordError, Record, Records
 from ortholand.lab.study.spec import Claim, Finding, Verdict
 
 LARGE = 100  # sizes from here on are what the claims speak of
-FASTER = 1.05  # times that differ by less than this factor count as the same
 PAPER_FACTOR, ABOUT = 8.0, 1.5  # "about 8 times faster": that, within this factor
 ORDER_OF_MAGNITUDE = 10.0
 HALF_MORE = (1.25, 1.75)  # ratios that round to "50 % more" rather than to none or twice
@@ -24,10 +24,7 @@ HALF_MORE = (1.25, 1.75)  # ratios that round to "50 % more" rather than to none
 
 def all_sizes(records: Records) -> dict[int, Record]:
     """The record of every size, smallest first."""
-    if not records:
-        raise MissingRecordError("no size is recorded")
-    sizes = next(iter(records.values())).configuration["settings"]["sizes"]
-    return {p: records[unit_name(p)] for p in sorted(sizes)}
+    return {p: records[unit_name(p)] for p in sorted(records.settings["sizes"])}
 
 
 def large_sizes(records: Records) -> dict[int, Record]:
@@ -57,7 +54,7 @@ def large_ratios(form: str, records: Records) -> dict[int, dict[str, float]]:
 def landing_is_faster(form: str, records: Records) -> Finding:
     """At every large size, than every retraction."""
     found = large_ratios(form, records)
-    return Finding(_ranges(found), Verdict.of(_least(found) > FASTER))
+    return Finding.of(_ranges(found), _least(found) > FASTER)
 
 
 def about_eight_times(anywhere: bool, records: Records) -> Finding:
@@ -65,7 +62,7 @@ def about_eight_times(anywhere: bool, records: Records) -> Finding:
     found = large_ratios(TEXTBOOK, records)
     if not anywhere and _device(records).startswith("cpu"):
         return Finding("not run on a GPU", Verdict.OPEN)
-    return Finding(_ranges(found), Verdict.of(_least(found) > PAPER_FACTOR / ABOUT))
+    return Finding.of(_ranges(found), _least(found) > PAPER_FACTOR / ABOUT)
 
 
 def exponential_is_fastest(records: Records) -> Finding:
@@ -73,7 +70,7 @@ def exponential_is_fastest(records: Records) -> Finding:
     found = large_ratios(TEXTBOOK, records)
     fastest = {p: min(of, key=of.__getitem__) for p, of in found.items()}
     named = ", ".join(f"p = {p}: {METHOD_STYLES[name].label}" for p, name in fastest.items())
-    return Finding(f"fastest at {named}", Verdict.of(set(fastest.values()) == {"exponential"}))
+    return Finding.of(f"fastest at {named}", set(fastest.values()) == {"exponential"})
 
 
 def polar_is_slowest_by_far(records: Records) -> Finding:
@@ -86,11 +83,11 @@ def polar_is_slowest_by_far(records: Records) -> Finding:
     measured = f"{low:.1f} to {high:.1f} times the slowest other, on {_device(records)}"
     if _device(records).startswith("cpu"):
         return Finding(f"{measured}; not run on a GPU", Verdict.OPEN)
-    return Finding(measured, Verdict.of(low >= ORDER_OF_MAGNITUDE))
+    return Finding.of(measured, low >= ORDER_OF_MAGNITUDE)
 
 
 def field_costs_half_more(records: Records) -> Finding:
-    """Three products beside two, at every large size; not decided where the times scatter more."""
+    """Three products against two, at every large size; not decided where times scatter more."""
     named, verdicts = [], []
     for p, record in large_sizes(records).items():
         turns = zip(record.series("landing-field"), record.series("penalty-field"), strict=True)
@@ -129,7 +126,7 @@ CLAIMS = (
         partial(landing_is_faster, TEXTBOOK),
     ),
     Claim(
-        "The same, beside retractions that are written as carefully as this library's.",
+        "The same, compared with retractions as carefully written as this library's.",
         "beyond the paper",
         partial(landing_is_faster, CAREFUL),
     ),
@@ -162,7 +159,7 @@ CLAIMS = (
     ),
     Claim(
         "The landing field takes 50 % more time than the gradient of the penalty method, three "
-        f"products beside two (given the gradient of f, p >= {LARGE}; 25 to 75 %).",
+        f"products instead of two (given the gradient of f, p >= {LARGE}; 25 to 75 %).",
         "paper",
         field_costs_half_more,
     ),

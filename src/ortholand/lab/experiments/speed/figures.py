@@ -2,7 +2,6 @@
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from ortholand.lab.experiments.speed.claims import all_sizes, ratios, seconds_of
 from ortholand.lab.experiments.speed.runs import (
@@ -12,7 +11,7 @@ from ortholand.lab.experiments.speed.runs import (
     TEXTBOOK_RETRACTIONS,
     form_name,
 )
-from ortholand.lab.study.figures import add_legend, plot_method
+from ortholand.lab.study.figures import DOTS, add_legend, label_plainly, plot_method
 from ortholand.lab.study.records import Record, Records
 from ortholand.lab.study.spec import FigureSpec
 
@@ -24,8 +23,8 @@ def draw_times(records: Records) -> Figure:
     runs = all_sizes(records)
     for method in ("landing", *TEXTBOOK_RETRACTIONS):
         name = form_name(TEXTBOOK, method)
-        plot_method(times, method, list(runs), [seconds_of(run, name) for run in runs.values()])
-        times.lines[-1].set(marker="o", markersize=3)
+        seconds = [seconds_of(run, name) for run in runs.values()]
+        plot_method(times, method, list(runs), seconds, **DOTS)
     times.set(xscale="log", yscale="log", xlabel="p", ylabel="time of a step, seconds")
     _draw_ratios(relative, runs, TEXTBOOK)
     relative.set_ylabel("in units of landing's time")
@@ -50,12 +49,9 @@ def _draw_ratios(axes: Axes, runs: dict[int, Record], form: str) -> None:
     plot_method(axes, "landing", list(runs), [1.0] * len(runs))
     for method in TEXTBOOK_RETRACTIONS:
         found = [ratios(run, form)[method] for run in runs.values()]
-        plot_method(axes, method, list(runs), found)
-        axes.lines[-1].set(marker="o", markersize=3)
+        plot_method(axes, method, list(runs), found, **DOTS)
     axes.set(xscale="log", yscale="log", xlabel="p")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    label_plainly(axes.yaxis)
 
 
 FIGURES = (

@@ -1,4 +1,4 @@
-"""PCA on tall matrices, beyond the paper: landing beside the QR and Cayley retractions.
+"""PCA on tall matrices, beyond the paper: landing against the QR and Cayley retractions.
 
 The paper leaves the Stiefel manifold, n x p with n > p, to future work, and expects that landing
 need not be much faster there, since the Cayley retraction takes a solve of size 2p only.
@@ -16,7 +16,7 @@ from ortholand.lab.study.spec import Study
 
 STIEFEL = Study(
     name="stiefel",
-    title="PCA on tall matrices: landing beside QR and Cayley",
+    title="PCA on tall matrices: landing against QR and Cayley",
     summary=(
         "f(X) = -Tr(X^T C X) over n x p matrices with orthonormal columns, from a random start, in "
         "float32. C has eigenvalues from 1 to 0.5 on the subspace that is looked for and from 0.25 "

@@ -1,10 +1,9 @@
-"""What is claimed of the records: time and iterations of landing beside QR and Cayley."""
+"""What is claimed of the records: time and iterations of landing, QR and Cayley."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 from ortholand.lab.experiments.descents import FASTER, iterations_to
 from ortholand.lab.experiments.stiefel.runs import (
@@ -20,9 +19,9 @@ from ortholand.lab.experiments.stiefel.runs import (
     iterations_timed,
     unit_name,
 )
-from ortholand.lab.study.figures import METHOD_STYLES, MethodStyle
+from ortholand.lab.study.figures import listed
 from ortholand.lab.study.records import MissingRecordError, Records
-from ortholand.lab.study.spec import Claim, Finding, Verdict
+from ortholand.lab.study.spec import Claim, Finding
 from ortholand.lab.study.timing import TIMING, seconds_per_iteration
 
 MUCH_FASTER = 2.0
@@ -30,27 +29,10 @@ LARGE = 50  # for fewer columns, calling the operations takes longer than their 
 AS_FEW = 1.1  # times as many iterations that count as the same number
 LANDED = 1e-4  # a distance to the manifold that counts as on it, in float32 and for 1,000 columns
 
-_blue, _light_blue = (METHOD_STYLES[method].colour for method in (LANDING, "qr"))
-STIEFEL_STYLES = METHOD_STYLES | {
-    FREE: MethodStyle("landing, Frobenius rule", _blue, (0, (5, 1, 1, 1)), 1.0),
-    TIGHT: MethodStyle("landing, tight rule", _blue, (0, (5, 2)), 1.0),
-    AFTER: MethodStyle("landing: move, then land", _blue, (0, (1, 1))),
-    HOUSEHOLDER: MethodStyle("QR by Householder", _light_blue, (0, (5, 1, 1, 1)), 1.0),
-    GRADIENT: MethodStyle("gradient, dense C", "#777777", "-", 0.8),
-}
-
-
-def settings_of(records: Records) -> Mapping[str, Any]:
-    """The settings of the run."""
-    for record in records.values():
-        if "settings" in record.configuration:
-            return record.configuration["settings"]
-    raise MissingRecordError("no run is recorded")
-
 
 def all_sizes(records: Records) -> list[int]:
     """Every p of the run."""
-    return sorted(settings_of(records)["sizes"])
+    return sorted(records.settings["sizes"])
 
 
 def large_sizes(records: Records) -> list[int]:
@@ -78,7 +60,7 @@ def iteration_time(records: Records, method: str, p: int) -> float:
 def iterations_needed(records: Records, method: str, p: int) -> float:
     """Iterations to the accuracy; Householder's are those of the same retraction."""
     run = unit_name("qr" if method == HOUSEHOLDER else method, p)
-    return iterations_to(records[run], "error", settings_of(records)["accuracy"])
+    return iterations_to(records[run], "error", records.settings["accuracy"])
 
 
 def time_needed(records: Records, method: str, p: int) -> float:
@@ -92,9 +74,9 @@ def all_converge(records: Records) -> Finding:
         p: {method: iterations_needed(records, method, p) for method in STIEFEL_METHODS}
         for p in all_sizes(records)
     }
-    measured = "; ".join(f"p = {p}: {_listed(by, '.0f')}" for p, by in needed.items())
+    measured = "; ".join(f"p = {p}: {listed(by, '.0f')}" for p, by in needed.items())
     finite = all(math.isfinite(k) for by in needed.values() for m, k in by.items() if m != FREE)
-    return Finding(f"iterations: {measured}", Verdict.of(finite))
+    return Finding.of(f"iterations: {measured}", finite)
 
 
 def takes_as_few_iterations(records: Records) -> Finding:
@@ -104,7 +86,7 @@ def takes_as_few_iterations(records: Records) -> Finding:
         for p in all_sizes(records)
     }
     measured = ", ".join(f"p = {p}: {ratio:.2f}" for p, ratio in ratios.items())
-    return Finding(f"in QR's: {measured}", Verdict.of(max(ratios.values()) <= AS_FEW))
+    return Finding.of(f"in QR's: {measured}", max(ratios.values()) <= AS_FEW)
 
 
 def is_faster(
@@ -118,17 +100,17 @@ def is_faster(
     for p in large_sizes(records):
         own = quantity(records, method, p)
         ratios = {rival: quantity(records, rival, p) / own for rival in rivals}
-        measured.append(f"p = {p}: {_listed(ratios, '.2f')}")
+        measured.append(f"p = {p}: {listed(ratios, '.2f')}")
         lowest = min(lowest, *ratios.values())
-    return Finding("times as long: " + "; ".join(measured), Verdict.of(lowest > FASTER))
+    return Finding.of("times as long: " + "; ".join(measured), lowest > FASTER)
 
 
 def not_much_faster_than_cayley(records: Records) -> Finding:
-    """At the smallest p, where the solve is smallest beside the products."""
+    """At the smallest p, where the solve is smallest compared with the products."""
     p = large_sizes(records)[0]
     ratio = iteration_time(records, "cayley", p) / iteration_time(records, LANDING, p)
-    measured = f"n = {settings_of(records)['n']}, p = {p}: Cayley takes {ratio:.2f} times as long"
-    return Finding(measured, Verdict.of(ratio < MUCH_FASTER))
+    measured = f"n = {records.settings['n']}, p = {p}: Cayley takes {ratio:.2f} times as long"
+    return Finding.of(measured, ratio < MUCH_FASTER)
 
 
 def spectral_rule_pays(records: Records) -> Finding:
@@ -136,8 +118,8 @@ def spectral_rule_pays(records: Records) -> Finding:
     p, rules = large_sizes(records)[-1], (LANDING, TIGHT, FREE)
     iterations = {m: iterations_needed(records, m, p) for m in rules}
     times = {m: time_needed(records, m, p) for m in rules}
-    measured = f"p = {p}: {_listed(iterations, '.0f')} iterations; {_listed(times, '.2f')} seconds"
-    return Finding(measured, Verdict.of(times[LANDING] * FASTER < min(times[TIGHT], times[FREE])))
+    measured = f"p = {p}: {listed(iterations, '.0f')} iterations; {listed(times, '.2f')} seconds"
+    return Finding.of(measured, times[LANDING] * FASTER < min(times[TIGHT], times[FREE]))
 
 
 def ends_on_manifold(records: Records) -> Finding:
@@ -145,7 +127,7 @@ def ends_on_manifold(records: Records) -> Finding:
     sizes = all_sizes(records)
     ends = {m: max(final_distance(records, m, p) for p in sizes) for m in STIEFEL_METHODS}
     landed = all(ends[m] < LANDED for m in STIEFEL_LANDINGS if m != FREE)
-    return Finding(f"in the end at most: {_listed(ends, '.1e')}", Verdict.of(landed))
+    return Finding.of(f"in the end at most: {listed(ends, '.1e')}", landed)
 
 
 def ends_nearer_than_cayley(records: Records) -> Finding:
@@ -168,13 +150,13 @@ def stays_in_ball(records: Records) -> Finding:
         m: max(max(records[unit_name(m, p)].series(norm)) for p in sizes)
         for m, norm in norms.items()
     }
-    eps = settings_of(records)["eps"]
+    eps = records.settings["eps"]
     holds = max(largest.values()) <= eps
-    return Finding(f"{_listed(largest, '.2g')}; eps = {eps}", Verdict.of(holds))
+    return Finding.of(f"{listed(largest, '.2g')}; eps = {eps}", holds)
 
 
 def gradient_dominates(records: Records) -> Finding:
-    """What a dense C would cost, beside the whole iteration of landing with a diagonal one."""
+    """The gradient with a dense C, in whole iterations of landing with a diagonal one."""
     ratios = {
         p: iteration_time(records, GRADIENT, p) / iteration_time(records, LANDING, p)
         for p in large_sizes(records)
@@ -189,11 +171,7 @@ def final_distance(records: Records, method: str, p: int) -> float:
 
 def _exceeds_one(what: str, ratios: Mapping[int, float]) -> Finding:
     measured = ", ".join(f"p = {p}: {ratio:.1f}" for p, ratio in ratios.items())
-    return Finding(f"{what}: {measured}", Verdict.of(min(ratios.values()) > 1))
-
-
-def _listed(numbers: Mapping[str, float], form: str) -> str:
-    return ", ".join(f"{STIEFEL_STYLES[method].label} {x:{form}}" for method, x in numbers.items())
+    return Finding.of(f"{what}: {measured}", min(ratios.values()) > 1)
 
 
 STIEFEL_CLAIMS = (

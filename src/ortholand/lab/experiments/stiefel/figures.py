@@ -1,15 +1,10 @@
 """How it is drawn: error and distance by time, and times against p."""
 
-from collections.abc import Sequence
-from typing import Any
-
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from ortholand.lab.experiments.stiefel import claims
 from ortholand.lab.experiments.stiefel.runs import STIEFEL_METHODS, TIMED_METHODS, unit_name
-from ortholand.lab.study.figures import add_legend
+from ortholand.lab.study.figures import DOTS, add_legend, label_plainly, plot_method
 from ortholand.lab.study.records import Records
 from ortholand.lab.study.spec import FigureSpec
 
@@ -23,9 +18,9 @@ def draw_runs(records: Records) -> Figure:
         run = records[unit_name(method, p)]
         step = claims.iteration_time(records, method, p)
         time = [step * k for k in run.series("iteration")]
-        _plot(errors, method, time, run.series("error"))
-        _plot(distances, method, time[1:], run.series("to_manifold")[1:])
-    settings = claims.settings_of(records)
+        plot_method(errors, method, time, run.series("error"))
+        plot_method(distances, method, time[1:], run.series("to_manifold")[1:])
+    settings = records.settings
     errors.axhline(settings["accuracy"], color="#777777", linewidth=0.8, zorder=1)
     errors.set(yscale="log", ylabel="subspace error", ylim=(1e-6, None), xlim=(0, None))
     distances.set(yscale="log", ylabel=r"to the manifold, $\|X^\top X - I\|$")
@@ -40,27 +35,19 @@ def draw_times(records: Records) -> Figure:
     figure = Figure(figsize=(8, 4.6))
     single, whole = figure.subplots(1, 2)
     sizes = claims.all_sizes(records)
-    for method in TIMED_METHODS:
-        _plot(single, method, sizes, [claims.iteration_time(records, method, p) for p in sizes])
-    for method in STIEFEL_METHODS:
-        _plot(whole, method, sizes, [claims.time_needed(records, method, p) for p in sizes])
-    for axes, label in ((single, "time of an iteration"), (whole, "time to the accuracy")):
-        for line in axes.lines:
-            line.set(marker="o", markersize=3)
+    panels = (
+        (single, "time of an iteration", TIMED_METHODS, claims.iteration_time),
+        (whole, "time to the accuracy", STIEFEL_METHODS, claims.time_needed),
+    )
+    for axes, label, methods, seconds in panels:
+        for method in methods:
+            plot_method(axes, method, sizes, [seconds(records, method, p) for p in sizes], **DOTS)
         axes.set(xscale="log", yscale="log", xlabel="p", ylabel=f"{label}, seconds")
         axes.set_xticks(sizes, [str(p) for p in sizes])
         axes.xaxis.minorticks_off()
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        label_plainly(axes.yaxis)
     add_legend(figure, single, 3)
     return figure
-
-
-def _plot(axes: Axes, method: str, x: Sequence[float], y: Sequence[float]) -> None:
-    style = claims.STIEFEL_STYLES[method]
-    look: dict[str, Any] = dict(color=style.colour, linestyle=style.dashes, linewidth=style.width)
-    axes.plot(x, y, label=style.label, **look)
 
 
 STIEFEL_FIGURES = (

@@ -1,6 +1,6 @@
 """What is run: PCA by every method at every size, in float32, and the timing of iterations.
 
-C is diagonal, so that its gradient costs little beside the step of any method.
+C is diagonal, so that its gradient costs little compared with a step of any method.
 """
 
 import math
@@ -84,7 +84,7 @@ def unit_name(method: str, p: int) -> str:
 def plan(settings: StiefelSettings) -> list[Unit[Any]]:
     """Every method at every size, and the timing at every size."""
     units = []
-    for p in settings.sizes:
+    for p in sorted(settings.sizes, reverse=True):  # the last ones to run side by side are short
         runs = {method: StiefelRun(settings, method, p) for method in STIEFEL_METHODS}
         units += [Unit(unit_name(m, p), run, settings.iterations) for m, run in runs.items()]
         repetitions = settings.repetitions * max(settings.sizes) // p
