@@ -18,7 +18,6 @@ from ortholand.lab.benchmarks.muon.searches import (
 )
 from ortholand.lab.benchmarks.muon.training import Outcome
 from ortholand.lab.datasets import dataset_title
-from ortholand.lab.experiments.classification.claims import found
 from ortholand.lab.study.records import MissingRecordError, Record, Records
 from ortholand.lab.study.spec import Claim, Finding
 
@@ -75,7 +74,7 @@ def ours_is_good(records: Records) -> Finding:
     """The worst value and the worst tangency of our directions."""
     all_ours = [our_quality(records[f"search-{case.name}"]) for case in cases_of(records)]
     value, tangency = min(q.value for q in all_ours), max(q.tangency for q in all_ours)
-    return found(
+    return Finding.of(
         f"in {len(all_ours)} cases: value {value:.4f} and more, tangent to {tangency:.1e}",
         value >= 1 - VALUE and tangency <= TANGENCY,
     )
@@ -90,7 +89,7 @@ def ours_is_cheap(rate: float | None, records: Records) -> Finding:
     words = ", ".join(f"{name} {share:.3f}" for name, share in shares.items())
     few = any(records[f"cost-{name}"].configuration["seconds"] < 1 for name in shares)
     doubt = "too few steps were timed to tell" if few else ""
-    return found(words, max(shares.values(), default=0.0) <= SHARE, doubt)
+    return Finding.of(words, max(shares.values(), default=0.0) <= SHARE, doubt)
 
 
 # Trainings.
@@ -120,7 +119,7 @@ def is_as_accurate(records: Records) -> Finding:
     """Mean test accuracies of ours and of the dual ascent."""
     trainings = {m: records[f"training-{m}"] for m in (OURS, DUAL)}
     means = {m: accuracy_of(training) for m, training in trainings.items()}
-    return found(
+    return Finding.of(
         _listed(means, ".2%"), means[OURS] >= means[DUAL] - POINTS, _doubt(trainings.values())
     )
 
@@ -130,7 +129,7 @@ def stays_near(records: Records) -> Finding:
     names = [m for m in CONTENDERS if m.startswith(OURS) and f"training-{m}" in records]
     trainings = {m: records[f"training-{m}"] for m in names or [OURS]}
     errors = {m: max(o.error for o in judged(t)) for m, t in trainings.items()}
-    return found(
+    return Finding.of(
         _listed(errors, ".1e"), max(errors.values()) <= LARGEST_ERROR, _doubt(trainings.values())
     )
 
@@ -141,7 +140,7 @@ def step_is_short(records: Records) -> Finding:
     share = times.value(OURS) / times.value(DUAL)
     doubt = "too few steps were timed to tell" if times.configuration["seconds"] < 1 else ""
     words = f"{1e3 * times.value(OURS):.2f} ms against {1e3 * times.value(DUAL):.2f} ms"
-    return found(f"{share:.2f}: {words}", share <= SHARE, doubt)
+    return Finding.of(f"{share:.2f}: {words}", share <= SHARE, doubt)
 
 
 def _listed(numbers: Mapping[str, float], form: str) -> str:
