@@ -1,8 +1,7 @@
 """The paper's experiments: ``ortholand reproduce`` runs them.
 
-Experiments are specifications (:mod:`.spec`). Running them (:mod:`.runner`) leaves records
-(:mod:`.records`), and claims, figures and the report are made from the records alone. A new
-experiment is one module with an :class:`~ortholand.lab.study.spec.Study`, and one line here.
+Running one leaves records, and claims, figures and the report are made from these alone. A new
+experiment is a :class:`~ortholand.lab.study.spec.Study` in a module of its own, and one line here.
 """
 
 from ortholand.lab.experiments.batch_size import BATCH_SIZE

@@ -4,23 +4,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ortholand.lab.experiments.classification.claims import (
-    ball_claim,
-    compare_ends,
-    doubt_of_times,
-    takes_longer,
-    tried_rates,
-)
-from ortholand.lab.experiments.classification.figures import training_figures
-from ortholand.lab.experiments.classification.runs import (
-    Training,
-    TrainingRun,
-    TrainingSettings,
-    plan_trainings,
-    prepare_kernels,
-    run_unit,
-    runs_of,
-)
+from ortholand.lab.experiments.classification import claims, figures, runs
 from ortholand.lab.models import resnet18
 from ortholand.lab.study.records import Record, Records
 from ortholand.lab.study.spec import Claim, Context, Finding, Study, Unit, Verdict
@@ -45,7 +29,7 @@ SAME_ERROR = 0.01  # test errors that differ by less count as the same
 
 
 @dataclass(frozen=True, kw_only=True)
-class CifarSettings(TrainingSettings):
+class CifarSettings(runs.TrainingSettings):
     """A ResNet of some width, trained with several seeds, and one that is timed besides."""
 
     width: int  # channels in the first stage of the network
@@ -75,7 +59,7 @@ PAPER = CifarSettings(
 
 
 @dataclass(frozen=True)
-class ResNetRun(TrainingRun):
+class ResNetRun(runs.TrainingRun):
     """One training of a ResNet."""
 
     width: int = PAPER_WIDTH
@@ -87,27 +71,27 @@ class ResNetRun(TrainingRun):
 
 def plan(settings: CifarSettings) -> list[Unit[Any]]:
     """Every method with every learning rate and seed, and the times at this and at full size."""
-    trainings = plan_trainings(settings, _runs(settings), settings.seeds)
+    trainings = runs.plan_trainings(settings, _runs(settings), settings.seeds)
     return [*trainings, timing_unit(_full_size(settings), FULL_SIZE)]
 
 
 def _runs(settings: CifarSettings) -> list[ResNetRun]:
     network = dict(width=settings.width, lr_drop=settings.lr_drop)
-    return [ResNetRun(**vars(run), **network) for run in runs_of(settings, CIFAR_METHODS)]
+    return [ResNetRun(**vars(run), **network) for run in runs.runs_of(settings, CIFAR_METHODS)]
 
 
 def _full_size(settings: CifarSettings) -> Timing[ResNetRun]:
     """The network that the claims on time are about, whatever is trained here."""
     sizes = dict(width=settings.timed_width, batch_size=settings.timed_batch)
-    runs = _runs(replace(settings, learning_rates=(1.0,), **sizes))
+    timed = _runs(replace(settings, learning_rates=(1.0,), **sizes))
     # No warm-up: it would take as long as a repetition, and a median passes over a slow first one.
-    return Timing(tuple(runs), 0, settings.timed_repetitions)
+    return Timing(tuple(timed), 0, settings.timed_repetitions)
 
 
-def start_resnet(run: ResNetRun, context: Context) -> Training:
+def start_resnet(run: ResNetRun, context: Context) -> runs.Training:
     """The training of a run, before its first step; all but the kernels with fixed options."""
     seed = context.seed + 1000 * run.trial
-    trainee = prepare_kernels(
+    trainee = runs.prepare_kernels(
         resnet18(width=run.width, seed=seed).to(context.device),
         run.method,
         run.lr,
@@ -118,7 +102,7 @@ def start_resnet(run: ResNetRun, context: Context) -> Training:
         plain_weight_decay=5e-4,
     )
     options = dict(batch_size=run.batch_size, seed=seed, augment=True, lr_drop=run.lr_drop)
-    return Training(trainee, context, **options)
+    return runs.Training(trainee, context, **options)
 
 
 # What is claimed.
@@ -130,14 +114,14 @@ def is_slower(method: str, factor: float, records: Records) -> Finding:
     times = {m: seconds_per_iteration(timing, method=m) for m in (LANDING, method)}
     sizes = {(run["width"], run["batch_size"]) for run in timing.configuration["runs"]}
     whole = sizes == {(PAPER_WIDTH, PAPER_BATCH)}
-    return takes_longer(times, factor, doubt_of_times(timing) if whole else "not the paper's size")
+    doubt = claims.doubt_of_times(timing) if whole else "not the paper's size"
+    return claims.takes_longer(times, factor, doubt)
 
 
 def rates_are_the_same(records: Records) -> Finding:
     """Training losses of landing with all rates of 1 / (2 lam) and more, before rates drop."""
-    tried = [
-        entry for entry in tried_rates(records, (LANDING,))[LANDING] if entry.lr >= LARGEST_STEP
-    ]
+    tried = claims.tried_rates(records, (LANDING,))[LANDING]
+    tried = [entry for entry in tried if entry.lr >= LARGEST_STEP]
     rates = "rates " + ", ".join(f"{entry.lr:g}" for entry in tried)
     losses = [[loss for run in entry.runs for loss in _losses_before_drop(run)] for entry in tried]
     if len(tried) < 2 or not losses[0]:
@@ -173,14 +157,14 @@ CIFAR_CLAIMS = (
         f"{FAILED:.0%} or more above that of landing and of the retraction.",
         "paper",
         partial(
-            compare_ends,
+            claims.compare_ends,
             "test_error",
             CIFAR_METHODS,
             lambda ends: ends[TRIVIALIZATION] >= max(ends[LANDING], ends[RETRACTION]) + FAILED,
             ENOUGH,
         ),
     ),
-    ball_claim((LANDING,)),
+    claims.ball_claim((LANDING,)),
     Claim(
         "With lam = 1 the paper's learning rates 1/2, 1 and 2 are one and the same for "
         "landing, because no step above 1 / (2 lam) is safe.",
@@ -192,7 +176,7 @@ CIFAR_CLAIMS = (
         f"{SAME_ERROR:.0%} higher.",
         "beyond the paper",
         partial(
-            compare_ends,
+            claims.compare_ends,
             "test_error",
             (LANDING, RETRACTION),
             lambda ends: ends[LANDING] <= ends[RETRACTION] + SAME_ERROR,
@@ -203,7 +187,7 @@ CIFAR_CLAIMS = (
         "Landing ends nearer to the manifold than the exponential retraction.",
         "beyond the paper",
         partial(
-            compare_ends,
+            claims.compare_ends,
             "orthogonality_error",
             (LANDING, RETRACTION),
             lambda ends: ends[LANDING] < ends[RETRACTION],
@@ -265,9 +249,9 @@ CIFAR = Study(
         "paper": PAPER,
     },
     plan=plan,
-    run=partial(run_unit, start_resnet),
+    run=partial(runs.run_unit, start_resnet),
     claims=CIFAR_CLAIMS,
-    figures=training_figures(
+    figures=figures.training_figures(
         "cifar",
         "ResNet-18 on CIFAR-10",
         curves=", all with momentum; with several seeds their median, and behind it each of them",

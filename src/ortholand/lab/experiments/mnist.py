@@ -5,25 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ortholand.lab.experiments.classification.claims import (
-    MOST_TRIALS,
-    ball_claim,
-    best_rates,
-    compare_ends,
-    doubt_of_times,
-    takes_longer,
-)
-from ortholand.lab.experiments.classification.figures import training_figures
-from ortholand.lab.experiments.classification.runs import (
-    Training,
-    TrainingRun,
-    TrainingSettings,
-    final_name,
-    plan_trainings,
-    prepare_kernels,
-    run_unit,
-    runs_of,
-)
+from ortholand.lab.experiments.classification import claims, figures, runs
 from ortholand.lab.methods import ADAPTIVE_METHODS, RETRACTION_METHODS, TRAINING_METHODS
 from ortholand.lab.models import LeNet5
 from ortholand.lab.study.records import Records
@@ -41,14 +23,14 @@ SAME_ERROR = 0.005  # test errors that differ by less count as the same
 
 
 @dataclass(frozen=True, kw_only=True)
-class MnistSettings(TrainingSettings):
+class MnistSettings(runs.TrainingSettings):
     """A search of learning rates, and longer trainings with those that it found."""
 
     # Methods with their rates. Where a search finds another one best, its finals decide nothing.
     finals: tuple[tuple[str, float], ...] = ()
     final_iterations: int = EPOCH
     final_points: int = 15
-    trials: int = MOST_TRIALS  # of each final
+    trials: int = claims.MOST_TRIALS  # of each final
 
 
 # In the search with seed 0 of the paper preset.
@@ -80,29 +62,29 @@ PAPER = MnistSettings(
 
 def plan(settings: MnistSettings) -> list[Unit[Any]]:
     """Every method with every learning rate, the finals, and the timing of every rate."""
-    *search, timing = plan_trainings(settings, runs_of(settings, TRAINING_METHODS))
+    *search, timing = runs.plan_trainings(settings, runs.runs_of(settings, TRAINING_METHODS))
     return [*search, *_finals(settings), timing]
 
 
 def _finals(settings: MnistSettings) -> list[Unit[Any]]:
     """One trial of all methods after the other."""
     lengths = (settings.final_iterations, settings.final_points, settings.test_images)
-    runs = [
-        TrainingRun(method, lr, settings.batch_size, *lengths, trial)
+    trainings = [
+        runs.TrainingRun(method, lr, settings.batch_size, *lengths, trial)
         for trial in range(settings.trials)
         for method, lr in settings.finals
     ]
-    return [Unit(final_name(r.method, r.lr, r.trial), r, r.iterations) for r in runs]
+    return [Unit(runs.final_name(t.method, t.lr, t.trial), t, t.iterations) for t in trainings]
 
 
-def start_lenet(run: TrainingRun, context: Context) -> Training:
+def start_lenet(run: runs.TrainingRun, context: Context) -> runs.Training:
     """The training of a run, before its first step; all parameters have one rate and momentum."""
     seed = context.seed + 1000 * run.trial
     model = LeNet5(seed=seed).to(context.device)
     plain_momentum = MOMENTUM if run.method.endswith("-momentum") else 0.0
     options = dict(momentum=MOMENTUM, plain_momentum=plain_momentum)
-    trainee = prepare_kernels(model, run.method, run.lr, **options)
-    return Training(trainee, context, batch_size=run.batch_size, seed=seed)
+    trainee = runs.prepare_kernels(model, run.method, run.lr, **options)
+    return runs.Training(trainee, context, batch_size=run.batch_size, seed=seed)
 
 
 # What is claimed.
@@ -112,11 +94,11 @@ def are_slower(
     methods: Sequence[str], others: Sequence[str], factor: float, records: Records
 ) -> Finding:
     """Time of an iteration of some methods, as a multiple of that of each of the others."""
-    best, doubt = best_rates(records, (*methods, *others)), doubt_of_times(records[TIMING])
-    findings = []
+    best = claims.best_rates(records, (*methods, *others))
+    doubt, findings = claims.doubt_of_times(records[TIMING]), []
     for other in others:
         times = {method: best[method].seconds for method in (other, *methods)}
-        findings.append(takes_longer(times, factor, doubt))
+        findings.append(claims.takes_longer(times, factor, doubt))
     measured = "; ".join(finding.measured for finding in findings)
     return Finding(measured, Verdict.worst(finding.verdict for finding in findings))
 
@@ -133,7 +115,7 @@ MNIST_CLAIMS = (
         "retraction.",
         "paper",
         partial(
-            compare_ends,
+            claims.compare_ends,
             "orthogonality_error",
             COMPARED,
             lambda ends: all(ends["landing"] < ends[m] for m in RETRACTION_METHODS),
@@ -144,7 +126,7 @@ MNIST_CLAIMS = (
         "Trivializations with Adam or RMSprop reach the smallest test error.",
         "paper",
         partial(
-            compare_ends,
+            claims.compare_ends,
             "test_error",
             TRAINING_METHODS,
             lambda ends: min(ends, key=lambda m: ends[m]) in ADAPTIVE_METHODS,
@@ -158,13 +140,13 @@ MNIST_CLAIMS = (
         "paper",
         partial(are_slower, ADAPTIVE_METHODS, (*RETRACTION_METHODS, "landing"), ORDER_OF_MAGNITUDE),
     ),
-    ball_claim(LANDINGS),
+    claims.ball_claim(LANDINGS),
     Claim(
         "Landing is as accurate as the retractions: its test error is at most "
         f"{SAME_ERROR:.1%} above that of the better one.",
         "beyond the paper",
         partial(
-            compare_ends,
+            claims.compare_ends,
             "test_error",
             COMPARED,
             lambda ends: ends["landing"] <= min(ends[m] for m in RETRACTION_METHODS) + SAME_ERROR,
@@ -217,9 +199,9 @@ MNIST = Study(
         "paper": replace(PAPER, finals=tuple(BEST_RATES.items())),
     },
     plan=plan,
-    run=partial(run_unit, start_lenet),
+    run=partial(runs.run_unit, start_lenet),
     claims=MNIST_CLAIMS,
-    figures=training_figures(
+    figures=figures.training_figures(
         "mnist",
         "LeNet-5 on MNIST",
         curves="; with several seeds their median, and behind it each of them",

@@ -86,8 +86,10 @@ def plot_method(
 ) -> None:
     """A curve in the method's own style, but for changes."""
     style = STYLES[method]
-    look = dict(color=style.colour, linestyle=style.dashes, linewidth=style.width)
-    axes.plot(x, y, **{"label": style.label, **look, **changes})
+    look: dict[str, Any] = dict(
+        label=style.label, color=style.colour, linestyle=style.dashes, linewidth=style.width
+    )
+    axes.plot(x, y, **(look | changes))
 
 
 def add_legend(figure: Figure, axes: Axes, columns: int | None = None) -> None:

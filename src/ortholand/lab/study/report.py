@@ -440,7 +440,7 @@ pre { background: var(--pale); padding: .7rem 1rem; white-space: pre-wrap;
   :root { --paper: #15181b; --ink: #e4e6e8; --soft: #a3a9af; --line: #3a4046; --pale: #1f2428;
     --link: #7cc4f4; --holds: #5fd3a6; --fails: #ff9d66; --open: #a3a9af; --notice: #332a12; }
   /* White becomes the page's colour and black light, while hues stay those of the methods. */
-  figure svg { filter: invert(.914) hue-rotate(180deg); mix-blend-mode: lighten; }
+  figure svg { filter: invert(.93) hue-rotate(180deg) brightness(1.25); mix-blend-mode: lighten; }
 }
 @media (max-width: 640px) {
   .scroll { overflow-x: auto; }

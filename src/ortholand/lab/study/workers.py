@@ -61,7 +61,7 @@ class Doable(Protocol):
     def source(self) -> Source | None:
         """Of the data that it needs, if any."""
 
-    def do(self, tick: Callable[[int], None], data: Dataset | None) -> Any:
+    def do(self, tick: Callable[[int], None], data: Dataset | None, /) -> Any:
         """Do it; what is returned is sent back."""
 
 
