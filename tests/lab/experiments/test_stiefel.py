@@ -268,7 +268,7 @@ def test_small_matrices_decide_nothing_about_time():
 def test_without_its_records_a_claim_is_not_decided(missing):
     kept = {n: r for n, r in hand_made().items() if missing not in ("all", n)}
     findings = [c.judge(Records(kept)) for c in STIEFEL.claims]
-    named = "no run" if missing == "all" else missing
+    named = "nothing is recorded" if missing == "all" else missing
     undecided = [f for f in findings if named in f.measured]
     assert undecided
     assert all(f.verdict is Verdict.OPEN for f in undecided)
