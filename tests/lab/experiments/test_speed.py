@@ -207,7 +207,8 @@ def test_claims_need_every_size(kept):
     fewer = Records({unit_name(p): records[unit_name(p)] for p in kept})
     findings = [c.judge(fewer) for c in SPEED.claims]
     assert {f.verdict for f in findings} == {Verdict.OPEN}
-    assert all(("p-100 is missing" if kept else "nothing is recorded") in f.measured for f in findings)
+    why = "p-100 is missing" if kept else "nothing is recorded"
+    assert all(why in f.measured for f in findings)
 
 
 def test_the_figures_show_medians_and_ratios():
