@@ -72,7 +72,7 @@ class LandingCCA(
         x_weights_, y_weights_: the same for columns of variance 1, if ``scale``.
         x_loadings_, y_loadings_: covariances of columns with scores.
         coef_, intercept_: y from the scores of X, by least squares: ``X @ coef_.T + intercept_``.
-        n_iter_, n_samples_seen_, n_features_in_, feature_names_in_.
+        n_iter_, n_samples_seen_, n_features_in_, feature_names_in_: as everywhere in scikit-learn.
 
     >>> import numpy as np
     >>> random = np.random.default_rng(0)

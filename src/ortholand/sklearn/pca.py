@@ -60,7 +60,8 @@ class LandingPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         singular_values_: of the centred data.
         mean_, var_: of each feature, exact in a stream, too.
         noise_variance_: mean of the variances that are left out.
-        n_components_, n_samples_seen_, n_iter_, n_features_in_, feature_names_in_.
+        n_components_, n_samples_seen_, n_iter_: as in scikit-learn.
+        n_features_in_, feature_names_in_: as everywhere in scikit-learn.
 
     >>> import numpy as np
     >>> X = np.random.default_rng(0).normal(size=(200, 4)) * [1, 4, 2, 3]
