@@ -11,8 +11,9 @@ from ortholand.solve.newton import Newton
 from ortholand.solve.options import Rule
 from ortholand.solve.targets import Targets
 
-TRIAL = 30  # iterations after which Barzilai-Borwein steps are judged
-FAST = 1e-2  # to which they must have brought the gradient by then
+TRIAL = 30  # iterations after which Barzilai-Borwein steps are judged, again and again
+FIRST = 1e-2  # to which they must have brought the gradient by the first time
+LATER = 1e-1  # to which from one time to the next
 
 
 class Automatic:
@@ -31,6 +32,7 @@ class Automatic:
         self.method: Method = BarzilaiBorwein()
         self.names: list[str] = []
         self.taken = 0
+        self.share = FIRST
 
     @property
     def name(self) -> str:
@@ -39,12 +41,14 @@ class Automatic:
 
     @property
     def patience(self) -> float:
-        """That of the method at work."""
-        return self.method.patience
+        """The longest of the methods used: what one has waited counts for the next."""
+        waited = BarzilaiBorwein.patience if BarzilaiBorwein.name in self.names else 0
+        return max(waited, self.method.patience)
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
         """Choose."""
-        self.cost, self.targets, self.first = cost, targets, point.gradient_norm
+        self.cost, self.targets = cost, targets
+        self.flattest = self.mark = point.gradient_norm
         if set(self.options) & set(LBFGS.rules):
             return self._use(LBFGS(self.lam, **self.options), point)
         if self.options or cost.objective.has_products:
@@ -59,11 +63,19 @@ class Automatic:
 
     def advance(self, point: Point) -> Point | None:
         """As the method at work does."""
-        slow = self.taken == TRIAL and point.gradient_norm > FAST * self.first
-        if slow and isinstance(self.method, BarzilaiBorwein):
+        if isinstance(self.method, BarzilaiBorwein) and self._is_slow(point):
             self._use(LBFGS(self.lam), point)
         self.taken += 1
         return self.method.advance(point)
+
+    def _is_slow(self, point: Point) -> bool:
+        """Whether it is time to judge, and the gradient has not fallen much since the last."""
+        self.flattest = min(self.flattest, point.gradient_norm)
+        if self.taken == 0 or self.taken % TRIAL:
+            return False
+        slow = self.flattest > self.share * self.mark
+        self.mark, self.share = self.flattest, LATER
+        return slow
 
     def restart(self) -> bool:
         """As the method at work does."""

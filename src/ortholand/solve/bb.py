@@ -1,7 +1,9 @@
 """Barzilai-Borwein steps: gradient descent whose step remembers the last one's curvature."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from ortholand.solve.arrays import inner
+from ortholand.solve.block_units import BlockUnits, units_for
 from ortholand.solve.line_search import DECREASE, Merit, Search, Trial
 from ortholand.solve.manifold_cost import ManifoldCost, Point
 from ortholand.solve.method import cautious_step
@@ -16,7 +18,7 @@ class BarzilaiBorwein:
     """The two Barzilai-Borwein steps in turn, with Zhang and Hager's non-monotone safeguard.
 
     The step that fits a quadratic may go uphill for a while; it is shortened only if the merit
-    rises above a running mean of the past.
+    rises above a running mean of the past. In a product each block has a unit of its own.
     """
 
     name = "bb"
@@ -25,12 +27,14 @@ class BarzilaiBorwein:
 
     def __init__(self, lam: float | None = None) -> None:
         self.merit = Merit(lam)
+        self.units: BlockUnits | None = None
         self.restart()
 
-    def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:  # noqa: ARG002
+    def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
         """Remember where."""
         self.cost, self.targets = cost, targets
         self.merit.start(cost)
+        self.units = units_for(cost.geometry, point.gradient)
 
     def restart(self) -> bool:
         """Forget steps and merits."""
@@ -42,18 +46,18 @@ class BarzilaiBorwein:
 
     def advance(self, point: Point) -> Point | None:
         """One step down the gradient, shortened as long as the safeguard wants."""
-        lam, size = self.merit.weight(point), point.gradient_norm
+        lam = self.merit.weight(point)
         self._look_back(point.merit(lam))
-        direction = -point.gradient
-        search = Search(self.cost, self.targets, point, direction, -size * size, lam, 0.9)
-        t = cautious_step(self.cost, point, size) if self.step is None else self.step
+        direction, slope = self._direction(point)
+        search = Search(self.cost, self.targets, point, direction, slope, lam, 0.9)
+        t = self._cautious_step(point) if self.step is None else self.step
         # Where differences of f are rounding, the step that fits a quadratic is as good as any.
         blur = self.targets.rounding(point.value, 10 * self.targets.eps)
         for _ in range(40):
             trial = search.attempt(t)
             if self._accepts(search, trial, blur if search.trials == 1 and self.step else 0.0):
                 self.merit.judge(search)
-                self.step = self._next_step(point, trial)
+                self.step = self._next_step(search, trial)
                 return trial.point
             t = trial.t * (0.25 if trial.point.finite else 0.1)
         self.merit.judge(search)
@@ -70,16 +74,37 @@ class BarzilaiBorwein:
         allowed = self.reference + DECREASE * trial.t * search.slope + blur
         return trial.point.merit(search.lam) <= allowed or search.is_lower(trial)
 
-    def _next_step(self, point: Point, trial: Trial) -> float:
+    def _direction(self, point: Point) -> tuple[Any, float]:
+        """Down the gradient, in a product by the blocks' units; and the slope there."""
+        if self.units is None:
+            return -point.gradient, -point.gradient_norm * point.gradient_norm
+        direction = -self.units.scaled(point.gradient)
+        return direction, inner(direction, point.gradient)
+
+    def _cautious_step(self, point: Point) -> float:
+        return cautious_step(self.cost, point, point.gradient_norm)
+
+    def _next_step(self, search: Search, trial: Trial) -> float:
         """``<s, s> / <s, y>`` and ``<s, y> / <y, y>`` in turn; longer where f is not convex."""
         self.count += 1
-        after, before = trial.point, point.gradient_norm * point.gradient_norm
-        # y = g' - g and s = -t g: all products follow from <g, g'>, which the slope is.
+        before = -search.slope
+        # y = g' - g and s = -t g: products with s follow from <g, g'>, which the slope is.
         sy = trial.t * (before + trial.slope)
-        yy = after.gradient_norm * after.gradient_norm + 2 * trial.slope + before
-        if sy <= 0 or yy <= 0 or after.gradient_norm == 0:
+        yy, scaled = self._change(search, trial)
+        if sy <= 0 or yy <= 0 or trial.point.gradient_norm == 0:
             return 4 * trial.t
-        self.targets.saw(yy / sy, point)
-        step = trial.t * trial.t * before / sy if self.count % 2 else sy / yy
-        # No lower limit: the smaller the gradient, the shorter is 1 / curvature beside caution.
-        return min(step, RANGE * cautious_step(self.cost, after, after.gradient_norm))
+        self.targets.saw(yy / sy, search.start)
+        step = trial.t * trial.t * before / sy if self.count % 2 else sy / scaled
+        # No lower limit: the smaller the gradient, the more does caution allow.
+        return min(step, RANGE * self._cautious_step(trial.point))
+
+    def _change(self, search: Search, trial: Trial) -> tuple[float, float]:
+        """``<y, y>``, and the same in the blocks' units, which learn from it."""
+        if self.units is None:
+            size = trial.point.gradient_norm
+            yy = size * size + 2 * trial.slope - search.slope
+            return yy, yy
+        y = trial.point.gradient - search.start.gradient
+        scaled = inner(y, self.units.scaled(y))
+        self.units.learn(trial.t * search.direction, y)
+        return inner(y, y), scaled

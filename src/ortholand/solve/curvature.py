@@ -12,11 +12,20 @@ is given up.
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from ortholand.solve.arrays import adjoint, from_numpy, skew, to_numpy
+from ortholand.solve.arrays import (
+    adjoint,
+    from_numpy,
+    gram_product,
+    minus_product,
+    product,
+    skew,
+    to_numpy,
+)
 from ortholand.solve.manifold_cost import Point
 from ortholand.solve.manifolds.stiefel import SquareStiefel, Subspaces, TallStiefel
 
@@ -39,14 +48,13 @@ class Block:
 
     def learn(self, probe: np.ndarray) -> None:
         """Take in one more estimate."""
-        probe = np.abs(probe.astype(float))
+        probe = np.abs(probe.astype(float, copy=False))
         if self.squares is None:
-            self.squares = probe**2
+            self.squares = probe * probe
             return
         known = np.sqrt(self.squares)
-        uneven = len(known) > 1 and known.std(ddof=1) > SPREAD * known.mean()
-        self.agreement = _correlation(known, probe) if uneven else 0.0
-        self.squares = MEMORY * self.squares + (1 - MEMORY) * probe**2
+        self.agreement = _correlation(known, probe) if _uneven(known) else 0.0
+        self.squares = MEMORY * self.squares + (1 - MEMORY) * probe * probe
 
     @property
     def believed(self) -> bool:
@@ -55,7 +63,9 @@ class Block:
 
     def mean(self) -> float:
         """Typical curvature."""
-        return 0.0 if self.squares is None else float(np.sqrt(self.squares).mean())
+        if self.squares is None:
+            return 0.0
+        return float(np.sqrt(self.squares).sum()) / max(1, len(self.squares))
 
     def inverse(self, scale: float) -> np.ndarray:
         """Inverse curvatures relative to a scale."""
@@ -63,11 +73,21 @@ class Block:
         return scale / np.maximum(np.sqrt(self.squares), FLOOR * scale)
 
 
+def _uneven(a: np.ndarray) -> bool:
+    """Whether numbers differ so much that scaling by them gains something."""
+    mean = a.sum() / len(a)
+    return len(a) > 1 and math.sqrt(_square(a - mean) / (len(a) - 1)) > SPREAD * mean
+
+
 def _correlation(a: np.ndarray, b: np.ndarray) -> float:
     a, b = np.sqrt(a), np.sqrt(b)
-    a, b = a - a.mean(), b - b.mean()
-    scale = math.sqrt(np.vdot(a, a) * np.vdot(b, b))
-    return float(np.vdot(a, b)) / scale if scale > 0 else 0.0
+    a, b = a - a.sum() / len(a), b - b.sum() / len(b)
+    scale = math.sqrt(_square(a) * _square(b))
+    return float(a.dot(b)) / scale if scale > 0 else 0.0
+
+
+def _square(a: np.ndarray) -> float:
+    return float(a.dot(a))
 
 
 class Curvatures:
@@ -137,14 +157,14 @@ class Columns:
         self.set_basis(point)
         X = self.X
         W = _normal(X, random)
-        W = W - X @ (adjoint(X) @ W)
+        W = minus_product(W, X, gram_product(X, W))
         Z = _random_signs(X, random)
-        HV = self._from_frame(hessian, X @ Z + W if self.rotate else W)
-        HZ = adjoint(X) @ HV
+        HV = self._from_frame(hessian, product(X, Z) + W if self.rotate else W)
+        HZ = gram_product(X, HV)
         if self.rotate:
             self.rotations.learn(_off_diagonal(to_numpy((Z.conj() * skew(HZ)).real)))
-        moved = to_numpy((W.conj() * (HV - X @ HZ)).real).sum(-2)
-        self.moves.learn(moved / (np.abs(to_numpy(W)) ** 2).sum(-2))
+        moved = to_numpy((W.conj() * minus_product(HV, X, HZ)).real).sum(-2)
+        self.moves.learn(moved / to_numpy((W.conj() * W).real).sum(-2))
 
     def set_basis(self, point: Point) -> None:
         """The frame at a point."""
@@ -178,9 +198,9 @@ class Columns:
 
     def precondition(self, V: Any) -> Any:
         """Divide by the curvatures."""
-        V = V if self.Q is None else V @ self.Q
-        V = V * self.of_moves + self.X @ ((adjoint(self.X) @ V) * self.more)
-        return V if self.Q is None else V @ adjoint(self.Q)
+        V = V if self.Q is None else product(V, self.Q)
+        V = V * self.of_moves + product(self.X, gram_product(self.X, V) * self.more)
+        return V if self.Q is None else product(V, adjoint(self.Q))
 
 
 class SquareRotations:
@@ -224,7 +244,9 @@ def _random_signs(X: Any, random: np.random.Generator) -> Any:
     angles = random.random((p, p))
     is_complex = to_numpy(X[:1]).dtype.kind == "c"
     signs = np.exp(2j * math.pi * angles) if is_complex else np.where(angles < 0.5, -1.0, 1.0)
-    Z = np.triu(signs, 1)
+    Z = np.zeros((p, p), signs.dtype)
+    above = _above_diagonal(p)
+    Z[above] = signs[above]
     return from_numpy(Z - Z.conj().T, X)
 
 
@@ -234,12 +256,19 @@ def _normal(X: Any, random: np.random.Generator) -> Any:
 
 def _off_diagonal(M: np.ndarray) -> np.ndarray:
     """The entries above the diagonal."""
-    return M[np.triu_indices(len(M), 1)]
+    return M[_above_diagonal(len(M))]
+
+
+@lru_cache(maxsize=8)
+def _above_diagonal(p: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the entries above the diagonal."""
+    rows, columns = np.triu_indices(p, 1)
+    return rows, columns
 
 
 def _as_matrix(entries: np.ndarray, p: int) -> np.ndarray:
     """The symmetric matrix with these entries off the diagonal, and ones on it."""
     M = np.ones((p, p))
-    rows, columns = np.triu_indices(p, 1)
+    rows, columns = _above_diagonal(p)
     M[rows, columns] = M[columns, rows] = entries
     return M

@@ -10,17 +10,21 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ortholand.solve.arrays import (
+    combine,
     from_numpy,
     from_real_vector,
     inner,
+    product,
     real_vector,
     to_numpy,
     zeros,
 )
+from ortholand.solve.block_units import BlockUnits, units_for
 from ortholand.solve.line_search import Trial
-from ortholand.solve.manifold_cost import Point
+from ortholand.solve.manifold_cost import ManifoldCost, Point
 from ortholand.solve.method import Descent, Step
 from ortholand.solve.options import Rule, is_count
+from ortholand.solve.targets import Targets
 
 DENSE = 128  # numbers in X up to which the whole inverse Hessian is kept
 
@@ -29,25 +33,26 @@ class DensePairs:
     """All pairs, in the inverse Hessian itself: BFGS. For few numbers it takes less than pairs."""
 
     def __init__(self, like: Any) -> None:
-        self.H = zeros((len(like), len(like)), like)
-        self.left, self.right = zeros((len(like), 2), like), zeros((2, len(like)), like)
+        self.minus_H = zeros((len(like), len(like)), like)
+        self.rows = zeros((2, len(like)), like)  # s and -H y of the last update
+        self.weights = zeros((2, 2), like)
         self.started = False
 
     def add(self, s: Any, y: Any, sy: float, yy: float) -> None:
         """``(I - s y^T / sy) H (I - y s^T / sy) + s s^T / sy``."""
         if not self.started:
-            self.H[range(len(s)), range(len(s))] = sy / yy
+            self.minus_H[range(len(s)), range(len(s))] = -sy / yy
             self.started = True
-        Hy = self.H @ y
-        half = (1 + inner(y, Hy) / sy) / (2 * sy)
-        u = half * s - Hy / sy
-        left, right = self.left, self.right
-        left[:, 0], left[:, 1], right[0], right[1] = s, u, u, s
-        self.H += left @ right  # s u^T + u s^T
+        minus_Hy = product(self.minus_H, y)
+        rows, weights = self.rows, self.weights
+        rows[0], rows[1] = s, minus_Hy
+        weights[0, 0] = (1 - inner(y, minus_Hy) / sy) / sy
+        weights[0, 1] = weights[1, 0] = 1 / sy
+        self.minus_H -= product(rows.T, product(weights, rows))
 
     def direction(self, g: Any) -> Any:
         """``-H g``."""
-        return -(self.H @ g)
+        return product(self.minus_H, g)
 
 
 class Pairs:
@@ -93,17 +98,17 @@ class Pairs:
         """``-H g``."""
         rows, gamma = self.rows[2 * self.begin : 2 * self.end], self.gamma
         # Sums of squares of small steps are small: in double precision they stay what they are.
-        products = to_numpy(rows @ g).reshape(-1, 2).T.astype(float, order="C")
+        products = to_numpy(product(rows, g)).reshape(-1, 2).T.astype(float, order="C")
         if self.newest is not None:
             self._let_in(products)
         self.products = products
         used = slice(self.begin, self.end)
         inverse = self.inverse[used, used]
-        u = inverse @ products[0]
-        v = gamma * (products[1] - self.YY[used, used] @ u) - self.curvatures[used] * u
+        u = inverse.dot(products[0])
+        v = gamma * (products[1] - self.YY[used, used].dot(u)) - self.curvatures[used] * u
         coefficients = np.empty((len(u), 2))
-        coefficients[:, 0], coefficients[:, 1] = v @ inverse, gamma * u
-        return from_numpy(coefficients.reshape(-1), g) @ rows - gamma * g
+        coefficients[:, 0], coefficients[:, 1] = v.dot(inverse), gamma * u
+        return combine(product(rows.T, from_numpy(coefficients.reshape(-1), g)), -gamma, g)
 
     def _let_in(self, products: np.ndarray) -> None:
         """The newest pair's products: y is the gradient here less that before."""
@@ -112,7 +117,7 @@ class Pairs:
         sy, yy = self.newest
         change = products[:, :-1] - self.products
         # The inverse of an upper triangular matrix with one column more.
-        self.inverse[old, k] = self.inverse[old, old] @ (change[0] / -sy)
+        self.inverse[old, k] = self.inverse[old, old].dot(change[0] / -sy)
         self.inverse[k, k], self.curvatures[k], self.YY[k, k] = 1 / sy, sy, yy
         self.YY[old, k] = self.YY[k, old] = change[1]
         self.newest = None
@@ -135,6 +140,12 @@ class LBFGS(Descent):
         super().__init__(lam)
         self.memory = memory
         self.pairs: Pairs | DensePairs | None = None
+        self.units: BlockUnits | None = None
+
+    def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
+        """Blocks of a product have units of their own."""
+        super().start(cost, point, targets)
+        self.units = units_for(cost.geometry, point.gradient)
 
     def restart(self) -> bool:
         """Forget all pairs."""
@@ -146,6 +157,10 @@ class LBFGS(Descent):
         """``-H g``."""
         if self.pairs is None:
             return -point.gradient
+        if self.units is not None:
+            roots = self.units.roots
+            scaled = roots * self.pairs.direction(roots * point.gradient)
+            return self.cost.geometry.tangent(point.X, scaled)
         flat = self.pairs.direction(real_vector(point.gradient))
         return self.cost.geometry.tangent(point.X, from_real_vector(flat, point.gradient))
 
@@ -160,7 +175,18 @@ class LBFGS(Descent):
         if not sy > 1e-10 * trial.t * step.length * yy**0.5:
             return
         self.targets.saw(yy / sy, step.point)
+        s = real_vector(step.direction if trial.t == 1 else trial.t * step.direction)
+        if self.units is not None:
+            s, y = self._in_units(self.units, s, y)
+            yy = inner(y, y)
         if self.pairs is None:
             dense = self.memory is None and len(y) <= DENSE
             self.pairs = DensePairs(y) if dense else Pairs(int(self.memory or 10), y)
-        self.pairs.add(trial.t * real_vector(step.direction), y, sy, yy)
+        self.pairs.add(s, y, sy, yy)
+
+    def _in_units(self, units: BlockUnits, s: Any, y: Any) -> tuple[Any, Any]:
+        """A pair in the units of the blocks; where these change, earlier pairs mean nothing."""
+        units.learn(s, y)
+        if units.froze():
+            self.pairs = None
+        return s / units.roots, y * units.roots

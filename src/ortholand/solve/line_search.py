@@ -91,12 +91,14 @@ class Search:
         for _ in range(MAX_TRIALS):
             trial = self.attempt(t)
             lower = self.is_lower(trial)
+            if lower and abs(trial.slope) <= -self.flatness * self.slope:
+                return trial
             if lower and (best is None or self._merit(trial) < self._merit(best)):
                 best = trial
-            if not lower or trial.slope > -self.flatness * self.slope:
+            if not lower or trial.slope > 0:
                 high = trial
-            elif trial.slope >= self.flatness * self.slope or trial.t < t:
-                return trial  # flat enough, or as far as one can go
+            elif trial.t < t:
+                return trial  # as far as one can go
             else:
                 low = trial
             t = _next(low, high)

@@ -103,13 +103,15 @@ class Run:
             return Status.CONVERGED
         if stopped:
             return Status.CALLBACK
-        if self.in_vain > self.method.patience or targets.is_rounding(point):
+        if targets.is_rounding(point):
+            return Status.STALLED
+        if self.in_vain and self.in_vain > self.method.patience:
             return Status.STALLED
         if self.in_vain in LOOKS and self._is_rounding_of_x():
             return Status.CONVERGED
         if self.nit >= self.limits.maxiter:
             return Status.MAXITER
-        if time.perf_counter() > targets.deadline:
+        if self.rows[-1][-1] > self.limits.maxtime:
             return Status.MAXTIME
         return None
 

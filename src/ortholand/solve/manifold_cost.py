@@ -12,8 +12,6 @@ from ortholand.solve.manifolds.geometry import NEAR, Line
 from ortholand.solve.manifolds.stiefel import SquareStiefel
 from ortholand.solve.objective import Objective
 
-MEASURED = 50  # lines after which a residual is measured anew: roundings add up while derived
-
 
 class Point:
     """A point near the manifold with all that was computed there.
@@ -30,6 +28,8 @@ class Point:
         distance: norm of D.
         correction: ``<multiplier, D> / 2``.
         gradient_norm: of the Riemannian gradient.
+        euclidean_norm: of the Euclidean one, up to the distance: its two parts are orthogonal.
+        finite: whether everything here is a number.
         measured: whether D was measured at X; else it was derived, without the rounding of X.
     """
 
@@ -39,6 +39,8 @@ class Point:
         "correction",
         "distance",
         "euclidean",
+        "euclidean_norm",
+        "finite",
         "gradient",
         "gradient_norm",
         "measured",
@@ -66,7 +68,9 @@ class Point:
         self.gradient, self.multiplier = gradient, multiplier
         self.multiplier_norm, self.normal_norm = multiplier_norm, normal_norm
         self.distance, self.correction, self.measured = distance, correction, measured
-        self.gradient_norm = norm(gradient)
+        self.gradient_norm = size = norm(gradient)
+        self.euclidean_norm = math.hypot(size, normal_norm)
+        self.finite = math.isfinite(value + size + distance + correction)
 
     def merit(self, lam: float) -> float:
         """``f - <Sym(X^H G), X^H X - I> / 2 + lam N``.
@@ -75,16 +79,6 @@ class Point:
         in the distance, which the third outweighs: Fletcher's function for this constraint.
         """
         return self.value - self.correction + lam * self.distance * self.distance / 4
-
-    @property
-    def finite(self) -> bool:
-        """Whether everything here is a number."""
-        return math.isfinite(self.value + self.gradient_norm + self.distance + self.correction)
-
-    @property
-    def euclidean_norm(self) -> float:
-        """Of the Euclidean gradient, up to the distance: its two parts are orthogonal."""
-        return math.hypot(self.gradient_norm, self.normal_norm)
 
 
 class ManifoldCost:
@@ -100,7 +94,6 @@ class ManifoldCost:
         self.objective = objective
         self.geometry: Any = geometry or objective.variables.geometry
         self.saw_non_finite = False
-        self.lines = 0
 
     def at(self, X: Any, D: Any = None, measured: bool = False) -> Point:
         """Evaluate everything at X; its residual is measured where it is not known."""
@@ -109,21 +102,28 @@ class ManifoldCost:
         if D is None:
             D, measured = geometry.residual(X), True
         gradient, multiplier, correction = geometry.differentiate(X, D, G)
-        normal, distance = geometry.size(multiplier), geometry.size(D)
+        normal = geometry.size(multiplier)
         out = geometry.normal_norm(X, multiplier, normal)
         point = Point(
-            X, D, value, G, gradient, multiplier, normal, distance, correction, measured, out
+            X,
+            D,
+            value,
+            G,
+            gradient,
+            multiplier,
+            normal,
+            geometry.size(D),
+            correction,
+            measured,
+            out,
         )
-        self.saw_non_finite |= not point.finite
+        if not point.finite:
+            self.saw_non_finite = True
         return point
 
     def line(self, point: Point, direction: Any) -> Line:
         """The way from a point along the coordinates of a direction."""
-        self.lines += 1
-        D = point.D
-        if self.lines % MEASURED == 0 and not point.measured:
-            D = self.geometry.residual(point.X)
-        return self.geometry.line(point.X, D, direction)
+        return self.geometry.line(point.X, point.D, direction)
 
     def go(self, line: Line, t: float, near: float = NEAR) -> tuple[Point, float]:
         """Evaluate where a line leads to, and how far it went."""

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 from ortholand.solve.arrays import combine, inner, norm, precision
+from ortholand.solve.block_units import units_for
 from ortholand.solve.curvature import Curvatures
 from ortholand.solve.line_search import Merit, Search, Trial
 from ortholand.solve.manifold_cost import ManifoldCost, Point
@@ -34,9 +35,9 @@ class Model:
     def hessian(self, A: Any) -> Any:
         """Riemannian Hessian, in coordinates."""
         self.products += 1
-        X = self.point.X
-        W = self.euclidean_hessian(self.geometry.ambient(X, A))
-        return self.geometry.hessian(X, self.point.multiplier, A, W)
+        point, geometry = self.point, self.geometry
+        W = self.euclidean_hessian(geometry.ambient(point.X, A))
+        return geometry.hessian(point.X, point.multiplier, A, W)
 
 
 @dataclass
@@ -91,6 +92,7 @@ class Newton:
         self.largest_radius = columns if cost.geometry.bounded else math.inf
         self.radius = columns / 2
         self.curvatures = Curvatures(cost.geometry, point.X)
+        self.units = units_for(cost.geometry, point.gradient)
         self.effort = 0  # Hessian products in the last step
 
     def restart(self) -> bool:
@@ -108,13 +110,21 @@ class Newton:
         ratio = self._ratio(search, trial, solution)
         self._adapt(ratio, solution)
         if ratio > 0.1:
+            self._learn(point, trial, solution)
             return trial.point
         found = search.run(0.5 * trial.t if trial.point.finite else 0.1 * trial.t)
         self.merit.judge(search)
         if found is None:
             return None
         self.radius = max(found.t * solution.length, 1e-3 * self.radius)
+        self._learn(point, found, solution)
         return found.point
+
+    def _learn(self, point: Point, trial: Trial, solution: Solution) -> None:
+        """The units of a product's blocks."""
+        if self.units is not None:
+            change = trial.point.gradient - point.gradient
+            self.units.learn(trial.t * solution.step, change)
 
     def _minimise_model(self, point: Point) -> Solution:
         model = Model(self.cost, point)
@@ -134,7 +144,7 @@ class Newton:
         if self.preconditioner == "auto":
             if self.effort >= WORTH_A_PROBE or self.curvatures.best is not None:
                 self.curvatures.learn(model.point, model.hessian)
-            return self.curvatures.preconditioner()
+            return self.curvatures.preconditioner() if self.units is None else self.units.scaled
         if self.preconditioner is None:
             return None
         return partial(precondition, self.preconditioner, self.cost, model.point)
@@ -188,8 +198,8 @@ def truncated_cg(
     for _ in range(limit):
         Hd = model.hessian(d)
         curvature = inner(d, Hd)
-        sharpest = max(sharpest, abs(curvature) / dd) if dd else 0.0
-        model.sharpest = sharpest
+        if abs(curvature) > sharpest * dd > -1:
+            model.sharpest = sharpest = abs(curvature) / dd if dd else 0.0
         if AA and abs(curvature) <= rounding * sharpest * dd:
             break  # f is constant in this direction; the sign is rounding
         alpha = rz / curvature if curvature > 0 else math.inf
@@ -200,12 +210,16 @@ def truncated_cg(
         rr = inner(r, r)
         if math.sqrt(rr) <= accuracy or time.perf_counter() > deadline:
             break
-        z = r if inverse is None else inverse(r)
-        rz, before = (rr if inverse is None else inner(r, z)), rz
-        beta = rz / before
-        d = combine(-z, beta, d)  # a new one: the user's hessp may have kept the last
         AA += alpha * (2 * Ad + alpha * dd)
-        Ad, dd = inner(A, d), inner(d, d)
+        if inverse is None:  # r is orthogonal to d and to A, so that products follow
+            beta = rr / rz
+            d, rz = beta * d - r, rr  # a new d: the user's hessp may have kept the last
+            Ad, dd = beta * (Ad + alpha * dd), rr + beta * beta * dd
+        else:
+            z = inverse(r)
+            rz, before = inner(r, z), rz
+            d = rz / before * d - z
+            Ad, dd = inner(A, d), inner(d, d)
     return _finish(g, A, r, False)
 
 

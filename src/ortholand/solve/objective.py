@@ -1,7 +1,9 @@
 """The user's functions as a solver sees them: of its own arrays, and counted."""
 
+import contextvars
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +36,7 @@ class Objective:
         self.unit: float | None = None
         self.keeps_graph = False  # whether Hessian products will be asked for
         self._graph: tuple[Any, tuple[Tensor, ...], list[Tensor]] | None = None
-        self._errors = np.geterr()  # the user's functions run under the caller's settings
+        self._as_caller = _settings_of_now()  # under which the user's functions run
 
     def value_and_gradient(self, X: Any) -> tuple[float, Any]:
         """``f(X)`` and the Euclidean gradient: ``f(X + E) = f(X) + Re <G, E> + o(E)``.
@@ -81,8 +83,7 @@ class Objective:
     def hessian(self, X: Any, G: Any) -> HessianProduct:
         """``V -> Hess f(X)[V]``, by the user's ``hessp``, autograd, or differences of gradients."""
         if self.hessp is not None:
-            x = self.variables.outward(X)
-            return self._counted(lambda V: self._hessian_product(x, V))
+            return self._counted(partial(self._hessian_product, self.variables.outward(X)))
         if not self.jac:
             by_autograd = self._hessian_by_autograd(X)
             if by_autograd is not None:
@@ -90,21 +91,22 @@ class Objective:
         return self._counted(lambda V: self._hessian_by_differences(X, G, V) * self.scale)
 
     def _counted(self, product: HessianProduct) -> HessianProduct:
+        scale = self.scale
+
         def counted(V: Any) -> Any:
             self.nhev += 1
-            return product(V) if self.scale == 1 else product(V) / self.scale
+            return product(V) if scale == 1 else product(V) / scale
 
         return counted
 
     def _call(self, name: str, function: Any, *points: Any) -> Any:
         """Call a function of the user's, which may use autograd, and must leave X as it is."""
         if self.variables.numpy:
-            with np.errstate(**self._errors):
-                return function(*points, *self.args)
+            return self._as_caller(function, *points, *self.args)
         tensors = [x for point in points for x in self._tensors(point)]
         versions = [x._version for x in tensors]
-        with torch.enable_grad(), np.errstate(**self._errors):
-            value = function(*points, *self.args)
+        with torch.enable_grad():
+            value = self._as_caller(function, *points, *self.args)
         if versions != [x._version for x in tensors]:
             raise ValueError(f"{name} must not modify X, but it did. Work on a copy: X.clone().")
         return value
@@ -170,6 +172,19 @@ class Objective:
         G = variables.inward(variables.rebuild([g.detach() for g in found]), "fun's derivative")
         # Autograd's memory is the graph's, or may be that of another tensor.
         return number, copy_of(G)
+
+
+def _settings_of_now() -> Callable[..., Any]:
+    """Calls functions under NumPy's error settings of now, whatever they are then."""
+    if not np.__version__.startswith("1."):
+        return contextvars.copy_context().run  # the settings are a variable of the context
+    errors = np.geterr()
+
+    def call(function: Callable[..., Any], *args: Any) -> Any:
+        with np.errstate(**errors):
+            return function(*args)
+
+    return call
 
 
 def power_of_two_near(G: Any) -> float:

@@ -43,6 +43,7 @@ class Targets:
         self.deadline = math.inf  # of time.perf_counter()
         self.curvatures: deque[float] = deque(maxlen=RECENT)
         self.seen = 0  # curvatures so far
+        self.curved = 0.0  # a gradient's norm that the curvature along the last steps explains
 
     def saw(self, curvature: float, point: Point) -> None:
         """Note how much the gradient changes per step; not where that may be rounding."""
@@ -50,11 +51,7 @@ class Targets:
         if clear and 0 < curvature < math.inf:
             self.curvatures.append(curvature)
             self.seen += 1
-
-    @property
-    def curved(self) -> float:
-        """A gradient's norm that the curvature along the last steps would explain."""
-        return max(self.curvatures, default=0.0) * self.length
+            self.curved = max(self.curvatures) * self.length
 
     def goal(self, point: Point) -> float:
         """The norm that is to be reached."""

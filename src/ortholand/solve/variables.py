@@ -79,6 +79,8 @@ class Variables:
             for x, one, name in zip(arrays, chosen, self.structure.names, strict=True)
         ]
         self.inside_numpy = not torch_inside and (self.numpy or _small_on_cpu(arrays))
+        # One array of NumPy's that is neither converted nor transposed: most calls are for such.
+        self.plain = self.single and self.numpy and self.inside_numpy and self.blocks[0].as_it_is
         self._set_start(arrays)
 
     def _set_start(self, arrays: list[Any]) -> None:
@@ -124,6 +126,9 @@ class Variables:
 
     def outward(self, X: Any) -> Any:
         """The user's view of X; NumPy's cannot be written to, for X is the solver's."""
+        if self.plain:
+            X.setflags(write=False)
+            return X
         if not self.single:
             return self.rebuild(self.outward_blocks(X))
         return self._show(self.blocks[0].outward(X))
@@ -157,7 +162,11 @@ class Variables:
         It may be the user's own memory, which the next call may overwrite.
         """
         if self.single:
-            return self._take(self.blocks[0], G, name, gradient)
+            block = self.blocks[0]
+            fits = self.plain and type(G) is np.ndarray and G.dtype == block.dtype
+            if fits and G.shape == block.shape:
+                return G
+            return self._take(block, G, name, gradient)
         leaves = self.structure.leaves(G, name)
         return self.packing.join(
             [

@@ -437,7 +437,7 @@ def test_the_table_has_the_fastest_first_and_the_nearest_of_those_who_missed():
     ]
     cells = dict(zip(head, body[0], strict=True))
     assert (cells["reached"], cells["time, s"], cells["to best peer"]) == ("3 of 3", "4", "")
-    assert (cells["processor, s"], cells["iterations"], cells["Hessians"]) == ("0.9", "10", "0")
+    assert (cells["time, s"], cells["iterations"], cells["Hessians"]) == ("0.9", "10", "0")
     assert (cells["gradient by"], cells["excess cost"]) == ("5.0e-07", "0")
     smopt, pymanopt = (dict(zip(head, row, strict=True)) for row in body[1:])
     assert (smopt["reached"], smopt["time, s"], smopt["excess cost"]) == (

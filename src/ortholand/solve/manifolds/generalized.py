@@ -35,6 +35,7 @@ from ortholand.solve.manifolds.geometry import LandedLine, half_inner, roundings
 from ortholand.solve.manifolds.operators import Operator, not_definite, spread
 
 KEPT = 4  # points whose products with B are remembered
+MEASURED = 50  # lines after which a residual is measured anew: roundings add up while derived
 
 
 class Known(NamedTuple):
@@ -53,6 +54,7 @@ class GeneralizedColumns:
     def __init__(self, operator: Operator) -> None:
         self.operator = operator
         self.known: list[Known] = []
+        self.lines = 0
 
     def product(self, X: Array) -> Any:
         """``B X``, computed once for each point."""
@@ -133,7 +135,8 @@ class GeneralizedColumns:
 
     def line(self, X: Array, D: Any, A: Array) -> "GeneralizedLine":
         """Along A, by one product."""
-        return GeneralizedLine(self, X, D, A)
+        self.lines += 1
+        return GeneralizedLine(self, X, self.residual(X) if self.lines % MEASURED == 0 else D, A)
 
     def settle(self, X: Array) -> tuple[Array, Array]:
         """By Newton-Schulz steps, as long as they bring it nearer."""
@@ -198,19 +201,22 @@ class GeneralizedLine(LandedLine):
     """``(X + t V) C``, and the product of B with it."""
 
     def __init__(self, geometry: GeneralizedColumns, X: Array, D: Any, V: Array) -> None:
-        self.geometry = geometry
-        self.X, self.D, self.V = X, D, V
-        self.Y, self.BV = geometry.product(X), geometry.operator.apply(V)
-        M = adjoint(self.Y) @ V
+        super().__init__(X, V)
+        self.geometry, self.S0 = geometry, D + self.eye
+        self.BX, self.BV = geometry.product(X), geometry.operator.apply(V)
+        M = adjoint(self.BX) @ V
         self.linear = M + adjoint(M)
         self.quadratic = sym(adjoint(V) @ self.BV)
-        self.t = math.nan
+
+    def gram(self, t: float) -> Any:
+        """``I + D + t (X^H B V + V^H B X) + t^2 V^H B V``."""
+        return combine(combine(self.S0, t * t, self.quadratic), t, self.linear)
 
     def at(self, t: float, near: float) -> tuple[Array, Any]:
         """The point at t."""
         C, E = self.landing(t, near)
         X = combine(self.X, t, self.V) @ C
-        self.geometry.know(X, combine(self.Y, t, self.BV) @ C)
+        self.geometry.know(X, combine(self.BX, t, self.BV) @ C)
         return X, E
 
 

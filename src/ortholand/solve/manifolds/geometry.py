@@ -11,10 +11,12 @@ from ortholand.solve.arrays import (
     Array,
     adjoint,
     combine,
+    gram_product,
     identity,
     inner,
     largest_norm,
     precision,
+    product,
 )
 
 NEAR = 1e-2  # as near as a trial point must be at least; a Newton-Schulz step later it is at 1e-4
@@ -100,17 +102,15 @@ class Geometry(Protocol):
 
 
 class LandedLine:
-    """``(X + t V) C``: a tangent move, then Newton-Schulz steps, all in p x p matrices.
+    """``(X + t V) C``: a tangent move Y, then Newton-Schulz steps in p x p matrices.
 
-    ``Y = X + t V`` has ``Y^H Y - I = D + t (X^H V + V^H X) + t^2 V^H V``, and a Newton-Schulz step
-    ``Y (I - E / 2)`` makes of a residual E exactly ``(E^3 - 3 E^2) / 4``: nothing of X's size is
-    computed but the point itself, and its residual is known.
+    A Newton-Schulz step is ``Y (I - E / 2)`` with the residual ``E = Y^H Y - I``, which it turns to
+    ``(E^3 - 3 E^2) / 4``: of size n x p there are the move, the product for its Gram matrix, and
+    the point itself, whose residual follows.
     """
 
-    def __init__(self, X: Array, D: Any, V: Array, linear: Any = None) -> None:
-        self.X, self.D, self.V = X, D, V
-        self.linear = linear  # X^H V + V^H X; None: it is zero at every X
-        self.quadratic = adjoint(V) @ V
+    def __init__(self, X: Array, V: Array) -> None:
+        self.X, self.V, self.eye = X, V, identity(X)
         self.t = math.nan
 
     def limit(self, t: float) -> float:
@@ -122,32 +122,42 @@ class LandedLine:
         return t
 
     def _look(self, t: float) -> None:
-        self.t = t
-        E = combine(self.D, t * t, self.quadratic)
-        self.E = E if self.linear is None else combine(E, t, self.linear)
+        self.t, self.S = t, self.gram(t)
+        self.E = self.S - self.eye
         self.error = largest_norm(self.E)
         if self.error > 0.5:
             self.spectral = math.sqrt(largest_norm(self.E @ self.E))
 
+    def gram(self, t: float) -> Any:
+        """That of the point at t, before landing."""
+        self.Y = combine(self.X, t, self.V)
+        return gram_product(self.Y, self.Y)
+
     def at(self, t: float, near: float) -> tuple[Array, Any]:
         """The point at t."""
         C, E = self.landing(t, near)
-        return combine(self.X, t, self.V) @ C, E
+        return product(self.Y, C), E
 
     def landing(self, t: float, near: float) -> tuple[Any, Any]:
         """What lands the point at t, and the residual then."""
         if t != self.t:
             self._look(t)
-        E, error, eye, C = self.E, self.error, identity(self.E), None
+        S, E, error, eye, C = self.S, self.E, self.error, self.eye, None
         if error > 0.5:
             shrink = 1 / (1 + self.spectral / 2)
-            C, E = math.sqrt(shrink) * eye, shrink * (E + eye) - eye
+            C, S = math.sqrt(shrink) * eye, shrink * S
+            E = S - eye
             error = largest_norm(E)
         near = min(near, NEAR)
         for _ in range(20):
             step = eye - 0.5 * E
-            C = step if C is None else C @ step
-            E = -0.75 * (E @ E) if error < CUBIC else (E @ E) @ (0.25 * E - 0.75 * eye)
+            C = step if C is None else product(C, step)
+            if error < CUBIC:  # where I + E would lose digits of the next E
+                E = -0.75 * product(E, E)
+                S = eye + E
+            else:
+                S = product(product(step, S), step)
+                E = S - eye
             if not error * error * (3 + error) / 4 > near:  # also if it is NaN
                 break
             error = largest_norm(E)

@@ -6,12 +6,15 @@ from typing import Any
 from ortholand.solve.arrays import (
     Array,
     adjoint,
+    gram_product,
     identity,
     minus_product,
     norm,
     precision,
+    product,
     skew,
     sym,
+    turned,
 )
 from ortholand.solve.manifolds.geometry import LandedLine, half_inner, roundings, settle
 
@@ -58,13 +61,13 @@ class TallStiefel(OrthonormalColumns):
         Off the manifold G's tangent part is ``G - X M`` with ``Sym(X^H X M) = Sym(X^H G)``. M is
         taken to first order in D, or a large normal part of G would pass for a tangent one.
         """
-        P = adjoint(X) @ G
-        multiplier = sym(P - D @ P)
+        P = gram_product(X, G)
+        multiplier = sym(minus_product(P, D, P))
         return minus_product(G, X, multiplier), multiplier, half_inner(multiplier, D)
 
     def tangent(self, X: Array, A: Array) -> Array:
         """A without its normal part at X."""
-        return minus_product(A, X, sym(adjoint(X) @ A))
+        return minus_product(A, X, sym(gram_product(X, A)))
 
     coordinates = tangent
 
@@ -76,10 +79,9 @@ class TallStiefel(OrthonormalColumns):
         """``W - A multiplier`` without its normal part."""
         return self.tangent(X, minus_product(W, A, multiplier))
 
-    def line(self, X: Array, D: Any, A: Array) -> LandedLine:
-        """A is tangent on the manifold; at X nearly so."""
-        M = adjoint(X) @ A
-        return LandedLine(X, D, A, M + adjoint(M))
+    def line(self, X: Array, D: Any, A: Array) -> LandedLine:  # noqa: ARG002
+        """Along A itself."""
+        return LandedLine(X, A)
 
 
 class SquareStiefel(OrthonormalColumns):
@@ -90,9 +92,10 @@ class SquareStiefel(OrthonormalColumns):
 
     def differentiate(self, X: Array, D: Any, G: Array) -> tuple[Array, Array, float]:
         """Relative gradient and multiplier ``Sym(G X^H)``."""
-        P = 0.5 * (G @ adjoint(X))
+        P = 0.5 * product(G, adjoint(X))
+        Q = turned(P)
         # <Sym(G X^H), X X^H - I> = <G, X (X^H X - I)>
-        return P - adjoint(P), P + adjoint(P), half_inner(G, X @ D)
+        return P - Q, P + Q, half_inner(G, product(X, D))
 
     def tangent(self, X: Array, A: Array) -> Array:  # noqa: ARG002
         """The same."""
@@ -100,19 +103,19 @@ class SquareStiefel(OrthonormalColumns):
 
     def ambient(self, X: Array, A: Array) -> Array:
         """``A X``."""
-        return A @ X
+        return product(A, X)
 
     def coordinates(self, X: Array, A: Array) -> Array:
         """``Skew(A X^H)``."""
-        return skew(A @ adjoint(X))
+        return skew(product(A, adjoint(X)))
 
     def hessian(self, X: Array, multiplier: Any, A: Array, W: Array) -> Array:
         """``Skew(W X^H - multiplier A)``: the relative Hessian has ``G X^H`` for the multiplier."""
-        return skew(minus_product(W @ adjoint(X), multiplier, A))
+        return skew(minus_product(product(W, adjoint(X)), multiplier, A))
 
-    def line(self, X: Array, D: Any, A: Array) -> LandedLine:
-        """``A X`` with ``X^H A X`` skew: it has no linear term."""
-        return LandedLine(X, D, A @ X)
+    def line(self, X: Array, D: Any, A: Array) -> LandedLine:  # noqa: ARG002
+        """Along ``A X``."""
+        return LandedLine(X, product(A, X))
 
 
 class Subspaces(TallStiefel):
@@ -120,14 +123,14 @@ class Subspaces(TallStiefel):
 
     def differentiate(self, X: Array, D: Any, G: Array) -> tuple[Array, Array, float]:
         """``G - X X^H G``, off the manifold to first order."""
-        P = adjoint(X) @ G
-        P = P - D @ P
+        P = gram_product(X, G)
+        P = minus_product(P, D, P)
         multiplier = sym(P)
         return minus_product(G, X, P), multiplier, half_inner(multiplier, D)
 
     def tangent(self, X: Array, A: Array) -> Array:
         """A without what is in the span of X."""
-        return minus_product(A, X, adjoint(X) @ A)
+        return minus_product(A, X, gram_product(X, A))
 
     coordinates = tangent
 

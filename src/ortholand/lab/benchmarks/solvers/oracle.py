@@ -30,7 +30,7 @@ class Oracle:
 
     Args:
         case: the problem.
-        deadline: ``perf_counter()`` after which the next question raises Stop.
+        deadline: ``process_time()`` after which the next question raises Stop.
         last_gradient: number of the gradient after which to raise Stop.
         watch: called with every point whose gradient was asked, while the clocks stand; Stop is
             raised when it says True.
@@ -112,5 +112,5 @@ class Oracle:
         return self._points[0]
 
     def _check_time(self) -> None:
-        if perf_counter() - self.pause > self.deadline:
+        if process_time() - self.processor_pause > self.deadline:
             raise Stop

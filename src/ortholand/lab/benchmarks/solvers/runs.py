@@ -30,7 +30,7 @@ from ortholand.lab.study.spec import Context, Unit
 from ortholand.lab.study.timing import Action, time_in_turn
 
 TIGHTENINGS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
-SHORT = 1.0  # seconds; shorter runs are repeated
+SHORT = 1.0  # processor seconds; shorter runs are repeated
 logger = logging.getLogger(__name__)
 
 
@@ -42,7 +42,7 @@ class SolverSettings:
     solvers: tuple[str, ...] = tuple(PARTICIPANTS)
     seeds: int = 5
     gtols: tuple[float, ...] = (1e-6, 1e-10)  # the loosest first
-    maxtime: float = 90.0  # seconds of a run
+    maxtime: float = 90.0  # processor seconds of a run
     repeats: int = 3  # how often a short run is timed
     patience: int = 3  # seeds that a solver may miss before it is left out
 
@@ -115,7 +115,7 @@ class Trial:
         begin, processor_begin = perf_counter(), process_time()
         oracle = Oracle(
             self.case,
-            deadline=begin + self.maxtime,
+            deadline=processor_begin + self.maxtime,
             last_gradient=self._last_gradient,
             watch=self.holds if watched else None,
         )
@@ -212,7 +212,11 @@ class Contest:
             trials[name] = Trial(PARTICIPANTS[name], case, gtol, self.task.maxtime)
             trials[name].settle()
             self.context.tick(1)
-        short = [n for n, t in trials.items() if t.reached and t.attempts[0].seconds < SHORT]
+        short = [
+            name
+            for name, trial in trials.items()
+            if trial.reached and trial.attempts[0].processor_seconds < SHORT
+        ]
         again = {name: Action(trials[name].repeat) for name in short}
         time_in_turn(again, repetitions=self.task.repeats - 1, warm_up=0)
         for name, trial in trials.items():

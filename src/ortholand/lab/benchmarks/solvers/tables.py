@@ -14,7 +14,7 @@ from ortholand.lab.study.spec import TableSpec
 
 Runs = dict[str, list[SolverRun]]  # by solver
 HEAD = [
-    *("solver", "reached", "time, s", "processor, s", "to best peer", "µs each"),
+    *("solver", "reached", "time, s", "to best peer", "µs each"),
     *("iterations", "costs", "gradients", "Hessians"),
     *("gradient by", "‖XᵀX − I‖", "excess cost"),
 ]
@@ -34,12 +34,13 @@ def runs_of(record: Record, gtol: float) -> Runs:
 
 
 def median_times(runs: Runs) -> dict[str, float]:
-    """Median seconds over the seeds, by solver. A run that missed has taken infinitely long.
+    """Median processor seconds over the seeds, by solver; infinite for a run that missed.
 
     Whoever has missed too often is not run with the remaining seeds: these count as missed.
     """
     times = {
-        name: [r.seconds if r.reached else math.inf for r in one] for name, one in runs.items()
+        name: [r.processor_seconds if r.reached else math.inf for r in one]
+        for name, one in runs.items()
     }
     for one in times.values():
         if math.inf in one:
@@ -70,12 +71,11 @@ def table(problem: str, gtol: float, records: Records) -> list[list[str]]:
 
 
 def _times(time: float, best_peer: float, runs: Sequence[SolverRun]) -> list[str]:
-    processor = f"{_middle(runs, 'processor_seconds'):.3g}"
     each = f"{1e6 * statistics.median_low(map(per_evaluation, runs)):.0f}"
     if math.isinf(time):
-        return [f"not in {_middle(runs, 'seconds'):.3g}", processor, "", each]
+        return [f"not in {_middle(runs, 'processor_seconds'):.3g}", "", each]
     ratio = f"{time / best_peer:.2f}" if best_peer < math.inf else ""
-    return [f"{time:.3g}", processor, ratio, each]
+    return [f"{time:.3g}", ratio, each]
 
 
 def per_evaluation(run: SolverRun) -> float:
