@@ -259,7 +259,7 @@ def test_out_of_time_or_failed_is_a_result(caplog):
         trial.settle()
         assert not trial.reached
         assert trial.as_run(0, 0).gradients > 0
-    assert 0.04 < slow.attempts[0].seconds < 2
+    assert 0.04 < slow.attempts[0].processor_seconds < 2
     assert "failing: FloatingPointError('no')" in caplog.text
 
 
@@ -405,7 +405,13 @@ def made_record(rows, unit="ica", task=TASK):
 def times(*seconds, solver=0, **changes):
     """A run for each seed; None is a miss."""
     return [
-        made_run(solver=solver, seed=i, seconds=s or 7.0, reached=s is not None, **changes)
+        made_run(
+            solver=solver,
+            seed=i,
+            processor_seconds=s or 7.0,
+            reached=s is not None,
+            **changes,
+        )
         for i, s in enumerate(seconds)
     ]
 
@@ -437,7 +443,7 @@ def test_the_table_has_the_fastest_first_and_the_nearest_of_those_who_missed():
     ]
     cells = dict(zip(head, body[0], strict=True))
     assert (cells["reached"], cells["time, s"], cells["to best peer"]) == ("3 of 3", "4", "")
-    assert (cells["time, s"], cells["iterations"], cells["Hessians"]) == ("0.9", "10", "0")
+    assert (cells["iterations"], cells["Hessians"]) == ("10", "0")
     assert (cells["gradient by"], cells["excess cost"]) == ("5.0e-07", "0")
     smopt, pymanopt = (dict(zip(head, row, strict=True)) for row in body[1:])
     assert (smopt["reached"], smopt["time, s"], smopt["excess cost"]) == (
