@@ -9,6 +9,9 @@ import torch
 
 import ortholand as ol
 from ortholand.solve import METHODS
+from ortholand.solve.block_units import BlockUnits, units_for
+from ortholand.solve.manifolds import Packing, Product
+from ortholand.solve.manifolds.euclidean import Flat
 
 F64 = torch.float64
 METHOD_NAMES = (None, *METHODS)
@@ -356,3 +359,37 @@ class TestStacks:
         x0[1] *= 2
         with pytest.raises(ValueError, match="away"):
             ol.minimize(lambda X: (0.0, X), x0, jac=True)
+
+
+# Units of the blocks.
+
+
+@pytest.mark.parametrize("method", ["bb", "lbfgs", "newton", None])
+def test_the_unit_of_a_free_block_costs_few_iterations(method):
+    """Data times 100 make s so large: U's curvature is s^2 then, and that of s is 1."""
+    problem, evaluations = LowRank(m=20, n=15), []
+    for scale in (1.0, 100.0):
+        x0 = {**problem.start, "s": scale * problem.start["s"]}
+
+        def fun(x, scale=scale):
+            return ((x["U"] * x["s"]) @ x["V"].mT - scale * problem.M).square().sum() / 2
+
+        result = ol.minimize(fun, x0, method=method, gtol=1e-8)
+        assert result.success
+        torch.testing.assert_close(result.x["s"], scale * problem.s, rtol=1e-6, atol=0)
+        evaluations.append(result.njev + result.nhev)
+    assert evaluations[1] < 3 * evaluations[0]
+
+
+def test_units_of_blocks_follow_their_curvature():
+    product = Product([Flat(), Flat()], Packing([np.zeros(2), np.zeros(3)]))
+    units = BlockUnits(product, np.zeros(5))
+    assert not units.froze()
+    step = np.ones(5)
+    units.learn(step, np.array([16.0, 16, 1, 1, 1]))
+    np.testing.assert_allclose(units.scaled(step), [1, 1, 16, 16, 16])
+    units.learn(step, np.array([1.0, 1, 0, 0, np.nan]))  # nothing is seen of the second
+    assert units.scaled(step)[2] < 16
+    assert units.froze()
+    assert not units.froze()
+    assert units_for(Flat(), step) is None

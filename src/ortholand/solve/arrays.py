@@ -109,7 +109,7 @@ def combine(A: Any, t: float, B: Any) -> Any:
 
 
 def identity(A: Any) -> Any:
-    """The p x p identity beside matrices of p columns."""
+    """The p x p identity for matrices of p columns."""
     p = A.shape[-1]
     if isinstance(A, np.ndarray):
         return _numpy_identity(p, A.dtype)

@@ -130,7 +130,7 @@ def _why(run: Run, point: Point) -> str:
     targets = run.targets
     text = ""
     if targets.is_rounding(point) and point.gradient_norm > targets.goal(point):
-        text = ", and what is left is rounding beside the norm of jac"
+        text = ", and what is left is rounding of jac"
     elif run.nit or point.gradient_norm > targets.gtol * point.euclidean_norm:
         return ""
     moved = "" if run.nit else "; x0 was stationary already: move it to leave a saddle point"

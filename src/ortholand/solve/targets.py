@@ -27,7 +27,7 @@ class Targets:
     """The gradient's norm at which a run ends, and what f is rounded to.
 
     ``gtol`` is relative to the first Riemannian gradient, unless the start makes that much larger
-    (beside a pole) or smaller (at a solution) than what is usual here. What is usual is seen in two
+    (near a pole) or smaller (at a solution) than what is usual here. What is usual is seen in two
     ways, each of which something can spoil, but hardly both: the Euclidean gradient, whose normal
     part depends on how f goes on off the manifold; and the curvature along the last steps times
     ``||X||``, which kinks and noise make large.

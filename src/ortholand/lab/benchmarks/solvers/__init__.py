@@ -1,4 +1,4 @@
-"""``ortholand.minimize`` beside pymanopt, cdopt, smopt and torch's L-BFGS on a parametrization."""
+"""``ortholand.minimize`` against pymanopt, cdopt, smopt and torch's L-BFGS on a parametrization."""
 
 from ortholand.lab.benchmarks.solvers.claims import CLAIMS
 from ortholand.lab.benchmarks.solvers.problems import PROBLEMS

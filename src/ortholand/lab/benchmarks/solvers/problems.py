@@ -245,7 +245,7 @@ def ica(seed: int) -> Case:
 
 
 def pca(seed: int) -> Case:
-    """200 components with variances 2 to 1 beside 800 of .9 to .01."""
+    """200 components with variances 2 to 1, and 800 of .9 to .01."""
     leading, others = np.linspace(2, 1, 200), np.linspace(0.9, 0.01, 800)
     variances = torch.from_numpy(np.concatenate([leading, others]))
     problem = PCA.with_spectrum(variances, 200, seed=seed)
