@@ -23,7 +23,14 @@ from ortholand.lab.benchmarks.solvers.problems import (
     nearest,
 )
 from ortholand.lab.benchmarks.solvers.runs import SolverRun, SolverSettings, Trial, available
-from ortholand.lab.benchmarks.solvers.tables import TABLES, median_times, runs_of, table
+from ortholand.lab.benchmarks.solvers.tables import (
+    DEFAULT,
+    TABLES,
+    median_times,
+    runs_of,
+    summary,
+    table,
+)
 from ortholand.lab.cli import app
 from ortholand.lab.study.records import (
     MissingRecordError,
@@ -457,7 +464,7 @@ def test_the_table_has_the_fastest_first_and_the_nearest_of_those_who_missed():
 def test_times_are_compared_with_the_best_peer():
     rows = [*times(1.0), *times(2.0, solver=1), *times(4.0, solver=2)]
     _, *body = table("ica", 1e-6, Records({"ica": made_record(rows)}))
-    assert [row[4] for row in body] == ["0.50", "1.00", "2.00"]
+    assert [row[3] for row in body] == ["0.50", "1.00", "2.00"]
 
 
 def test_where_no_optimum_is_known_the_least_cost_that_anyone_found_is_taken():
@@ -473,7 +480,25 @@ def test_a_table_without_runs_is_missing():
     record = made_record(times(1.0))
     with pytest.raises(MissingRecordError, match="1e-10 on ica"):
         table("ica", 1e-10, Records({"ica": record}))
-    assert len(TABLES) == len({spec.name for spec in TABLES}) == 2 * len(PROBLEMS)
+    assert len(TABLES) == len({spec.name for spec in TABLES}) == 1 + 2 * len(PROBLEMS)
+
+
+def test_the_summary_has_the_default_the_best_of_ours_and_the_best_peer():
+    task = replace(TASK, solvers=(DEFAULT, "ortholand-bb-numpy", "smopt-slpg"))
+    rows = [*times(3.0), *times(1.0, solver=1), *times(2.0, solver=2)]
+    head, row = summary(Records({"ica": made_record(rows, task=task)}))
+    cells = dict(zip(head[2:], row[2:], strict=True))
+    assert (cells["default, s"], cells["best of ours"]) == ("3", '"bb" (NumPy, jac)')
+    assert (cells["best peer"], cells["default / peer"], cells["best / peer"]) == (
+        "smopt slpg",
+        "1.50",
+        "0.50",
+    )
+    missed = made_record([*times(3.0), *times(None, solver=2)], task=task)
+    _, row = summary(Records({"ica": missed}))
+    assert row[5:9] == ["none gets there", "inf", "", ""]
+    with pytest.raises(MissingRecordError):
+        summary(Records({}))
 
 
 def verdicts(ours, peer, *, newton=True):

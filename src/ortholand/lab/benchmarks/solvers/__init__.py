@@ -43,7 +43,7 @@ SOLVERS = Study(
                 "smopt-slpg",
                 "cdopt-lbfgs",
             ),
-            maxtime=5.0,
+            maxtime=1.5,
             patience=1,
         ),
         "full": SolverSettings(),

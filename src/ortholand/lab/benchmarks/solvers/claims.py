@@ -5,12 +5,11 @@ from functools import partial
 
 from ortholand.lab.benchmarks.solvers.peers import PARTICIPANTS
 from ortholand.lab.benchmarks.solvers.problems import PROBLEMS
-from ortholand.lab.benchmarks.solvers.tables import best, median_times, runs_of
+from ortholand.lab.benchmarks.solvers.tables import DEFAULT, best, median_times, runs_of
 from ortholand.lab.study.records import Records
 from ortholand.lab.study.spec import Claim, Finding, Verdict
 
 NEWTON = "ortholand-newton-numpy"
-DEFAULT = "ortholand-default-numpy"
 
 
 def best_is_fastest(problem: str, records: Records) -> Finding:
@@ -30,10 +29,12 @@ def best_is_fastest(problem: str, records: Records) -> Finding:
 
 def default_is_fast(records: Records) -> Finding:
     """The default's time over that of the best peer: on each problem, and the geometric mean."""
+    if not records:
+        return Finding("no problem was run", Verdict.OPEN)
     words, verdicts = [], []
     for gtol in (1e-6, 1e-10):
         ratios = []
-        for name in PROBLEMS:
+        for name in records:
             times = median_times(runs_of(records[name], gtol))
             if DEFAULT not in times or all(PARTICIPANTS[other].ours for other in times):
                 return Finding("the default or its peers were not run", Verdict.OPEN)
@@ -49,7 +50,9 @@ def default_is_fast(records: Records) -> Finding:
 
 def newton_gets_there(records: Records) -> Finding:
     """With how many seeds it reaches 1e-10."""
-    runs = {name: runs_of(records[name], 1e-10).get(NEWTON, []) for name in PROBLEMS}
+    if not records:
+        return Finding("no problem was run", Verdict.OPEN)
+    runs = {name: runs_of(records[name], 1e-10).get(NEWTON, []) for name in records}
     shares = {
         name: (sum(bool(run.reached) for run in one), records[name].configuration["seeds"])
         for name, one in runs.items()
@@ -73,10 +76,11 @@ CLAIMS = (
         for name, (title, _) in PROBLEMS.items()
     ),
     _claim(
-        "The default takes at most 1.1 of the best peer's time everywhere, 0.8 in the mean.",
+        "The default takes at most 1.1 of the best peer's time on each problem that was run, "
+        "0.8 in the mean.",
         check=default_is_fast,
     ),
-    _claim('"newton" reaches 1e-10 on every problem.', check=newton_gets_there),
+    _claim('"newton" reaches 1e-10 on every problem that was run.', check=newton_gets_there),
     _claim(
         "Brockett 1000 x 200 gets to 1e-6 within 90 s, where no peer does.",
         check=alone_on_the_large_problem,

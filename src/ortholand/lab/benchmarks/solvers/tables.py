@@ -13,6 +13,7 @@ from ortholand.lab.study.records import MissingRecordError, Record, Records
 from ortholand.lab.study.spec import TableSpec
 
 Runs = dict[str, list[SolverRun]]  # by solver
+DEFAULT = "ortholand-default-numpy"
 HEAD = [
     *("solver", "reached", "time, s", "to best peer", "µs each"),
     *("iterations", "costs", "gradients", "Hessians"),
@@ -48,11 +49,15 @@ def median_times(runs: Runs) -> dict[str, float]:
     return {name: statistics.median_low(one) for name, one in times.items()}
 
 
+def fastest(times: dict[str, float], *, ours: bool) -> str:
+    """The name of the fastest of ours, or of the peers; empty if none was run."""
+    names = [name for name in times if PARTICIPANTS[name].ours == ours]
+    return min(names, key=lambda name: times[name], default="")
+
+
 def best(times: dict[str, float], *, ours: bool) -> float:
     """The shortest time of ours, or of a peer."""
-    return min(
-        (t for name, t in times.items() if PARTICIPANTS[name].ours == ours), default=math.inf
-    )
+    return times.get(fastest(times, ours=ours), math.inf)
 
 
 def table(problem: str, gtol: float, records: Records) -> list[list[str]]:
@@ -71,7 +76,7 @@ def table(problem: str, gtol: float, records: Records) -> list[list[str]]:
 
 
 def _times(time: float, best_peer: float, runs: Sequence[SolverRun]) -> list[str]:
-    each = f"{1e6 * statistics.median_low(map(per_evaluation, runs)):.0f}"
+    each = _each(runs)
     if math.isinf(time):
         return [f"not in {_middle(runs, 'processor_seconds'):.3g}", "", each]
     ratio = f"{time / best_peer:.2f}" if best_peer < math.inf else ""
@@ -112,9 +117,55 @@ def _least_costs(runs: Runs) -> dict[float, float]:
     return least
 
 
+SUMMARY = [
+    *("problem", "gradient by", "default, s", "best of ours", "s", "best peer", "s"),
+    *("default / peer", "best / peer", "µs each: default", "peer"),
+]
+
+
+def summary(records: Records) -> list[list[str]]:
+    """For each problem and tolerance: the default, the best of ours and the best peer."""
+    rows = [SUMMARY]
+    for problem, (title, _) in PROBLEMS.items():
+        for gtol in SolverSettings().gtols:
+            try:
+                runs = runs_of(records[problem], gtol)
+            except MissingRecordError:
+                continue
+            rows.append([title, f"{gtol:.0e}", *_compared(runs)])
+    if len(rows) == 1:
+        raise MissingRecordError("no problem was run")
+    return rows
+
+
+def _compared(runs: Runs) -> list[str]:
+    times = median_times(runs)
+    ours, peer = fastest(times, ours=True), fastest(times, ours=False)
+    default, theirs = times.get(DEFAULT, math.nan), times.get(peer, math.inf)
+    return [
+        f"{default:.3g}",
+        PARTICIPANTS[ours].label.removeprefix("ortholand").strip(", ") if ours else "none",
+        f"{times.get(ours, math.inf):.3g}",
+        PARTICIPANTS[peer].label if theirs < math.inf else "none gets there",
+        f"{theirs:.3g}",
+        *(
+            f"{time / theirs:.2f}" if theirs < math.inf else ""
+            for time in (default, times.get(ours, math.inf))
+        ),
+        *(_each(runs[name]) if name in runs else "" for name in (DEFAULT, peer)),
+    ]
+
+
+def _each(runs: Sequence[SolverRun]) -> str:
+    return f"{1e6 * statistics.median_low(map(per_evaluation, runs)):.0f}"
+
+
 TABLES = [
-    TableSpec(f"solvers-{name}-{by}", f"{title}, gradient by {by}", partial(table, name, gtol))
-    for name, (title, _) in PROBLEMS.items()
-    for gtol in SolverSettings().gtols
-    for by in [f"{gtol:.0e}"]
+    TableSpec("solvers-summary", "The default, the best of ours and the best peer", summary),
+    *(
+        TableSpec(f"solvers-{name}-{by}", f"{title}, gradient by {by}", partial(table, name, gtol))
+        for name, (title, _) in PROBLEMS.items()
+        for gtol in SolverSettings().gtols
+        for by in [f"{gtol:.0e}"]
+    ),
 ]
