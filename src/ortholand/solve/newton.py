@@ -198,8 +198,8 @@ def truncated_cg(
     for _ in range(limit):
         Hd = model.hessian(d)
         curvature = inner(d, Hd)
-        if abs(curvature) > sharpest * dd > -1:
-            model.sharpest = sharpest = abs(curvature) / dd if dd else 0.0
+        if dd and abs(curvature) > sharpest * dd:
+            model.sharpest = sharpest = abs(curvature) / dd
         if AA and abs(curvature) <= rounding * sharpest * dd:
             break  # f is constant in this direction; the sign is rounding
         alpha = rz / curvature if curvature > 0 else math.inf
@@ -211,15 +211,11 @@ def truncated_cg(
         if math.sqrt(rr) <= accuracy or time.perf_counter() > deadline:
             break
         AA += alpha * (2 * Ad + alpha * dd)
-        if inverse is None:  # r is orthogonal to d and to A, so that products follow
-            beta = rr / rz
-            d, rz = beta * d - r, rr  # a new d: the user's hessp may have kept the last
-            Ad, dd = beta * (Ad + alpha * dd), rr + beta * beta * dd
-        else:
-            z = inverse(r)
-            rz, before = inner(r, z), rz
-            d = rz / before * d - z
-            Ad, dd = inner(A, d), inner(d, d)
+        z = r if inverse is None else inverse(r)
+        rz, before = (rr if inverse is None else inner(r, z)), rz
+        d = rz / before * d - z  # a new one: the user's hessp may have kept the last
+        # Not by recurrence: rounding spoils the orthogonality that it would need.
+        Ad, dd = inner(A, d), inner(d, d)
     return _finish(g, A, r, False)
 
 
