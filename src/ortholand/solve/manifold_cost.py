@@ -1,5 +1,6 @@
 """The cost on its manifold: points where everything is known, and ways between them."""
 
+import copy
 import math
 from typing import Any
 
@@ -131,8 +132,13 @@ class ManifoldCost:
         return self.at(*line.at(t, near)), t
 
     def settled(self, point: Point) -> Point:
-        """The point where it lands."""
-        return self.at(*self.geometry.settle(point.X), measured=True)
+        """The point where it lands; what was evaluated there already is not evaluated again."""
+        X, D = self.geometry.settle(point.X)
+        if X is not point.X or not point.finite:
+            return self.at(X, D, measured=True)
+        landed = copy.copy(point)
+        landed.D, landed.distance, landed.measured = D, self.geometry.size(D), True
+        return landed
 
     def gradient_change(self, point: Point, direction: Any, t: float) -> Any:
         """By how much the gradient changes along a direction, up to t."""
