@@ -1,4 +1,4 @@
-"""The code of docs/training_stacks.md runs."""
+"""The code of the pages that need other libraries runs."""
 
 import re
 from pathlib import Path
@@ -29,3 +29,11 @@ def test_the_page_runs_from_top_to_bottom():
     assert namespace["optimizer"].param_groups[0]["betas"] == (0.9, 0.99)
     assert ol.orthogonality_error(namespace["module"].optimizers()) < 1e-3
     assert namespace["trainer"].global_step == 24
+
+
+@pytest.mark.parametrize("name", ["peft", "rotations"])
+def test_recipes_run(name):
+    pytest.importorskip("peft", reason="needs pip install 'ortholand[ecosystem]'")
+    page = PAGE.parent / "recipes" / f"{name}.md"
+    (block,) = re.findall(r"^```py\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    exec(compile(block, str(page), "exec"), {"__name__": "page"})

@@ -2,4 +2,6 @@
 
 - :mod:`ortholand.integrations.peft`: adapters of Hugging Face PEFT with orthonormal factors or
   orthogonal blocks.
+- :mod:`ortholand.integrations.rotations`: rotations of a Llama-type model that make it easier to
+  quantise, learnt and folded into its weights.
 """

@@ -1,9 +1,13 @@
 """An optimizer for the adapters of a PEFT model: the factory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from peft.tuners.boft.layer import BOFTLayer
+from peft.tuners.lora.layer import LoraLayer
+from peft.tuners.oft.layer import OFTLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from ortholand.integrations.peft.blocks import make_blocks_orthogonal, make_butterfly_orthogonal
@@ -17,16 +21,6 @@ from ortholand.integrations.peft.factors import (
 )
 from ortholand.optim import LandingAdam
 from ortholand.optim.base import OrthogonalOptimizer
-
-try:
-    from peft.tuners.boft.layer import BOFTLayer
-    from peft.tuners.lora.layer import LoraLayer
-    from peft.tuners.oft.layer import OFTLayer
-    from peft.tuners.tuners_utils import BaseTunerLayer
-except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError(
-        f"ortholand.integrations.peft needs {missing.name}: pip install 'ortholand[peft]'."
-    ) from missing
 
 
 def create_landing_optimizer(
@@ -115,9 +109,10 @@ def _check_arguments(optimizer_cls: type[OrthogonalOptimizer], factors: str) -> 
 
 def _places(model: nn.Module) -> Iterator[_Place]:
     """Adapters that are active and trained, of the types that there is something to do for."""
-    for name, layer in model.named_modules():
+    layers: Iterable[tuple[str, Any]] = model.named_modules()
+    for name, layer in layers:
         if isinstance(layer, LoraLayer):
-            held: Any = layer.lora_A
+            held = layer.lora_A
         elif isinstance(layer, OFTLayer):
             held = layer.oft_R
         elif isinstance(layer, BOFTLayer):
