@@ -216,6 +216,29 @@ def test_rows_apart_never_leave_the_ball(scene, ranks):
         assert distance(apart.whole().to(exact), spectral=spectral) <= eps + rounding
 
 
+@pytest.mark.parametrize("share", [1e-3, 1e-6, 1e-7, 3e-8, 1e-8, 3e-9, 1e-9, 1e-12])
+@pytest.mark.parametrize("attraction", ["coupled", "decoupled", "after"])
+@pytest.mark.parametrize("shape", [(6, 1), (9, 2), (40, 3)], ids=str)
+def test_gradients_that_are_almost_normal_stay_in_the_ball_apart(shape, attraction, share):
+    """Of their tangent part, a difference of Gram matrices, rounding leaves few digits or none."""
+    X = ol.random_orthogonal(*shape, seed=0, dtype=torch.float64)
+    optimizer = ol.LandingMuon(
+        [nn.Parameter(X)],
+        lr=1.0,
+        lam=0.0,
+        eps=0.125,
+        attraction=attraction,
+        safe_step="frobenius",
+        omega=0.0,
+        momentum=0.0,
+    )
+    apart = Apart(X, optimizer, ranks=2)
+    for k in range(6):
+        current = apart.whole()
+        apart.step(current + share * gaussian(shape, k, torch.float64))
+        assert distance(apart.whole()) <= 0.125 + 1e-12
+
+
 # In one place: the Gram form against the forms on whole matrices, the reference.
 
 

@@ -236,7 +236,10 @@ def polar_gram(
     safe = per_matrix(1 / unit.clamp(min=torch.finfo(unit.dtype).tiny ** 0.5), T)
     M = product(product(inverse, M * safe), root)
     T = sym(product(product(root, T * safe * safe), root) - product(M.mH, M))
-    basis = Basis(root, inverse, M, T, shifted_cholesky(T, 4 * roundoff))
+    # Rounding changes T by less than 4 roundoff: added, that bounds lengths from above. A hundred
+    # times as much in the factor damps what it may have changed by more than a hundredth.
+    error = 4 * roundoff
+    basis = Basis(root, inverse, M, shifted(T, error), shifted_cholesky(T, 100 * error))
     polar = polar_in(basis, M, T, steps, noise)
     return polar._replace(of_B=product(root, polar.of_B) * safe)
 
@@ -267,10 +270,15 @@ def polar_in(basis: Basis, M: Tensor, WC: Tensor, steps: int, noise: float) -> P
 
 def shifted_cholesky(T: Tensor, shift: Tensor | float) -> Tensor:
     """The Cholesky factor L of ``T + shift I``; NaN where that is not positive."""
+    L, info = torch.linalg.cholesky_ex(shifted(T, shift))
+    return torch.where((info > 0)[..., None, None], torch.nan, L)
+
+
+def shifted(T: Tensor, shift: Tensor | float) -> Tensor:
+    """``T + shift I``."""
     T = T.clone()
     T.diagonal(dim1=-2, dim2=-1).add_(shift)
-    L, info = torch.linalg.cholesky_ex(T)
-    return torch.where((info > 0)[..., None, None], torch.nan, L)
+    return T
 
 
 def solved(L: Tensor, M: Tensor, *, adjoint: bool = False) -> Tensor:
