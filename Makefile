@@ -35,9 +35,11 @@ test-ecosystem: .venv/ecosystem.stamp  ## in Lightning, Accelerate, the Trainer 
 test-distributed: .venv/dev.stamp  ## all sharded tests, minutes
 	$(BIN)/python -m pytest -m "distributed or slow_distributed" tests/distributed tests/lab/benchmarks/test_sharded.py
 
-# Several gigabytes the first time: torch's wheels of that age bring CUDA. ARGS: more for pytest.
+# Several gigabytes the first time: torch's wheels of that age bring CUDA. Nothing sharded: its FSDP2
+# does not run on CPUs. ARGS: more for pytest.
 test-oldest: .venv-oldest/stamp  ## the oldest versions that pyproject.toml allows, in .venv-oldest
-	.venv-oldest/bin/python -m pytest -n 2 $(ARGS)
+	.venv-oldest/bin/python -m pytest -n 2 \
+		-m "not distributed and not slow_distributed and not docs and not ecosystem" $(ARGS)
 
 # The sanitizers' library must be the first in the process, and libstdc++ there from the start;
 # Python's own allocator would hide what lies beyond an array. ARGS: more for pytest.

@@ -220,7 +220,7 @@ def _map_thin(map: Callable[[Tensor], Tensor], K: Tensor, B: Tensor) -> Tensor:
     """
     c = torch.linalg.vector_norm(K.detach(), dim=(-2, -1), keepdim=True).clamp(min=1)
     U, V = torch.cat([K, -c * B], -1), torch.cat([B, K / c], -1)
-    return U @ map(V.mH @ U)[..., K.shape[-1] :] / -c
+    return U @ map(V.mH @ U)[..., K.shape[-1] :] * (-1 / c)
 
 
 class _Slot(NamedTuple):

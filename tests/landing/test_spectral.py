@@ -14,6 +14,7 @@ from ortholand.geometry import distance
 from ortholand.landing import LandingOptions, find_attraction
 from ortholand.landing import attraction as attraction_module
 from ortholand.safe_step import RULES, Spectral, safe_step_size, spectral_distance
+from tests import needs
 
 ATTRACTIONS = ("coupled", "decoupled", "after")
 SHAPES = ((6, 6), (40, 40), (150, 150), (30, 12), (200, 10), (10, 200), (5, 7, 7), (4, 30, 6))
@@ -201,6 +202,7 @@ def test_a_weight_put_outside_comes_back(attraction):
     assert distance(X, spectral=True) <= 0.3
 
 
+@needs.compiled_steps
 @pytest.mark.parametrize("attraction", ATTRACTIONS)
 @pytest.mark.parametrize("shape", [(12, 12), (30, 6)])
 def test_compiled_by_torch_it_takes_the_same_steps(shape, attraction):

@@ -8,6 +8,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import ortholand as ol
+from tests import needs
 
 OPTIMIZERS = {
     "LandingSGD": (ol.LandingSGD, {}),
@@ -51,6 +52,7 @@ def train(weights, optimizer, step):
     return [p.detach() for p in weights]
 
 
+@needs.compiled_steps
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [*((name, torch.float32) for name in OPTIMIZERS), ("LandingAdam", torch.float64)],

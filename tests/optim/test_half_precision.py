@@ -14,6 +14,7 @@ from torch import nn
 import ortholand as ol
 from ortholand.geometry.rounding import COMPENSATION, HALF_TYPES, ROUNDINGS, SEED
 from ortholand.lab.benchmarks.half_precision import BATCHES, METHODS, SHAPES, Teaching, train
+from tests import needs
 from tests.optim import test_conformance as conformance
 from tests.optim.cases import CASES, Case, each_case
 from tests.optim.recorder import Recorder
@@ -410,6 +411,7 @@ def test_no_value_leaves_the_device(make, rounding):
     assert not [name for name in recorder.names if any(s in name for s in syncs)]
 
 
+@needs.compiled_steps
 @each_rounding
 @pytest.mark.parametrize(
     "make", [ol.LandingSGD, ol.LandingAdam, ol.LandingMuon], ids=lambda make: make.__name__

@@ -9,6 +9,7 @@ from torch import nn
 
 import ortholand as ol
 from ortholand.geometry import distance
+from tests import needs
 
 
 def gaussian(*shape, seed=0, dtype=torch.float32):
@@ -42,6 +43,7 @@ def test_it_finds_the_polar_factor(shape):
     assert ol.orthogonality_error(optimizer) < 1e-5
 
 
+@needs.torchs_muon
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_momentum_is_that_of_torchs_muon(nesterov):
     """The same mean of gradients; the buffer of a tall weight loses its normal part only."""

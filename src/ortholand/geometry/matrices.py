@@ -11,14 +11,14 @@ SMALL = 128  # up to this many columns a matrix fits a cache, and calls cost mor
 def skew(M: Tensor) -> Tensor:
     """Skew-Hermitian part ``(M - M^H) / 2`` of each square matrix."""
     if M.shape[-1] <= SMALL:
-        return (M - M.mH) / 2
+        return (M - M.mH) * 0.5  # torch 2.6 divides complex numbers with an error
     # A transposed copy first: rows and columns at once are slow to read where caches are small.
     return (M - M.mH.contiguous()).mul_(0.5)
 
 
 def sym(M: Tensor) -> Tensor:
     """Hermitian part ``(M + M^H) / 2`` of each square matrix."""
-    return (M + M.mH) / 2
+    return (M + M.mH) * 0.5
 
 
 def identity_like(X: Tensor) -> Tensor:
