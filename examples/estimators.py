@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter
 from numpy.typing import NDArray
 from picard import picard
 from rich.console import Console
@@ -234,7 +235,7 @@ def rows(outcomes: Outcomes) -> Iterator[tuple[str, ...]]:
         yield name, f"{seconds:.3g}", spread, f"{score:.4%}"
 
 
-MARKERS = "os^Dvx"
+MARKERS = "os^DvPX*"  # one for each method of a panel
 
 
 def draw(parts: dict[str, Outcomes], path: Path) -> None:
@@ -264,6 +265,10 @@ def scatter(axes: Axes, outcomes: Outcomes) -> None:
             label=name,
         )
     axes.set(xscale="log", yscale="log", xlabel="seconds of the processor")
+    # Whole decades, which alone are labelled.
+    low, high = np.log10(axes.get_xlim())
+    axes.set_xlim(10 ** np.floor(low), 10 ** np.ceil(high))
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
