@@ -94,7 +94,8 @@ def test_the_module_prints_them_without_extras(arguments):
     assert done.stdout.splitlines()[0].split() == ["ortholand", ortholand.__version__]
 
 
-def test_python_m():
+def test_python_m(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)  # xdist sets it
     command = [sys.executable, "-m", "ortholand"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert said.startswith("ortholand ")

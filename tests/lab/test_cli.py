@@ -181,6 +181,7 @@ def test_every_table_respects_the_width_that_is_asked_for(tmp_path, columns, mon
     experiment = replace(cli.EXPERIMENTS["procrustes"], tables=(wide,))
     monkeypatch.setitem(cli.EXPERIMENTS, "procrustes", experiment)
     arguments = ("reproduce", "--preset", "smoke", "--out", tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)  # xdist sets it
     widest = max(map(len, invoke(*arguments).stdout.splitlines()))
     assert widest > 200  # a file has room for it
     monkeypatch.setenv("COLUMNS", str(columns))

@@ -46,7 +46,7 @@ def test_every_preset_plans_every_method_and_the_timing_at_every_size(preset):
     settings = STIEFEL.settings[preset]
     names = [
         n
-        for p in settings.sizes
+        for p in sorted(settings.sizes, reverse=True)  # the longest first
         for n in (*(unit_name(m, p) for m in STIEFEL_METHODS), unit_name(TIMING, p))
     ]
     units = STIEFEL.units(preset)
