@@ -137,7 +137,7 @@ class TestWrongAccessesAreFound:
         arguments = spans.buffer_info()[0], 1, 1.0
         report = report_of(lambda: code.ortholand_all_below(*arguments), tmp_path / "report")
         assert "AddressSanitizer: heap-buffer-overflow" in report
-        assert "bounded.cpp" in report
+        assert "bounded.cpp" in report or "/bounded-float-0" in report
 
     def test_a_parameter_that_is_too_short(self, tmp_path):
         X, G = torch.eye(20), torch.zeros(19, 20)
@@ -148,7 +148,8 @@ class TestWrongAccessesAreFound:
         start = packed.buffer_info()[0]
         report = report_of(lambda: step(options, start, 1, 20), tmp_path / "report")
         assert "AddressSanitizer: heap-buffer-overflow" in report
-        assert "tiles.h" in report or "landing.cpp" in report  # as a compiler inlines it
+        # As a compiler inlines it; a library that was moved since it was loaded is named as a file.
+        assert any(name in report for name in ("tiles.h", "landing.cpp", "/landing-float-0"))
 
     def test_a_tall_parameter_that_is_too_short(self, tmp_path):
         X, G = torch.eye(20)[:, :9].contiguous(), torch.zeros(19, 9)
@@ -159,7 +160,7 @@ class TestWrongAccessesAreFound:
         start = packed.buffer_info()[0]
         report = report_of(lambda: step(options, start, 1, 20, 9), tmp_path / "report")
         assert "AddressSanitizer: heap-buffer-overflow" in report
-        assert "tall.cpp" in report
+        assert "tall.cpp" in report or "/tall-float-0" in report
 
 
 def test_libraries_are_kept_apart_from_others():
