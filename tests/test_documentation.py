@@ -10,6 +10,8 @@ import torch
 from benchmarks.lines_of_code import FOLDER, lines_written
 from tools.run_notebook import code_cells, run_cell
 
+from tests import needs
+
 ROOT = Path(__file__).parent.parent
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
@@ -52,6 +54,7 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
+@needs.compiled_steps
 def test_the_compiled_step_of_the_page_runs(monkeypatch):
     """Without Inductor, which takes half a minute: what is traced is tests/optim/test_compile."""
     page = ROOT / "docs" / "running.md"
