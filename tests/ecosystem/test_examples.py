@@ -47,7 +47,7 @@ def test_cayley_sgd_is_a_descent_on_the_manifold():
     target = ol.random_orthogonal(12, 12, seed=1, dtype=torch.float64, special=True)
     ends = {}
     for name, make in {
-        "Cayley": lambda R: quantization.CayleySGD(R, lr=0.02),
+        "Cayley": lambda R: quantization.CayleySGD(R, lr=0.02, iterations=5),
         "landing": lambda R: ol.LandingSGD(R, lr=0.02, momentum=0.9),
     }.items():
         X = torch.nn.Parameter(torch.eye(12, dtype=torch.float64))

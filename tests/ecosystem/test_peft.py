@@ -131,10 +131,10 @@ def test_copies_and_state_dicts(kind, factors, tokens):
 @pytest.mark.parametrize(("kind", "factors"), CASES)
 def test_a_loaded_adapter_is_trained_further(kind, factors, tokens, tmp_path):
     model = make_model(kind)
-    train(model, create_landing_optimizer(model, lr=0.02, factors=factors), tokens, steps=5)
+    train(model, create_landing_optimizer(model, lr=0.01, factors=factors), tokens, steps=5)
     model.save_pretrained(tmp_path)
     loaded = PeftModel.from_pretrained(make_base(), tmp_path, is_trainable=True)
-    optimizer = create_landing_optimizer(loaded, lr=0.02, factors=factors)
+    optimizer = create_landing_optimizer(loaded, lr=0.01, factors=factors)
     torch.testing.assert_close(logits(loaded, tokens), logits(model, tokens), rtol=0, atol=1e-5)
     train(loaded, optimizer, tokens, steps=5)
     assert ol.orthogonality_error(optimizer) < 1e-6

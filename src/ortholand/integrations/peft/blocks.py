@@ -40,7 +40,8 @@ class OrthogonalBlocks(OFTRotationModule):
         made = module._cayley_batch(
             old, module.block_size, module.use_cayley_neumann, module.num_cayley_neumann_terms
         )
-        self.weight = nn.Parameter(polar_projection(made), requires_grad=old.requires_grad)
+        R = polar_projection(made.double()).to(old.dtype)  # to the rounding of its own type
+        self.weight = nn.Parameter(R, requires_grad=old.requires_grad)
         self.to(old.device)
         self.train(module.training)
         self.register_state_dict_post_hook(_save_skew_entries)
@@ -65,7 +66,8 @@ def make_butterfly_orthogonal(layer: Layer, adapter: str) -> nn.Parameter:
     blocks = layer.boft_R[adapter]
     if layer.__dict__.get("cayley_batch") is not _as_it_is:
         shape = blocks.shape
-        blocks.copy_(polar_projection(layer.cayley_batch(blocks.flatten(0, 1))).reshape(shape))
+        made = layer.cayley_batch(blocks.flatten(0, 1))
+        blocks.copy_(polar_projection(made.double()).reshape(shape))
         layer.cayley_batch = _as_it_is
         layer.update_layer = _refuse_another_adapter
         layer.register_state_dict_post_hook(_save_skew_butterfly)
