@@ -11,6 +11,7 @@ from ortholand import retractions
 from ortholand.geometry import relative_gradient, relative_gradient_times_x, skew, sym
 from ortholand.geometry.derivatives import remove_normal
 from ortholand.retractions import RETRACTIONS, find_retraction
+from tests import needs
 from tests.optim.peers import METHODS, each_method, gaussian, geoopt
 from tests.optim.recorder import Recorder
 
@@ -153,6 +154,7 @@ def test_qr_is_of_first_order_only():
     assert ratio == pytest.approx(4, rel=0.05)
 
 
+@needs.pymanopts_groups
 def test_polar_of_a_tall_matrix_is_of_second_order_for_the_other_geodesic():
     """Not for ``exp(A) X``, the geodesic of the canonical metric, but for the Euclidean one's."""
     X = ol.random_orthogonal(9, 4, seed=0, dtype=torch.float64)
@@ -402,6 +404,7 @@ def test_pymanopts_retractions_of_the_stiefel_manifold(method, shape):
         assert_same(ol.retract(X, step_of(X, tangent), method), expected)
 
 
+@needs.pymanopts_groups
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize("method", ["qr", "polar", "exponential"])
 def test_pymanopts_groups_rotate_from_the_right(method, dtype):
@@ -433,7 +436,9 @@ def test_geoopts_projection_is_polars(shape):
         assert_same(found, manifold.projx(X + tangent))
 
 
-@pytest.mark.parametrize("theirs", ["geoopt", "pymanopt"])
+@pytest.mark.parametrize(
+    "theirs", ["geoopt", pytest.param("pymanopt", marks=needs.pymanopts_groups)]
+)
 def test_exponentials_of_the_euclidean_metric(theirs):
     """Theirs are geodesics of the Euclidean metric, ours (tall) of the canonical one.
 
