@@ -1,4 +1,4 @@
-"""Compiled code for the CPU: steps of matrices, small and large.
+"""Compiled code for the CPU: steps of matrices, small and large, and a solver for small ones.
 
 Nothing here is needed: without it the optimizers use torch's operations, with the same results up
 to rounding. Small matrices are then slower, because a step of many operations costs their launches
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ortholand.native.border import address, address_if_plain
+from ortholand.native.border import address, address_if_plain, array_address
 from ortholand.native.build import load
 from ortholand.native.recipe import LANES_UP_TO
 from ortholand.native.safekeeping import NoCodeError, library_folder
@@ -38,11 +38,13 @@ __all__ = [
     "TallKernel",
     "address",
     "all_below",
+    "array_address",
     "code_path",
     "has_kernel",
     "kernel",
     "large_steps",
     "library_folder",
+    "search_steps",
     "tall_kernel",
     "why_no_code",
 ]
@@ -90,6 +92,28 @@ SIGNATURES = {
         ),
     },
     "bounded": {"ortholand_all_below": (_POINTER, ctypes.c_int64, ctypes.c_double)},
+    "search": {
+        "ortholand_search_new": (ctypes.c_int, *[ctypes.c_int64] * 3),
+        "ortholand_search_delete": (_POINTER,),
+        "ortholand_search_start": (
+            *[_POINTER] * 5,
+            *[ctypes.c_double] * 3,
+            *[ctypes.c_int64] * 2,
+            *[_POINTER] * 2,
+        ),
+        "ortholand_search_next": (
+            _POINTER,
+            ctypes.c_double,
+            _POINTER,
+            ctypes.c_double,
+            ctypes.c_int64,
+            _POINTER,
+        ),
+        "ortholand_search_forget": (_POINTER,),
+        "ortholand_search_report": (*[_POINTER] * 2,),
+        "ortholand_search_rows": (*[_POINTER] * 2,),
+        "ortholand_search_point": (_POINTER, ctypes.c_int, *[_POINTER] * 3),
+    },
 }
 
 RESULTS = {
@@ -103,6 +127,14 @@ RESULTS = {
     "ortholand_step": ctypes.c_double,
     "ortholand_move": ctypes.c_int,
     "ortholand_all_below": ctypes.c_int,
+    "ortholand_search_new": _POINTER,
+    "ortholand_search_delete": None,
+    "ortholand_search_start": ctypes.c_int,
+    "ortholand_search_next": ctypes.c_int,
+    "ortholand_search_forget": ctypes.c_int,
+    "ortholand_search_report": None,
+    "ortholand_search_rows": None,
+    "ortholand_search_point": None,
 }
 
 # (packed options, address of the packed parameters, their number, size of the matrices)
@@ -166,6 +198,11 @@ def tall_kernel(dtype: torch.dtype, n: int, p: int, count: int) -> TallKernel | 
 def large_steps(dtype: torch.dtype) -> ctypes.CDLL | None:
     """The passes of a large matrix's step (``large.cpp``); None where there are none."""
     return _code("large", SCALARS[dtype], 0) if dtype in SCALARS else None
+
+
+def search_steps(dtype: torch.dtype) -> ctypes.CDLL | None:
+    """L-BFGS for one small matrix (``search.cpp``); None where there is none."""
+    return _code("search", SCALARS[dtype], 0) if dtype in SCALARS else None
 
 
 def why_no_code(dtype: torch.dtype, size: int = 0, columns: int | None = None) -> str | None:

@@ -3,9 +3,11 @@
 Beyond it nothing is checked any more; a wrong address or length reads or overwrites other memory.
 """
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -51,6 +53,24 @@ def address_if_plain(tensor: Tensor, dtype: torch.dtype, numel: int) -> int | No
     except (RuntimeError, KeyError):
         pass
     return None
+
+
+def array_address(array: Any, dtype: np.dtype, size: int) -> int:
+    """Where the numbers of a NumPy array are: ``size`` of them, of that type, one after the other.
+
+    Raises:
+        TypeError: if it is no such array, or cannot be written to.
+        ValueError: if there are more or fewer, or with gaps.
+    """
+    if type(array) is not np.ndarray or array.dtype != dtype:
+        given = getattr(array, "dtype", type(array).__name__)
+        raise TypeError(f"Compiled code takes NumPy arrays of {dtype}, got {given}.")
+    if array.size != size or not array.flags.c_contiguous:
+        raise ValueError(
+            f"Compiled code takes {size} numbers that lie one after the other in memory, got "
+            f"shape {array.shape} with strides {array.strides}: use np.ascontiguousarray."
+        )
+    return ctypes.addressof(ctypes.c_char.from_buffer(array))  # refuses what is read-only
 
 
 class Extent(NamedTuple):

@@ -1,28 +1,32 @@
 """The method that is used where none is named."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from ortholand.solve.arrays import real_vector
 from ortholand.solve.bb import BarzilaiBorwein
-from ortholand.solve.lbfgs import DENSE, LBFGS
+from ortholand.solve.lbfgs import LBFGS
 from ortholand.solve.manifold_cost import ManifoldCost, Point
-from ortholand.solve.method import Method
+from ortholand.solve.method import Method, RunAhead
 from ortholand.solve.newton import Newton
 from ortholand.solve.options import Rule
+from ortholand.solve.small import Passed, Progress, is_compiled
 from ortholand.solve.targets import Targets
 
-TRIAL = 30  # iterations after which Barzilai-Borwein steps are judged, again and again
-FIRST = 1e-2  # to which they must have brought the gradient by the first time
+FEW = 192  # numbers in X up to which L-BFGS sees most of the Hessian
+TRIAL = 30  # iterations after which the first method is judged, again and again
+FIRST = 1e-2  # to which it must have brought the gradient by the first time
 LATER = 1e-1  # to which from one time to the next
 
 
 class Automatic:
-    """Newton where Hessian products are exact; else what the first iterations recommend.
+    """What the size of X and the first iterations recommend.
 
-    Without products, X of few numbers are for L-BFGS, which then keeps all it learns. Larger ones
-    start with Barzilai-Borwein steps, the cheapest; where these do not get far, the problem is ill
-    conditioned, and L-BFGS goes on with fewer evaluations. An option that only one method has
-    chooses that one.
+    X of few numbers are for L-BFGS, whose pairs then tell most of the Hessian. Where there is
+    compiled code for it, larger ones start with it, too, and go on with Newton's method if they are
+    ill conditioned and Hessian products are exact. For still larger ones it is Newton's method from
+    the start, or without such products Barzilai-Borwein steps, the cheapest; where these do not get
+    far, L-BFGS goes on with fewer evaluations. An option that only one method has chooses that one.
     """
 
     rules: ClassVar[dict[str, Rule]] = {**LBFGS.rules, **Newton.rules}
@@ -30,9 +34,11 @@ class Automatic:
     def __init__(self, lam: float | None = None, **options: Any) -> None:
         self.lam, self.options = lam, options
         self.method: Method = BarzilaiBorwein()
+        self.successor: Callable[[float | None], Method] | None = None  # where it is slow
         self.names: list[str] = []
         self.taken = 0
         self.share = FIRST
+        self.longest = 0.0
 
     @property
     def name(self) -> str:
@@ -42,8 +48,7 @@ class Automatic:
     @property
     def patience(self) -> float:
         """The longest of the methods used: what one has waited counts for the next."""
-        waited = BarzilaiBorwein.patience if BarzilaiBorwein.name in self.names else 0
-        return max(waited, self.method.patience)
+        return self.longest
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
         """Choose."""
@@ -51,32 +56,60 @@ class Automatic:
         self.flattest = self.mark = point.gradient_norm
         if set(self.options) & set(LBFGS.rules):
             return self._use(LBFGS(self.lam, **self.options), point)
-        if self.options or cost.objective.has_products:
+        if self.options:
             return self._use(Newton(self.lam, **self.options), point)
-        few = len(real_vector(point.X)) <= DENSE
-        return self._use(LBFGS(self.lam) if few else BarzilaiBorwein(self.lam), point)
+        return self._use(self._first(point), point)
+
+    def _first(self, point: Point) -> Method:
+        products = self.cost.objective.has_products
+        if len(real_vector(point.X)) <= FEW:
+            return LBFGS(self.lam)
+        if is_compiled(self.cost, point.X):
+            self.successor = Newton if products else None
+            return LBFGS(self.lam)
+        if products:
+            return Newton(self.lam)
+        self.successor = LBFGS
+        return BarzilaiBorwein(self.lam)
 
     def _use(self, method: Method, point: Point) -> None:
         self.method = method
         self.names.append(method.name)
+        self.longest = max(self.longest, method.patience)
         method.start(self.cost, point, self.targets)
 
     def advance(self, point: Point) -> Point | None:
-        """As the method at work does."""
-        if isinstance(self.method, BarzilaiBorwein) and self._is_slow(point):
-            self._use(LBFGS(self.lam), point)
+        """One iteration of the method in use."""
+        self._judge(point)
         self.taken += 1
         return self.method.advance(point)
 
-    def _is_slow(self, point: Point) -> bool:
-        """Whether it is time to judge, and the gradient has not fallen much since the last."""
+    def ahead(self, point: Point) -> RunAhead | None:
+        """Several iterations of the method in use, up to the next time it is judged."""
+        self._judge(point)
+        run_ahead = self.method.ahead(point)
+        if run_ahead is None or self.successor is None:
+            return run_ahead
+
+        def limited(point: Point, progress: Progress) -> Passed | None:
+            iterations = min(progress.iterations, TRIAL - self.taken % TRIAL)
+            passed = run_ahead(point, progress._replace(iterations=iterations))
+            self.taken += 0 if passed is None else len(passed.rows)
+            return passed
+
+        return limited
+
+    def _judge(self, point: Point) -> None:
+        """Go on with the successor if it is time to judge, and the gradient has not fallen much."""
         self.flattest = min(self.flattest, point.gradient_norm)
-        if self.taken == 0 or self.taken % TRIAL:
-            return False
+        if self.successor is None or self.taken == 0 or self.taken % TRIAL:
+            return
         slow = self.flattest > self.share * self.mark
         self.mark, self.share = self.flattest, LATER
-        return slow
+        if slow:
+            successor, self.successor = self.successor, None
+            self._use(successor(self.lam), point)
 
     def restart(self) -> bool:
-        """As the method at work does."""
+        """As the method in use does."""
         return self.method.restart()

@@ -6,7 +6,7 @@ from ortholand.solve.arrays import inner
 from ortholand.solve.block_units import BlockUnits, units_for
 from ortholand.solve.line_search import DECREASE, Merit, Search, Trial
 from ortholand.solve.manifold_cost import ManifoldCost, Point
-from ortholand.solve.method import cautious_step
+from ortholand.solve.method import StepByStep, cautious_step
 from ortholand.solve.options import Rule
 from ortholand.solve.targets import Targets
 
@@ -14,7 +14,7 @@ FORGETTING = 0.85  # how many past merits the safeguard looks back on: about 1 /
 RANGE = 1e10  # how much longer than a cautious step one may be
 
 
-class BarzilaiBorwein:
+class BarzilaiBorwein(StepByStep):
     """The two Barzilai-Borwein steps in turn, with Zhang and Hager's non-monotone safeguard.
 
     The step that fits a quadratic may go uphill for a while; it is shortened only if the merit

@@ -27,6 +27,7 @@ from ortholand.solve.landing import BALL_RULES, COUPLED, MOMENTUM_RULE, lipschit
 from ortholand.solve.loop import Run, Status, reporter
 from ortholand.solve.manifold_cost import ManifoldCost, Point
 from ortholand.solve.manifolds import GeneralizedStiefel, Stiefel
+from ortholand.solve.method import StepByStep
 from ortholand.solve.objective import Objective, power_of_two_near
 from ortholand.solve.options import (
     Rule,
@@ -273,7 +274,7 @@ class FiniteSum(Objective):
         return largest
 
 
-class StochasticLanding:
+class StochasticLanding(StepByStep):
     """What both methods share: one call of :meth:`advance` is an epoch, ending on the manifold.
 
     Attributes:

@@ -45,6 +45,7 @@ from ortholand.solve.manifolds.operators import (
     not_hermitian,
     operator_for,
 )
+from ortholand.solve.method import StepByStep
 from ortholand.solve.objective import power_of_two_near
 from ortholand.solve.options import Rule, check_options, is_number
 from ortholand.solve.result import best_on_manifold, result_of
@@ -226,7 +227,7 @@ def check_first(point: Point, name: str = "x0") -> None:
         )
 
 
-class GeneralizedLanding:
+class GeneralizedLanding(StepByStep):
     """What both methods share; one call of :meth:`advance` is an epoch, ending on the manifold.
 
     Attributes:

@@ -22,6 +22,7 @@ from ortholand.solve.arrays import as_tensor, back_from_tensor, norm, precision
 from ortholand.solve.manifold_cost import ManifoldCost, Point
 from ortholand.solve.manifolds.generalized import GeneralizedColumns
 from ortholand.solve.manifolds.stiefel import OrthonormalColumns
+from ortholand.solve.method import StepByStep
 from ortholand.solve.options import Rule, is_function_or_none, is_number
 from ortholand.solve.targets import Targets
 
@@ -35,7 +36,7 @@ Steps = float | Callable[[int], float]
 POWER_ITERATIONS = 8
 
 
-class Landing:
+class Landing(StepByStep):
     """Landing with a step sequence; nothing is searched for, and f is not looked at.
 
     Attributes:

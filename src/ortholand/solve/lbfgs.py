@@ -22,37 +22,18 @@ from ortholand.solve.arrays import (
 from ortholand.solve.block_units import BlockUnits, units_for
 from ortholand.solve.line_search import Trial
 from ortholand.solve.manifold_cost import ManifoldCost, Point
-from ortholand.solve.method import Descent, Step
+from ortholand.solve.method import Descent, RunAhead, Step
 from ortholand.solve.options import Rule, is_count
+from ortholand.solve.small import Passed, Progress, SmallSearch, small_search
 from ortholand.solve.targets import Targets
 
-DENSE = 128  # numbers in X up to which the whole inverse Hessian is kept
+FEWEST, MOST = 10, 40  # pairs that are kept where the user does not say how many,
+ROOM = 4_000  # with so many numbers
 
 
-class DensePairs:
-    """All pairs, in the inverse Hessian itself: BFGS. For few numbers it takes less than pairs."""
-
-    def __init__(self, like: Any) -> None:
-        self.minus_H = zeros((len(like), len(like)), like)
-        self.rows = zeros((2, len(like)), like)  # s and -H y of the last update
-        self.weights = zeros((2, 2), like)
-        self.started = False
-
-    def add(self, s: Any, y: Any, sy: float, yy: float) -> None:
-        """``(I - s y^T / sy) H (I - y s^T / sy) + s s^T / sy``."""
-        if not self.started:
-            self.minus_H[range(len(s)), range(len(s))] = -sy / yy
-            self.started = True
-        minus_Hy = product(self.minus_H, y)
-        rows, weights = self.rows, self.weights
-        rows[0], rows[1] = s, minus_Hy
-        weights[0, 0] = (1 - inner(y, minus_Hy) / sy) / sy
-        weights[0, 1] = weights[1, 0] = 1 / sy
-        self.minus_H -= product(rows.T, product(weights, rows))
-
-    def direction(self, g: Any) -> Any:
-        """``-H g``."""
-        return product(self.minus_H, g)
+def usual_memory(size: int) -> int:
+    """How many pairs to keep for X of so many numbers: for few, more cost nothing."""
+    return min(max(ROOM // size, FEWEST), MOST)
 
 
 class Pairs:
@@ -127,7 +108,7 @@ class LBFGS(Descent):
     """Limited-memory BFGS.
 
     Attributes:
-        memory: number of pairs; None: 10, or all where X has few numbers.
+        memory: number of pairs; None: 10 to 40, more for X of few numbers.
     """
 
     name = "lbfgs"
@@ -139,16 +120,29 @@ class LBFGS(Descent):
     def __init__(self, lam: float | None = None, memory: int | None = None) -> None:
         super().__init__(lam)
         self.memory = memory
-        self.pairs: Pairs | DensePairs | None = None
+        self.pairs: Pairs | None = None
         self.units: BlockUnits | None = None
+        self.small: SmallSearch | None = None
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
         """Blocks of a product have units of their own."""
         super().start(cost, point, targets)
         self.units = units_for(cost.geometry, point.gradient)
+        self.memory = self.memory or usual_memory(len(real_vector(point.X)))
+        self.small = small_search(cost, point.X, self.memory)
+
+    def ahead(self, point: Point) -> RunAhead | None:  # noqa: ARG002
+        """By compiled code, where there is some for such a matrix."""
+        return None if self.small is None else self._run_ahead
+
+    def _run_ahead(self, point: Point, progress: Progress) -> Passed | None:
+        assert self.small is not None
+        return self.small.run(self.cost, self.targets, self.merit, point, progress)
 
     def restart(self) -> bool:
         """Forget all pairs."""
+        if self.small is not None:
+            return self.small.forget()
         forgot, self.pairs = self.pairs is not None, None
         self.last = None
         return forgot
@@ -180,8 +174,7 @@ class LBFGS(Descent):
             s, y = self._in_units(self.units, s, y)
             yy = inner(y, y)
         if self.pairs is None:
-            dense = self.memory is None and len(y) <= DENSE
-            self.pairs = DensePairs(y) if dense else Pairs(int(self.memory or 10), y)
+            self.pairs = Pairs(int(self.memory or usual_memory(len(y))), y)
         self.pairs.add(s, y, sy, yy)
 
     def _in_units(self, units: BlockUnits, s: Any, y: Any) -> tuple[Any, Any]:

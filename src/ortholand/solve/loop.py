@@ -6,6 +6,7 @@ gradient was evaluated there.
 
 import inspect
 import math
+import sys
 import time
 from collections.abc import Callable
 from enum import IntEnum
@@ -16,7 +17,8 @@ import torch
 
 from ortholand.solve.arrays import norm, precision
 from ortholand.solve.manifold_cost import ManifoldCost, Point
-from ortholand.solve.method import Method
+from ortholand.solve.method import Method, RunAhead
+from ortholand.solve.small import Progress
 from ortholand.solve.targets import Limits, Targets
 
 
@@ -117,7 +119,7 @@ class Run:
 
     def _advance(self) -> bool:
         """Go on; if the method is stuck, from the manifold and without its memory, once."""
-        after = self.method.advance(self.point)
+        after = self._next(self.point)
         if after is None:
             forgot = self.method.restart()
             if not forgot and self.point.distance <= self.cost.geometry.feasible(self.point.X):
@@ -126,14 +128,41 @@ class Run:
             if not settled.finite:
                 return False
             self.point = settled
-            after = self.method.advance(settled)
+            after = self._next(settled)
         if after is None:
             return False
-        self.nit += 1
         self.point = after
         self.cost.saw_non_finite = False
-        self._look_for_progress(after)
         return True
+
+    def _next(self, point: Point) -> Point | None:
+        """One iteration; several, if the method can make them and nobody wants to see each."""
+        run_ahead = self.method.ahead(point)
+        if run_ahead is not None:
+            return self._next_but_several(point, run_ahead)
+        after = self.method.advance(point)
+        if after is not None:
+            self.nit += 1
+            self._look_for_progress(after)
+        return after
+
+    def _next_but_several(self, point: Point, run_ahead: RunAhead) -> Point | None:
+        objective, unit = self.cost.objective, self.cost.objective.scale
+        nfev, njev = objective.nfev, objective.njev
+        left = min(self.limits.maxiter - self.nit, sys.maxsize) if self.report is None else 1
+        lowest = self.best.value - self.best.correction
+        patience = self.method.patience
+        progress = Progress(lowest, self.flattest, self.in_vain, patience, int(left))
+        passed = run_ahead(point, progress)
+        if passed is None:
+            return None
+        self.nit += len(passed.rows)
+        self.best = passed.best or self.best
+        self.flattest, self.in_vain = passed.flattest, passed.in_vain
+        for value, size, distance, count, seconds in passed.rows[:-1].tolist():
+            counts = nfev + count, njev + count, objective.nhev
+            self.rows.append((value * unit, size * unit, distance, *counts, seconds - self.began))
+        return passed.point
 
     def _look_for_progress(self, point: Point) -> None:
         """Count the steps since f or the gradient was last lower than ever: some may pass."""

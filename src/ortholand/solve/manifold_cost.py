@@ -98,10 +98,14 @@ class ManifoldCost:
 
     def at(self, X: Any, D: Any = None, measured: bool = False) -> Point:
         """Evaluate everything at X; its residual is measured where it is not known."""
-        geometry = self.geometry
         value, G = self.objective.value_and_gradient(X)
         if D is None:
-            D, measured = geometry.residual(X), True
+            D, measured = self.geometry.residual(X), True
+        return self.known(X, D, value, G, measured)
+
+    def known(self, X: Any, D: Any, value: float, G: Any, measured: bool = False) -> Point:
+        """The point where f and its gradient are known already."""
+        geometry = self.geometry
         gradient, multiplier, correction = geometry.differentiate(X, D, G)
         normal = geometry.size(multiplier)
         out = geometry.normal_norm(X, multiplier, normal)

@@ -1,13 +1,18 @@
 """What a method is to the loop that drives it, and what methods with a line search share."""
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from ortholand.solve.arrays import inner, norm
 from ortholand.solve.line_search import Merit, Search, Trial
 from ortholand.solve.manifold_cost import ManifoldCost, Point
 from ortholand.solve.options import Rule
+from ortholand.solve.small import Passed, Progress
 from ortholand.solve.targets import Targets
+
+# Several iterations at once, where nobody wants to see each.
+RunAhead = Callable[[Point, Progress], Passed | None]
 
 
 class Method(Protocol):
@@ -31,9 +36,21 @@ class Method(Protocol):
         """The next point; None if none was found that is better."""
         ...
 
+    def ahead(self, point: Point) -> RunAhead | None:
+        """Makes several iterations at once from a point; None if the method cannot."""
+        ...
+
     def restart(self) -> bool:
         """Forget the past; False if there was nothing to forget."""
         ...
+
+
+class StepByStep:
+    """A method that makes one iteration at a time."""
+
+    def ahead(self, point: Point) -> RunAhead | None:  # noqa: ARG002
+        """None."""
+        return None
 
 
 class Step(NamedTuple):
@@ -45,7 +62,7 @@ class Step(NamedTuple):
     length: float
 
 
-class Descent:
+class Descent(StepByStep):
     """Directions by a subclass, line search on the merit function.
 
     ``flatness`` says how exact the line search is.

@@ -16,6 +16,7 @@ from ortholand.solve.block_units import units_for
 from ortholand.solve.curvature import Curvatures
 from ortholand.solve.line_search import Merit, Search, Trial
 from ortholand.solve.manifold_cost import ManifoldCost, Point
+from ortholand.solve.method import StepByStep
 from ortholand.solve.options import Rule, is_count, is_function_or_none
 from ortholand.solve.preconditioning import Preconditioner, precondition
 from ortholand.solve.targets import Targets
@@ -56,7 +57,7 @@ class Solution:
         return -t * self.slope - t * t * self.curvature / 2
 
 
-class Newton:
+class Newton(StepByStep):
     """Trust-region Newton-CG.
 
     A step that does not keep what the model promised is shortened by a line search along it, so

@@ -47,9 +47,22 @@ class Objective:
         value, G = self._value_and_gradient(X)
         if self.unit is None:
             self.unit = power_of_two_near(G)
-        return (value, G) if self.unit == 1 else (value / self.unit, G / self.unit)
+        if self.unit != 1:
+            return value / self.unit, G / self.unit
+        # A copy: functions that fill the same buffer at each call are common.
+        return value, copy_of(G)
+
+    def value_with_gradient_in(self, out: np.ndarray, X: np.ndarray) -> float:
+        """``f(X)``; the gradient is written to an array, in the same units."""
+        value, G = self._value_and_gradient(X)
+        if self.unit == 1:
+            out[...] = G
+            return value
+        np.divide(G, self.scale, out=out)
+        return value / self.scale
 
     def _value_and_gradient(self, X: Any) -> tuple[float, Any]:
+        """In the user's units; the gradient may be in the user's own memory."""
         self.nfev += 1
         self.njev += 1
         if not self.jac:
@@ -59,8 +72,7 @@ class Objective:
             value, G = _pair(self._call("fun", self.fun, x))
         else:
             value, G = self._call("fun", self.fun, x), self._call("jac", self.jac, x)
-        # A copy: functions that fill the same buffer at each call are common.
-        return _real_number(value), copy_of(self.variables.inward(G, "jac"))
+        return _real_number(value), self.variables.inward(G, "jac")
 
     def gradient(self, X: Any) -> Any:
         """The Euclidean gradient alone."""
@@ -170,8 +182,7 @@ class Objective:
             )
         self._graph = (X, tuple(found), leaves) if self.keeps_graph else None
         G = variables.inward(variables.rebuild([g.detach() for g in found]), "fun's derivative")
-        # Autograd's memory is the graph's, or may be that of another tensor.
-        return number, copy_of(G)
+        return number, G
 
 
 def _settings_of_now() -> Callable[..., Any]:

@@ -91,12 +91,12 @@ def check_lam(method: str, lam: Any) -> None:
 
 def is_number(value: Any) -> bool:
     """A real number, NumPy's included."""
-    return isinstance(value, Real) and not isinstance(value, bool)
+    return type(value) is float or (isinstance(value, Real) and not isinstance(value, bool))
 
 
 def is_whole(value: Any) -> bool:
     """A whole number."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def is_count(value: Any) -> bool:

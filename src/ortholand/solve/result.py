@@ -110,8 +110,9 @@ def _message(run: Run, point: Point, status: Status) -> str:
         f"the Riemannian gradient's norm is {point.gradient_norm * unit:.1e}, "
         f"asked for {run.targets.goal(point) * unit:.1e}"
     )
+    if status is Status.CONVERGED:
+        return f"Converged: {reached}{_why(run, point)}."
     return {
-        Status.CONVERGED: f"Converged: {reached}{_why(run, point)}.",
         Status.MAXITER: f"Stopped after maxiter={run.limits.maxiter} iterations: {reached}. Raise "
         "maxiter, start from this x, or try another method ('lbfgs' or 'newton').",
         Status.CALLBACK: f"The callback stopped the run: {reached}.",

@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ortholand.solve.arrays import norm, precision
@@ -52,6 +53,12 @@ class Targets:
             self.curvatures.append(curvature)
             self.seen += 1
             self.curved = max(self.curvatures) * self.length
+
+    def remember(self, seen: int, curvatures: Iterable[float]) -> None:
+        """Take over what was seen where this was not asked."""
+        self.seen = seen
+        self.curvatures.extend(curvature for curvature in curvatures if curvature > 0)
+        self.curved = max(self.curvatures, default=0.0) * self.length
 
     def goal(self, point: Point) -> float:
         """The norm that is to be reached."""

@@ -5,13 +5,14 @@ matrices, or for several blocks one vector; NumPy's where that is what the user 
 would take longer than the arithmetic, else torch's on the user's device.
 """
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ortholand.solve.arrays import Array, copy_of
+from ortholand.solve.arrays import Array, copy_of, norm
 from ortholand.solve.manifolds import Geometry, Manifold, Packing, Product, default_manifold
 from ortholand.solve.structure import Structure, assign_manifolds, is_leaf, is_numbers
 
@@ -117,8 +118,7 @@ class Variables:
         """Raise unless x0 is finite and near the manifold."""
         parts = [self.start] if self.single else self.packing.split(self.start)
         for block, X in zip(self.blocks, parts, strict=True):
-            finite = np.isfinite(X) if isinstance(X, np.ndarray) else X.isfinite()
-            if not bool(finite.all()):
+            if not (math.isfinite(norm(X)) or _all_finite(X)):
                 raise ValueError(
                     f"{block.name} must be finite, but it has infinite or NaN entries."
                 )
@@ -214,6 +214,12 @@ class Variables:
         return x if self.inside_numpy else _shared(x)
 
 
+def _all_finite(X: Any) -> bool:
+    """Entry by entry: a norm may overflow."""
+    finite = np.isfinite(X) if isinstance(X, np.ndarray) else X.isfinite()
+    return bool(finite.all())
+
+
 def one_matrix(x0: Any, manifold: Any = None) -> Variables:
     """For solvers of one matrix only, by torch's operations."""
     variables = Variables(x0, manifold, torch_inside=True)
@@ -282,6 +288,8 @@ def _check_alike(arrays: list[Any], names: list[str]) -> None:
     """Raise unless all blocks are of one library, precision and device."""
     if not arrays:
         raise ValueError("x0 must have at least one block, got none.")
+    if len(arrays) == 1:
+        return
     kinds = [
         (type(x).__name__, str(_numpy_type(x.dtype.type(0).real.dtype)), "")
         if isinstance(x, np.ndarray)

@@ -32,6 +32,7 @@ class Oracle:
         case: the problem.
         deadline: ``process_time()`` after which the next question raises Stop.
         last_gradient: number of the gradient after which to raise Stop.
+        limit: iterations, for solvers that need a number.
         watch: called with every point whose gradient was asked, while the clocks stand; Stop is
             raised when it says True.
     """
@@ -42,10 +43,11 @@ class Oracle:
         *,
         deadline: float = np.inf,
         last_gradient: float = np.inf,
+        limit: int = 1_000,
         watch: Callable[[Matrix], bool] | None = None,
     ) -> None:
         self.case, self.deadline = case, deadline
-        self.last_gradient, self.watch = last_gradient, watch
+        self.last_gradient, self.limit, self.watch = last_gradient, limit, watch
         self.costs = self.gradients = self.hessian_products = 0
         self.iterations = 0  # for the solver to count, if its run may be stopped from outside
         self.pause = self.processor_pause = 0.0  # seconds for which the clocks stood

@@ -88,12 +88,13 @@ class Trial:
         self.reached = False  # whether the rule holds after it
         self._tightening = 1.0  # of the solver's own tolerance
         self._last_gradient = math.inf  # where it is stopped from outside
+        self._limit = 1_000  # iterations, for solvers that take time for each one allowed
 
     def settle(self) -> None:
         """Find out how it is to be stopped, and run it so."""
         if self.solver.stops:
             for self._tightening in TIGHTENINGS:
-                first = self.attempt()
+                first = self._unlimited_attempt()
                 # A tighter tolerance changes nothing where the solver itself gives up.
                 if self.holds(first.X) or not first.success:
                     break
@@ -104,6 +105,12 @@ class Trial:
                 first = self.attempt()
         self.attempts = [first]
         self.reached = self.holds(first.X)
+
+    def _unlimited_attempt(self) -> Attempt:
+        """One that no limit on iterations ended."""
+        while (attempt := self.attempt()).limited:
+            self._limit *= 10
+        return attempt
 
     def repeat(self) -> None:
         """Once more, stopped in the same way."""
@@ -117,6 +124,7 @@ class Trial:
             self.case,
             deadline=processor_begin + self.maxtime,
             last_gradient=self._last_gradient,
+            limit=self._limit,
             watch=self.holds if watched else None,
         )
         attempt = self._run(oracle)

@@ -1,0 +1,526 @@
+// L-BFGS for one small matrix with orthonormal columns: everything between two evaluations of f.
+//
+// What solve/lbfgs.py, solve/line_search.py, solve/targets.py and LandedLine say, in one call for
+// each evaluation: at 20 x 3 the arithmetic takes a microsecond, and Python twenty to ask for it.
+// Python evaluates f, decides what success is, and holds the reference.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <new>
+#include <utility>
+#include <vector>
+
+#ifndef SCALAR
+#define SCALAR double
+#endif
+
+namespace {
+
+using Real = SCALAR;
+using Vector = std::vector<Real>;
+
+constexpr double INFINITE = std::numeric_limits<double>::infinity();
+// line_search.py
+constexpr double DECREASE = 1e-4, FLATTENED = 0.9;
+constexpr int MAX_TRIALS = 25, MANY_TRIALS = 6;
+// lbfgs.py
+constexpr double FLATNESS = 0.9;
+// manifolds/geometry.py
+constexpr double NEAR = 1e-2, FARTHEST = 2.0, CUBIC = 1e-6;
+// targets.py
+constexpr int RECENT = 3;
+constexpr double WARM = 0.01, SHARE = 0.3;
+// loop.py
+constexpr int LOOKS[] = {10, 30, 100};
+
+enum Kind { TALL, SQUARE, SPAN };
+enum Answer { EVALUATE, LOOK, STUCK };
+
+double dot(const Real* a, const Real* b, int64_t size) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < size; ++i) sum += double(a[i]) * double(b[i]);
+    return sum;
+}
+
+double dot(const Vector& a, const Vector& b) { return dot(a.data(), b.data(), a.size()); }
+
+double norm(const Vector& a) { return std::sqrt(dot(a, a)); }
+
+void add_scaled(Real* out, double factor, const Real* x, int64_t size) {
+    const Real f = Real(factor);
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) out[i] += f * x[i];
+}
+
+// Matrices are stored by columns, which are longer than rows: loops run along them.
+
+void read(const Real* rows, Vector& A, int64_t n, int64_t p) {
+    for (int64_t i = 0; i < n; ++i)
+        for (int64_t a = 0; a < p; ++a) A[a * n + i] = rows[i * p + a];
+}
+
+void write(const Vector& A, Real* rows, int64_t n, int64_t p) {
+    for (int64_t i = 0; i < n; ++i)
+        for (int64_t a = 0; a < p; ++a) rows[i * p + a] = A[a * n + i];
+}
+
+// out = A^T B for n x p matrices.
+void gram(const Vector& A, const Vector& B, Vector& out, int64_t n, int64_t p) {
+    for (int64_t b = 0; b < p; ++b)
+        for (int64_t a = 0; a < p; ++a) out[b * p + a] = Real(dot(&A[a * n], &B[b * n], n));
+}
+
+// out = C + alpha A B, A n x p and B p x p; C may be null. out must not be A or B.
+void multiply(const Real* C, double alpha, const Vector& A, const Vector& B, Vector& out,
+              int64_t n, int64_t p) {
+    for (int64_t b = 0; b < p; ++b) {
+        Real* column = &out[b * n];
+        for (int64_t i = 0; i < n; ++i) column[i] = C ? C[b * n + i] : Real(0);
+        for (int64_t a = 0; a < p; ++a) add_scaled(column, alpha * B[b * p + a], &A[a * n], n);
+    }
+}
+
+void symmetrize(Vector& M, int64_t p) {
+    for (int64_t a = 0; a < p; ++a)
+        for (int64_t b = 0; b < a; ++b)
+            M[a * p + b] = M[b * p + a] = (M[a * p + b] + M[b * p + a]) / 2;
+}
+
+// A point with all that is known there: Point of manifold_cost.py.
+struct Spot {
+    Vector X, D, G, gradient;
+    double value = 0, gradient_norm = 0, multiplier_norm = 0, euclidean_norm = 0, distance = 0;
+    double correction = 0;
+    bool finite = false;
+
+    Spot(int64_t n, int64_t p) : X(n * p), D(p * p), G(n * p), gradient(n * p) {}
+    double merit(double lam) const { return value - correction + lam * distance * distance / 4; }
+};
+
+struct Options {
+    double lam;  // NaN: by the multiplier
+    double caution, eps, gtol, atol, noise, first, length, magnitude, patience;
+};
+
+// The last steps s and changes y of the gradient, in a ring, and the inverse Hessian they tell.
+class Pairs {
+  public:
+    Pairs(int64_t size, int64_t memory)
+        : size(size), memory(memory), S(memory * size), Y(memory * size), curvatures(memory),
+          alphas(memory) {}
+
+    bool empty() const { return count == 0; }
+    void forget() { count = newest = 0; }
+
+    void add(const Vector& s, const Vector& y, double sy, double yy) {
+        newest = count ? (newest + 1) % memory : 0;
+        count = std::min(count + 1, memory);
+        std::copy(s.begin(), s.end(), S.begin() + newest * size);
+        std::copy(y.begin(), y.end(), Y.begin() + newest * size);
+        curvatures[newest] = sy;
+        gamma = sy / yy;
+    }
+
+    void direction(const Vector& g, Vector& out) {
+        for (int64_t i = 0; i < size; ++i) out[i] = -g[i];
+        for (int64_t k = 0; k < count; ++k) {  // from the newest on
+            const int64_t at = place(k);
+            alphas[at] = dot(&S[at * size], out.data(), size) / curvatures[at];
+            add_scaled(out.data(), -alphas[at], &Y[at * size], size);
+        }
+        for (Real& x : out) x *= Real(gamma);
+        for (int64_t k = count - 1; k >= 0; --k) {
+            const int64_t at = place(k);
+            const double beta = dot(&Y[at * size], out.data(), size) / curvatures[at];
+            add_scaled(out.data(), alphas[at] - beta, &S[at * size], size);
+        }
+    }
+
+  private:
+    int64_t size, memory, count = 0, newest = 0;
+    double gamma = 1;
+    Vector S, Y;
+    std::vector<double> curvatures, alphas;
+
+    int64_t place(int64_t k) const { return (newest - k + memory) % memory; }
+};
+
+class Search {
+  public:
+    Search(Kind kind, int64_t n, int64_t p, int64_t memory)
+        : kind(kind), n(n), p(p), pairs(n * p, memory), here(n, p), trial(n, p), lowest(n, p),
+          best(n, p), V(n * p), moved(n * p), d(n * p), s(n * p), y(n * p), E(p * p), C(p * p),
+          T(p * p), U(p * p) {}
+
+    // From a point that Python has evaluated; in_vain, lowest merit and gradient norm so far.
+    void start(const Options& asked, const Real* X, const Real* D, const Real* G, double value,
+               double best_value, double flattest_norm, int64_t vain, int64_t curvatures_seen,
+               const double* last_curvatures) {
+        options = asked;
+        read(X, here.X, n, p);
+        read(D, here.D, p, p);
+        read(G, here.G, n, p);
+        here.value = value;
+        derive(here);
+        lowest_value = best_value;
+        flattest = flattest_norm;
+        in_vain = vain;
+        seen = curvatures_seen;
+        std::copy(last_curvatures, last_curvatures + RECENT, curvatures);
+        has_best = best_is_here = saw_non_finite = false;
+        evaluations = 0;
+        rows.clear();
+    }
+
+    // Choose a direction, and write the first point to evaluate.
+    Answer begin(Real* X) {
+        choose_direction();
+        slope = dot(here.gradient, d);
+        length = norm(d);
+        if (!(slope < -1e-10 * here.gradient_norm * length)) {
+            if (pairs.empty()) return STUCK;
+            pairs.forget();
+            choose_direction();
+            slope = -here.gradient_norm * here.gradient_norm;
+            length = here.gradient_norm;
+        }
+        if (kind == SQUARE)
+            multiply(nullptr, 1, d, here.X, V, n, p);
+        else
+            V = d;
+        lam = options.caution *
+              (std::isnan(options.lam) ? 2 * here.multiplier_norm : options.lam);
+        merit = here.merit(lam);
+        trials = 0;
+        low_t = 0, low_slope = slope;
+        has_high = has_lowest = false;
+        return attempt(pairs.empty() ? 0.1 * std::sqrt(double(p)) / length : 1.0, X);
+    }
+
+    // Take in f and its gradient at the point last written; write the next, or tell what happened.
+    Answer next(double value, const Real* G, double time, int64_t iterations, Real* X) {
+        ++evaluations;
+        read(G, trial.G, n, p);
+        trial.value = value;
+        derive(trial);
+        if (!trial.finite) saw_non_finite = true;
+        trial_slope = dot(trial.gradient, d);
+        const bool lower = is_lower();
+        const bool flat = std::fabs(trial_slope) <= -FLATNESS * slope;
+        const bool farthest = trial_slope <= 0 && t < asked_t;  // as far as one can go
+        if (lower && (flat || farthest)) return accept(t, trial_slope, time, iterations, X);
+        if (!lower || trial_slope > 0) {
+            high_t = t, high_slope = trial_slope, high_finite = trial.finite;
+            has_high = true;
+        } else {
+            low_t = t, low_slope = trial_slope;
+        }
+        if (lower && (!has_lowest || trial.merit(lam) < lowest.merit(lam))) {
+            std::swap(lowest, trial);
+            lowest_t = t, lowest_slope = trial_slope;
+            has_lowest = true;
+        }
+        const bool narrow = has_high && high_t - low_t <= 1e-12 * high_t;
+        if (!narrow && trials < MAX_TRIALS) return attempt(next_t(), X);
+        if (!has_lowest) {
+            judge();
+            return STUCK;
+        }
+        std::swap(lowest, trial);
+        return accept(lowest_t, lowest_slope, time, iterations, X);
+    }
+
+    bool forget() {
+        const bool forgot = !pairs.empty();
+        pairs.forget();
+        return forgot;
+    }
+
+    // numbers: value, value of the best, flattest, in_vain, caution, seen, three curvatures,
+    // non-finite, rows, whether there is a best (1), and it is here (2).
+    void report(double* numbers) const {
+        const double told[] = {here.value, best.value, flattest, double(in_vain), options.caution,
+                               double(seen), curvatures[0], curvatures[1], curvatures[2],
+                               double(saw_non_finite), double(rows.size() / COLUMNS),
+                               double(has_best + (has_best && best_is_here))};
+        std::copy(std::begin(told), std::end(told), numbers);
+    }
+
+    void copy_rows(double* out) const { std::copy(rows.begin(), rows.end(), out); }
+
+    void copy_spot(int of_best, Real* X, Real* D, Real* G) const {
+        const Spot& spot = of_best ? best : here;
+        write(spot.X, X, n, p);
+        write(spot.D, D, p, p);
+        write(spot.G, G, n, p);
+    }
+
+  private:
+    static constexpr int64_t COLUMNS = 5;  // of a row: value, gradient's norm, distance, evaluations, time
+    const Kind kind;
+    const int64_t n, p;
+    Pairs pairs;
+    Options options{};
+    Spot here, trial, lowest, best;
+    Vector V, moved, d, s, y, E, C, T, U;
+    double slope = 0, length = 0, lam = 0, merit = 0;
+    double t = 0, asked_t = 0, trial_slope = 0;
+    double low_t = 0, low_slope = 0, high_t = 0, high_slope = 0;
+    double lowest_t = 0, lowest_slope = 0;
+    bool has_high = false, has_lowest = false, high_finite = false, has_best = false;
+    bool saw_non_finite = false, best_is_here = false;
+    int trials = 0;
+    double lowest_value = INFINITE, flattest = INFINITE;
+    int64_t in_vain = 0, seen = 0, evaluations = 0;
+    double curvatures[RECENT] = {0, 0, 0};
+    std::vector<double> rows;
+
+    // Riemannian gradient and all norms, from X, D, G and the value.
+    void derive(Spot& spot) {
+        if (kind == SQUARE)
+            derive_square(spot);
+        else
+            derive_tall(spot);
+        spot.gradient_norm = norm(spot.gradient);
+        spot.distance = norm(spot.D);
+        spot.euclidean_norm = std::hypot(spot.gradient_norm, spot.multiplier_norm);
+        spot.finite = std::isfinite(spot.value + spot.gradient_norm + spot.distance +
+                                    spot.correction);
+    }
+
+    void derive_tall(Spot& spot) {
+        gram(spot.X, spot.G, T, n, p);
+        multiply(T.data(), -1, spot.D, T, U, p, p);  // X^T G, to first order in D
+        T = U;
+        symmetrize(T, p);
+        multiply(spot.G.data(), -1, spot.X, kind == SPAN ? U : T, spot.gradient, n, p);
+        spot.multiplier_norm = norm(T);
+        spot.correction = dot(T, spot.D) / 2;
+    }
+
+    void derive_square(Spot& spot) {
+        Vector& P = y;  // G X^T
+        std::fill(P.begin(), P.end(), Real(0));
+        for (int64_t j = 0; j < n; ++j)
+            for (int64_t a = 0; a < n; ++a)
+                add_scaled(&P[j * n], spot.X[a * n + j], &spot.G[a * n], n);
+        double sum = 0;
+        for (int64_t i = 0; i < n; ++i)
+            for (int64_t j = 0; j < n; ++j) {
+                const double a = P[j * n + i], b = P[i * n + j];
+                spot.gradient[j * n + i] = Real((a - b) / 2);
+                sum += (a + b) * (a + b);
+            }
+        spot.multiplier_norm = std::sqrt(sum) / 2;
+        multiply(nullptr, 1, spot.X, spot.D, moved, n, p);
+        spot.correction = dot(spot.G, moved) / 2;
+    }
+
+    void choose_direction() {
+        if (pairs.empty()) {
+            for (int64_t i = 0; i < n * p; ++i) d[i] = -here.gradient[i];
+            return;
+        }
+        pairs.direction(here.gradient, moved);
+        if (kind == SQUARE) {
+            d = moved;
+            return;
+        }
+        gram(here.X, moved, T, n, p);
+        if (kind == TALL) symmetrize(T, p);
+        multiply(moved.data(), -1, here.X, T, d, n, p);
+    }
+
+    // The point at the step, landed as closely as the merit function needs: LandedLine.
+    Answer attempt(double step, Real* X) {
+        ++trials;
+        asked_t = t = step;
+        const double blur = lam ? std::sqrt(0.01 * t * std::fabs(slope) / lam) : INFINITE;
+        const double near = std::min(std::max(blur, options.eps), NEAR);
+        double error = look(t), spectral = 0;
+        while (error > 0.5 && (spectral = squared_size()) > FARTHEST) {
+            t *= 0.9 * std::sqrt(FARTHEST / spectral);
+            error = look(t);
+        }
+        land(error, spectral, near);
+        multiply(nullptr, 1, moved, C, trial.X, n, p);
+        std::copy(E.begin(), E.begin() + p * p, trial.D.begin());
+        write(trial.X, X, n, p);
+        return EVALUATE;
+    }
+
+    // moved = X + t V, E = moved^T moved - I; its norm.
+    double look(double step) {
+        const Real f = Real(step);
+        for (int64_t i = 0; i < n * p; ++i) moved[i] = here.X[i] + f * V[i];
+        gram(moved, moved, E, n, p);
+        for (int64_t a = 0; a < p; ++a) E[a * p + a] -= 1;
+        return std::sqrt(dot(E.data(), E.data(), p * p));
+    }
+
+    double squared_size() {  // sqrt(||E^2||), at least the spectral norm
+        multiply(nullptr, 1, E, E, T, p, p);
+        return std::sqrt(std::sqrt(dot(T.data(), T.data(), p * p)));
+    }
+
+    // Newton-Schulz steps in p x p matrices: C lands, E is what is left.
+    void land(double error, double spectral, double near) {
+        const int64_t pp = p * p;
+        std::fill(C.begin(), C.begin() + pp, Real(0));
+        double shrink = 1;
+        if (error > 0.5) {
+            shrink = 1 / (1 + spectral / 2);
+            for (int64_t i = 0; i < pp; ++i) E[i] *= Real(shrink);
+            for (int64_t a = 0; a < p; ++a) E[a * p + a] += Real(shrink - 1);
+            error = std::sqrt(dot(E.data(), E.data(), pp));
+        }
+        for (int64_t a = 0; a < p; ++a) C[a * p + a] = Real(std::sqrt(shrink));
+        for (int step = 0; step < 20; ++step) {
+            multiply(C.data(), -0.5, C, E, U, p, p);  // C (I - E / 2)
+            std::copy(U.begin(), U.begin() + pp, C.begin());
+            multiply(nullptr, 1, E, E, T, p, p);  // E becomes (E^3 - 3 E^2) / 4
+            if (error < CUBIC) {
+                for (int64_t i = 0; i < pp; ++i) E[i] = Real(-0.75) * T[i];
+            } else {
+                multiply(nullptr, 1, T, E, U, p, p);
+                for (int64_t i = 0; i < pp; ++i) E[i] = (U[i] - 3 * T[i]) / 4;
+            }
+            if (!(error * error * (3 + error) / 4 > near)) break;
+            error = std::sqrt(dot(E.data(), E.data(), pp));
+        }
+    }
+
+    double rounding(double roundings) const {
+        const double size = std::max(std::fabs(here.value), options.magnitude);
+        return std::max(roundings * size, options.noise);
+    }
+
+    bool is_lower() const {
+        if (!trial.finite) return false;
+        const double change = trial.merit(lam) - merit;
+        if (change <= DECREASE * t * slope) return true;
+        const bool flattened =
+            FLATTENED * slope <= trial_slope && trial_slope <= (2 * DECREASE - 1) * slope;
+        return flattened && change <= rounding(std::pow(options.eps, 2.0 / 3));
+    }
+
+    double next_t() const {
+        if (!has_high) return 4 * low_t;
+        const double width = high_t - low_t;
+        if (!std::isfinite(high_slope) || !high_finite) return low_t + width / 10;
+        if (high_slope <= 0) return low_t + width / 3;
+        const double share = low_slope / (low_slope - high_slope);
+        return low_t + width * std::min(std::max(share, 0.05), 0.95);
+    }
+
+    void judge() {
+        if (trials > MANY_TRIALS && options.caution < 1e12) options.caution *= 10;
+    }
+
+    // The trial becomes the point; go on from there unless Python is to look.
+    Answer accept(double step, double slope_there, double time, int64_t iterations, Real* X) {
+        judge();
+        remember(step, slope_there);
+        if (best_is_here) std::swap(best, here);  // else what is lower than here is kept already
+        std::swap(here, trial);
+        saw_non_finite = false;
+        const bool lower = here.value - here.correction < lowest_value;
+        if (lower) {
+            lowest_value = here.value - here.correction;
+            has_best = true;
+        }
+        best_is_here = lower;
+        in_vain = lower || here.gradient_norm < flattest ? 0 : in_vain + 1;
+        flattest = std::min(flattest, here.gradient_norm);
+        const double row[] = {here.value, here.gradient_norm, here.distance, double(evaluations),
+                              time};
+        rows.insert(rows.end(), std::begin(row), std::end(row));
+        const bool over = int64_t(rows.size()) / COLUMNS >= iterations;
+        return over || worth_a_look() ? LOOK : begin(X);
+    }
+
+    void remember(double step, double slope_there) {
+        for (int64_t i = 0; i < n * p; ++i) y[i] = trial.gradient[i] - here.gradient[i];
+        const double sy = step * (slope_there - slope), yy = dot(y, y);
+        if (!(sy > 1e-10 * step * length * std::sqrt(yy))) return;
+        saw(yy / sy);
+        for (int64_t i = 0; i < n * p; ++i) s[i] = Real(step) * d[i];
+        pairs.add(s, y, sy, yy);
+    }
+
+    void saw(double curvature) {
+        const bool clear = here.gradient_norm > 1e3 * options.eps * here.euclidean_norm;
+        if (!clear || !(0 < curvature && curvature < INFINITE)) return;
+        std::rotate(curvatures, curvatures + 1, curvatures + RECENT);
+        curvatures[RECENT - 1] = curvature;
+        ++seen;
+    }
+
+    // Whether the loop in Python would do anything here but go on.
+    bool worth_a_look() const {
+        const double size = here.gradient_norm, euclidean = here.euclidean_norm;
+        const double most = *std::max_element(curvatures, curvatures + RECENT);
+        const double curved = most * options.length;
+        const double usual = seen > RECENT ? std::max(euclidean, curved) : euclidean;
+        const double less = std::min(euclidean, curved);
+        const double scale =
+            options.first > WARM * less ? std::min(options.first, usual) : SHARE * less;
+        if (size <= std::max(options.gtol * scale, options.atol)) return true;
+        if (size <= 8 * options.eps * euclidean || !here.finite) return true;
+        if (in_vain && double(in_vain) > options.patience) return true;
+        return std::find(std::begin(LOOKS), std::end(LOOKS), in_vain) != std::end(LOOKS);
+    }
+};
+
+}  // namespace
+
+extern "C" {
+
+// Null if there is no memory.
+Search* ortholand_search_new(int kind, int64_t n, int64_t p, int64_t memory) {
+    try {
+        return new Search(Kind(kind), n, p, memory);
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
+}
+
+void ortholand_search_delete(Search* search) { delete search; }
+
+// X (n x p) is where to evaluate next if the answer is 0; D is p x p, curvatures are three.
+int ortholand_search_start(Search* search, const double* options, const SCALAR* X, const SCALAR* D,
+                           const SCALAR* G, double value, double best, double flattest,
+                           int64_t in_vain, int64_t seen, const double* curvatures, SCALAR* next) {
+    try {
+        const Options asked{options[0], options[1], options[2], options[3], options[4],
+                            options[5], options[6], options[7], options[8], options[9]};
+        search->start(asked, X, D, G, value, best, flattest, in_vain, seen, curvatures);
+        return search->begin(next);
+    } catch (const std::bad_alloc&) {
+        return STUCK;
+    }
+}
+
+int ortholand_search_next(Search* search, double value, const SCALAR* G, double time,
+                          int64_t iterations, SCALAR* next) {
+    try {
+        return search->next(value, G, time, iterations, next);
+    } catch (const std::bad_alloc&) {
+        return STUCK;
+    }
+}
+
+// Whether there was something to forget.
+int ortholand_search_forget(Search* search) { return search->forget(); }
+
+void ortholand_search_report(const Search* search, double* numbers) { search->report(numbers); }
+
+void ortholand_search_rows(const Search* search, double* rows) { search->copy_rows(rows); }
+
+void ortholand_search_point(const Search* search, int of_best, SCALAR* X, SCALAR* D, SCALAR* G) {
+    search->copy_spot(of_best, X, D, G);
+}
+}

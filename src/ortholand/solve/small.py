@@ -1,0 +1,208 @@
+"""L-BFGS on one small matrix by compiled code: Python calls f, and the code does the rest.
+
+A run of :class:`~ortholand.solve.lbfgs.LBFGS` on a 20 x 3 matrix has a microsecond of arithmetic
+for each evaluation, and forty of Python. So ``native/search.cpp`` has the same method, line search
+and rules once more, and stops where the loop has something to decide. A test holds both equal.
+"""
+
+import math
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ortholand.native import array_address, search_steps
+from ortholand.solve.manifold_cost import ManifoldCost, Point
+from ortholand.solve.manifolds.stiefel import SquareStiefel, Subspaces, TallStiefel
+from ortholand.solve.targets import RECENT, Targets
+
+if TYPE_CHECKING:
+    from ortholand.solve.line_search import Merit
+
+KINDS = {TallStiefel: 0, SquareStiefel: 1, Subspaces: 2}
+TYPES = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
+MOST_COLUMNS = 32
+MOST_PRODUCTS = 2**15  # n p^2: from here on BLAS is faster than plain loops
+EVALUATE, LOOK, STUCK = range(3)
+HERE = 2  # the best point is the last
+ROW = 5  # value, gradient's norm, distance, evaluations, time
+
+
+class Progress(NamedTuple):
+    """How a run is going, and how far it may go before the loop is asked again."""
+
+    best: float  # lowest value less correction
+    flattest: float  # smallest gradient norm
+    in_vain: int  # iterations since one of them was last improved
+    patience: float  # how many are usual
+    iterations: int  # how many may follow
+
+
+class Passed(NamedTuple):
+    """What happened while the loop was not asked."""
+
+    point: Point  # the last one
+    best: Point | None  # the lowest, if one was lower than all before
+    flattest: float
+    in_vain: int
+    rows: np.ndarray  # one for each iteration
+
+
+def is_compiled(cost: ManifoldCost, X: Any) -> bool:
+    """Whether there is compiled code for points like X."""
+    return _library(cost, X) is not None
+
+
+def _library(cost: ManifoldCost, X: Any) -> Any:
+    is_matrix = isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype in TYPES
+    if not is_matrix or type(cost.geometry) not in KINDS:
+        return None
+    n, p = X.shape
+    small = p <= MOST_COLUMNS and n * p * p <= MOST_PRODUCTS
+    return search_steps(TYPES[X.dtype]) if small else None
+
+
+def small_search(cost: ManifoldCost, X: Any, memory: int) -> "SmallSearch | None":
+    """The compiled method for a cost near X; None where there is none.
+
+    Args:
+        cost: the problem.
+        X: a point.
+        memory: pairs to keep.
+    """
+    library = _library(cost, X)
+    if library is None:
+        return None
+    handle = library.ortholand_search_new(KINDS[type(cost.geometry)], *X.shape, memory)
+    return SmallSearch(library, handle, X) if handle else None
+
+
+class SmallSearch:
+    """A run of the compiled method."""
+
+    def __init__(self, library: Any, handle: int, X: np.ndarray) -> None:
+        self.library, self.handle = library, handle
+        self.shape, self.dtype, self.size = X.shape, X.dtype, X.size
+        self.columns = X.shape[1]
+        self.G = np.empty_like(X, order="C")
+        self.numbers = np.empty(12)
+        self.stuck: Point | None = None  # from where nothing lower was found,
+        self.saw_non_finite = False  # and whether f was not finite there
+
+    def __del__(self) -> None:
+        self.library.ortholand_search_delete(self.handle)
+
+    def forget(self) -> bool:
+        """Forget all pairs; whether there were any."""
+        self.stuck = None
+        return bool(self.library.ortholand_search_forget(self.handle))
+
+    def run(
+        self,
+        cost: ManifoldCost,
+        targets: Targets,
+        merit: "Merit",
+        point: Point,
+        progress: Progress,
+    ) -> Passed | None:
+        """Go on until there is something to decide; None if nothing better is found from here.
+
+        Args:
+            cost: evaluates f.
+            targets: tell when to look; they learn curvatures.
+            merit: its weight may grow.
+            point: where to begin.
+            progress: so far, and how far to go.
+        """
+        if point is self.stuck:
+            cost.saw_non_finite = self.saw_non_finite
+            return None
+        handle, shape, dtype, size = self.handle, self.shape, self.dtype, self.size
+        X, G, gradient = np.empty(shape, dtype), self.G, self._address(self.G, size)
+        answer = self._start(targets, merit, point, progress, X)
+        deadline, iterations = targets.deadline, progress.iterations
+        evaluate, advance = (
+            cost.objective.value_with_gradient_in,
+            self.library.ortholand_search_next,
+        )
+        while answer == EVALUATE:
+            value = evaluate(G, X)
+            X, now = np.empty(shape, dtype), perf_counter()  # a new one: f may have kept the last
+            address = array_address(X, dtype, size)
+            left = iterations if now < deadline else 0
+            answer = advance(handle, value, gradient, now, left, address)
+        return self._passed(cost, targets, merit, answer)
+
+    def _address(self, array: np.ndarray, size: int, dtype: Any = None) -> int:
+        return array_address(array, dtype or self.dtype, size)
+
+    def _start(
+        self, targets: Targets, merit: "Merit", point: Point, progress: Progress, X: np.ndarray
+    ) -> int:
+        t, p, numbers = targets, self.columns, np.dtype(np.float64)
+        lam = math.nan if merit.lam is None else merit.lam
+        options = np.array(
+            [
+                *(lam, merit.caution, t.eps, t.gtol, t.atol),
+                *(t.noise, t.first, t.length, t.magnitude, progress.patience),
+            ]
+        )
+        recent = np.array([0.0] * (RECENT - len(t.curvatures)) + list(t.curvatures))
+        inputs = [
+            np.array(A, dtype=self.dtype, order="C") for A in (point.X, point.D, point.euclidean)
+        ]
+        sizes = self.size, p * p, self.size
+        return self.library.ortholand_search_start(
+            self.handle,
+            self._address(options, 10, numbers),
+            *(self._address(A, size) for A, size in zip(inputs, sizes, strict=True)),
+            point.value,
+            progress.best,
+            progress.flattest,
+            progress.in_vain,
+            t.seen,
+            self._address(recent, RECENT, numbers),
+            self._address(X, self.size),
+        )
+
+    def _passed(
+        self,
+        cost: ManifoldCost,
+        targets: Targets,
+        merit: "Merit",
+        answer: int,
+    ) -> Passed | None:
+        numbers = self.numbers
+        self.library.ortholand_search_report(self.handle, self._address(numbers, 12, numbers.dtype))
+        value, best_value, flattest, in_vain, caution, seen, *rest = map(float, numbers)
+        *curvatures, non_finite, count, has_best = rest
+        merit.caution = caution
+        targets.remember(int(seen), curvatures)
+        cost.saw_non_finite = self.saw_non_finite = bool(non_finite)
+        if not count:
+            return None
+        rows = np.empty((int(count), ROW))
+        self.library.ortholand_search_rows(
+            self.handle, self._address(rows, rows.size, numbers.dtype)
+        )
+        here = self._point(cost, value, of_best=False)
+        self.stuck = here if answer == STUCK else None
+        best = self._best(cost, best_value, here, is_here=has_best == HERE) if has_best else None
+        return Passed(here, best, flattest, int(in_vain), rows)
+
+    def _best(self, cost: ManifoldCost, value: float, here: Point, is_here: bool) -> Point:
+        return here if is_here else self._point(cost, value, of_best=True)
+
+    def _point(self, cost: ManifoldCost, value: float, of_best: bool) -> Point:
+        p = self.columns
+        X, G = np.empty(self.shape, self.dtype), np.empty(self.shape, self.dtype)
+        D = np.empty((p, p), self.dtype)
+        self.library.ortholand_search_point(
+            self.handle,
+            of_best,
+            self._address(X, self.size),
+            self._address(D, p * p),
+            self._address(G, self.size),
+        )
+        return cost.known(X, D, value, G)
