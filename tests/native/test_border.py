@@ -1,10 +1,13 @@
 """No address leaves Python unless what is there is what compiled code will take it for."""
 
+import ctypes
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from ortholand.native import address
+from ortholand.native import address, array_address
 from ortholand.native.border import (
     Extent,
     address_if_dense,
@@ -218,3 +221,42 @@ def test_layouts(shape, strides, view, layout):
 )
 def test_layouts_that_strides_cannot_tell(shape, strides, view):
     assert layout_of(shape, strides, view) is None
+
+
+class Subclass(np.ndarray):
+    """What it has in memory is its own affair."""
+
+
+def read_only():
+    x = np.zeros((2, 3))
+    x.setflags(write=False)
+    return x
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_arrays_have_addresses(dtype):
+    x = np.arange(6, dtype=dtype).reshape(2, 3)
+    found = array_address(x, np.dtype(dtype), 6)
+    assert found == x.ctypes.data
+    size = np.dtype(dtype).itemsize
+    assert ctypes.string_at(found, 6 * size) == x.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("array", "error"),
+    [
+        (np.zeros((2, 3), np.float32), TypeError),
+        (np.zeros((2, 3), ">f8"), TypeError),
+        ([0.0] * 6, TypeError),
+        (torch.zeros(6, dtype=torch.float64), TypeError),
+        (np.zeros((2, 3)).view(Subclass), TypeError),
+        (read_only(), TypeError),
+        (np.zeros((3, 3)), ValueError),
+        (np.zeros((3, 2)).T, ValueError),
+        (np.zeros((4, 3))[::2], ValueError),
+        (np.zeros(0), ValueError),
+    ],
+)
+def test_other_arrays_are_refused(array, error):
+    with pytest.raises(error):
+        array_address(array, np.dtype(np.float64), 6)

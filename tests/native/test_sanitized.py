@@ -54,6 +54,8 @@ def compiled():
 
 def is_compiled(library):
     dtype, rows, columns = library
+    if columns is None and rows is not None:
+        return native.search_steps(dtype) is not None
     if rows is None:
         return native.all_below(1.0, [torch.zeros(1, dtype=dtype)])
     if rows > columns:
@@ -69,6 +71,7 @@ LIBRARIES = [
         *[(size + 1, size) for size in lanes],
         (300, 9),
         (None, None),
+        (1, None),  # the search of small matrices
     )
 ]
 
@@ -462,3 +465,46 @@ def test_all_below(tensors, place, value):
             x[place % x.numel()] = value
             assert not native.all_below(1.0, tensors)
             x.zero_()
+
+
+# Searches on small matrices -----------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    dtype=st.sampled_from([np.float32, np.float64]),
+    n=st.integers(1, 30),
+    p=st.integers(1, 32),
+    memory=st.sampled_from([None, 1, 2, 60]),
+    damage=st.sampled_from(["none", "nan", "inf", "sign", "noise"]),
+    manifold=st.sampled_from([ol.Stiefel(), ol.Grassmann()]),
+)
+def test_searches(dtype, n, p, memory, damage, manifold):
+    """Through all that a line search, a full ring of pairs and a restart do."""
+    random = np.random.default_rng(n * p)
+    n = max(n, p)
+    A = random.standard_normal((n, n)).astype(dtype)
+    A, calls = A + A.T, []
+
+    def fun(X):
+        calls.append(0)
+        G = A @ X
+        value = float(np.vdot(X, G)) / 2
+        if len(calls) > 1 and len(calls) % 4 == 0:
+            value = {"nan": np.nan, "inf": np.inf}.get(damage, value)
+            G = -G if damage == "sign" else G
+            G = G + random.standard_normal(G.shape).astype(dtype) if damage == "noise" else G
+        return value, G
+
+    x0 = np.linalg.qr(random.standard_normal((n, p)))[0].astype(dtype)
+    result = ol.minimize(
+        fun,
+        x0,
+        jac=True,
+        method="lbfgs",
+        manifold=manifold,
+        maxiter=120,
+        options={"memory": memory},
+    )
+    assert result.nfev == len(calls)
+    assert np.isfinite(result.x).all()

@@ -9,6 +9,7 @@ import torch
 
 import ortholand as ol
 from ortholand.geometry import riemannian_gradient
+from ortholand.native import why_no_code
 from ortholand.problems import Procrustes
 from ortholand.solve import METHODS
 
@@ -178,8 +179,8 @@ class TestScipysHabits:
 class TestChoice:
     """Method None."""
 
-    def test_newton_where_products_are_at_hand(self, brockett, numpy_version):
-        cost = brockett((6, 2))
+    def test_newton_where_products_are_at_hand(self, brockett):
+        cost = brockett((40, 34))
         assert ol.minimize(cost.fun, cost.start).method == "newton"
         with_hessp = ol.minimize(cost.fun, cost.start, jac=cost.jac, hessp=cost.hessp)
         assert with_hessp.method == "newton"
@@ -188,18 +189,38 @@ class TestChoice:
     def test_lbfgs_where_there_are_few_numbers(self, brockett):
         cost = brockett((6, 2))
         assert ol.minimize(cost.fun, cost.start, jac=cost.jac).method == "lbfgs"
+        result = ol.minimize(cost.fun, cost.start, jac=cost.jac, hessp=cost.hessp)
+        assert (result.method, result.nhev) == ("lbfgs", 0)
+
+    @staticmethod
+    def _two(brockett, n, p):
+        """An easy cost and an ill-conditioned one."""
+        easy, hard = brockett((n, p)), brockett((n, p))
+        easy.A = torch.diag(torch.cat([torch.zeros(p), torch.ones(n - p)]).double())
+        easy.mu = torch.ones(p, dtype=torch.float64)
+        hard.A = torch.diag(torch.logspace(-2.5, 0, n, dtype=torch.float64))
+        return easy, hard
+
+    @pytest.mark.skipif(why_no_code(torch.float64) is not None, reason="nothing is compiled")
+    def test_what_the_first_iterations_of_compiled_code_show(self, brockett):
+        """Newton goes on where the cost is ill conditioned, if there are products."""
+        easy, hard = self._two(brockett, 60, 6)
+        result = ol.minimize(easy.fun, easy.start, jac=easy.jac, hessp=easy.hessp)
+        assert (result.success, result.method) == (True, "lbfgs")
+        result = ol.minimize(hard.fun, hard.start, jac=hard.jac)
+        assert (result.success, result.method) == (True, "lbfgs")
+        result = ol.minimize(hard.fun, hard.start, jac=hard.jac, hessp=hard.hessp)
+        assert (result.success, result.method) == (True, "lbfgs, newton")
+        assert result.nhev > 0
+        assert len(result.history["fun"]) == result.nit + 1
 
     def test_what_the_first_iterations_show(self, brockett):
         """An easy cost stays with bb; an ill-conditioned one goes on with lbfgs."""
-        easy = brockett((40, 4))
-        easy.A = torch.diag(torch.cat([torch.zeros(4), torch.ones(36)]).double())
-        easy.mu = torch.ones(4, dtype=torch.float64)
+        easy, hard = self._two(brockett, 120, 34)
         result = ol.minimize(easy.fun, easy.start, jac=easy.jac)
         assert result.success
         assert result.method == "bb"
-        hard = brockett((40, 4))
-        hard.A = torch.diag(torch.logspace(-1.5, 0, 40, dtype=torch.float64))
-        result = ol.minimize(hard.fun, hard.start, jac=hard.jac)
+        result = ol.minimize(hard.fun, hard.start, jac=hard.jac, gtol=1e-4)
         assert result.success
         assert result.method == "bb, lbfgs"
 

@@ -70,7 +70,8 @@ def array_address(array: Any, dtype: np.dtype, size: int) -> int:
             f"Compiled code takes {size} numbers that lie one after the other in memory, got "
             f"shape {array.shape} with strides {array.strides}: use np.ascontiguousarray."
         )
-    return ctypes.addressof(ctypes.c_char.from_buffer(array))  # refuses what is read-only
+    buffer: Any = array
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))  # refuses what is read-only
 
 
 class Extent(NamedTuple):

@@ -170,14 +170,14 @@ def settle(X: Array, enough: float) -> tuple[Array, Any]:
     E = adjoint(X) @ X - eye
     error = largest_norm(E)
     for _ in range(30):
-        if error < enough / 20:
-            break
         Y = X @ (eye - 0.5 * E)
         after = adjoint(Y) @ Y - eye
         before, error = error, largest_norm(after)
         if not error < before:
             break  # rounding, or not a number: the last one was better
         X, E = Y, after
+        if error < enough / 20:
+            break
     return X, E
 
 

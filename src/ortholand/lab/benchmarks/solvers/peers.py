@@ -203,7 +203,7 @@ def our_solver(method: str | None, library: str) -> Runner:
             return Attempt(result.x, result.nit, result.success)
         result = ortholand.minimize(oracle.torch_fun, torch.from_numpy(X0), **options)
         counts = (result.nfev, result.njev, result.nhev)
-        return Attempt(result.x.numpy(), result.nit, result.success, counts)
+        return Attempt(result.x.numpy(), result.nit, result.success, counts=counts)
 
     return run
 
