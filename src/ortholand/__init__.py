@@ -1,16 +1,16 @@
 """Optimisation under orthogonality constraints without retractions: the landing algorithm.
 
-Here is what most programs need. The rest is in the modules where it is made:
+This module exports what most programs need. The rest is in its submodules:
 
 - :mod:`ortholand.geometry`: distance, projection, random samples; relative and Riemannian gradients
   and Hessians; ``sym`` and ``skew``.
 - :mod:`ortholand.fields`: the landing, PLAM and penalty fields.
-- :mod:`ortholand.safe_step`: how far a step may go; rules, also of your own.
+- :mod:`ortholand.safe_step`: how far a step may go; the rules, or your own.
 - :mod:`ortholand.retractions`: exponential, polar, Cayley and QR.
-- :mod:`ortholand.landing`: what a landing step is; attractions, also of your own.
+- :mod:`ortholand.landing`: what a landing step is; the attractions, or your own.
 - :mod:`ortholand.optim`: the optimizers.
 - :mod:`ortholand.parameters`: marks, groups, projection and errors of a model's parameters.
-- :mod:`ortholand.sharding`: weights that are spread over ranks, and what their steps cost.
+- :mod:`ortholand.sharding`: weights spread over ranks, and what their steps cost.
 - :mod:`ortholand.solve`: minimisation of a function, or of a sum of many.
 - :mod:`ortholand.problems`: costs with known optima.
 - :mod:`ortholand.flow`: the landing flow, an ordinary differential equation.

@@ -1,6 +1,6 @@
 """``python -m ortholand``: what a bug report needs. It works without any extra.
 
-All else is handed on to the command ``ortholand``, which needs ``ortholand[experiments]``.
+Any arguments are passed to the command ``ortholand``, which needs ``ortholand[experiments]``.
 """
 
 import sys

@@ -16,9 +16,9 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def facts() -> dict[str, str]:
-    """Versions, machine, compiled code or why there is none; asks for code as a step would.
+    """Versions, machine, compiled code or why there is none; requests code as a step would.
 
-    Neither the user's name nor the machine's is in it, but for those in paths.
+    It contains neither the user's name nor the machine's, except where paths do.
 
     Example:
         >>> from ortholand.about import facts
@@ -40,11 +40,11 @@ def facts() -> dict[str, str]:
 
 
 def table() -> str:
-    """The facts, one per line; in several, where $COLUMNS asks for narrower ones."""
+    """The facts, one per line, wrapped if $COLUMNS asks for narrower lines."""
     known = facts()
     margin = max(map(len, known)) + 2
     width = asked_width()
-    # No word is broken: what is copied into a report must be found again, paths above all.
+    # Words are never broken: text copied into a report must be searchable, paths above all.
     wrap = TextWrapper(
         width=max(width, margin + 1) if width else sys.maxsize,
         subsequent_indent=margin * " ",
@@ -61,7 +61,7 @@ def asked_width() -> int | None:
 
 
 def _processor() -> str:
-    """Its name; Linux knows it, and Python then does not."""
+    """The processor's name; on Linux Python does not know it, the system does."""
     try:
         lines = CPUINFO.read_text().splitlines()
     except (OSError, UnicodeDecodeError):
@@ -71,7 +71,7 @@ def _processor() -> str:
 
 
 def _compiled_code() -> str:
-    """What code small matrices get, and from whom; that of one size stands for all."""
+    """Which code small matrices use, and its origin; one size stands for all."""
     path = code_path(torch.float32)
     if path is None:
         return f"none, torch's operations step: {why_no_code(torch.float32)}"

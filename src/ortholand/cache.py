@@ -1,4 +1,4 @@
-"""Where the library keeps what it has downloaded or compiled."""
+"""Where the library keeps downloaded data and compiled code."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ def cache_folder() -> Path:
     """The library's folder in the user's cache.
 
     Raises:
-        RuntimeError: if the user has no home folder, and no variable names another one.
+        RuntimeError: if the user has no home folder and no variable names another one.
     """
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else _home() / ".cache") / "ortholand"

@@ -1,7 +1,7 @@
-"""The fields that an infeasible method follows: landing, and the two it is compared with.
+"""The fields that infeasible methods follow: landing, and the two it is compared with.
 
-Each takes X ``(..., n, p)`` and the Euclidean gradient G, and gives the direction L of the update
-``X <- X - eta L``. Wide matrices are handled by their transposes.
+Each takes X ``(..., n, p)`` and the Euclidean gradient G, and returns the direction L of the update
+``X <- X - eta L``. Wide matrices are transposed internally.
 """
 
 import math
@@ -48,7 +48,7 @@ def landing_field(X: Tensor, G: Tensor, lam: float = 1.0) -> Tensor:
 def plam_field(X: Tensor, G: Tensor, lam: float = 1.0) -> Tensor:
     """PLAM (Gao et al., 2019): ``G - Sym(G X^H) X + lam (X X^H - I) X``.
 
-    Equal to the landing field on the manifold only; off it, it has spurious zeros and can explode.
+    It equals the landing field on the manifold only; off it, it has spurious zeros and can explode.
     """
     if X.shape[-2] < X.shape[-1]:
         return plam_field(X.mT, G.mT, lam).mT
@@ -73,7 +73,7 @@ FIELDS: dict[str, Field] = {
 
 
 class Tangent(NamedTuple):
-    """The tangent part of a landing field, with what the products that made it tell for free."""
+    """The tangent part of a landing field, and quantities its products give for free."""
 
     tangent: Tensor  # R, (..., n, p)
     residual: Tensor  # D = X^H X - I, (..., p, p)
@@ -82,7 +82,7 @@ class Tangent(NamedTuple):
 
 
 class Landing(NamedTuple):
-    """A landing field, with what the products that made it tell the safe step for free."""
+    """A landing field, and quantities for the safe step that its products give for free."""
 
     field: Tensor  # L, (..., n, p)
     distance: Tensor  # d = ||X^H X - I||_F, (...)
@@ -90,12 +90,12 @@ class Landing(NamedTuple):
 
 
 def landing(X: Tensor, B: Tensor, lam: float) -> Landing:
-    """The field whose tangent part the generator B stands for: a skew A if square, else n x p."""
+    """The field whose tangent part the generator B represents: a skew A if square, else n x p."""
     return landing_from_relative(X, B, lam) if is_square(X) else landing_from_gradient(X, B, lam)
 
 
 def tangent(X: Tensor, B: Tensor) -> Tangent:
-    """The tangent part that the generator B stands for."""
+    """The tangent part that the generator B represents."""
     D = gram_minus_identity(X)
     d = torch.linalg.vector_norm(D, dim=(-2, -1))
     if is_square(X):
@@ -104,13 +104,13 @@ def tangent(X: Tensor, B: Tensor) -> Tangent:
 
 
 def landing_from_relative(X: Tensor, A: Tensor, lam: float) -> Landing:
-    """``(A + lam (X X^H - I)) X`` for square X and skew A: three products with A's own.
+    """``(A + lam (X X^H - I)) X`` for square X and skew A: three products, counting A's own.
 
     A is skew to the last bit, so ``A X`` is tangent up to rounding relative to itself.
     """
     D = gram_minus_identity(X.mH)
     d = torch.linalg.vector_norm(D, dim=(-2, -1))
-    # Without autograd D is ours to write to: one temporary less.
+    # Without autograd D may be overwritten: one temporary fewer.
     M = torch.add(A, D, alpha=lam) if D.requires_grad else D.mul_(lam).add_(A)
     return Landing(product(M, X), d, 0.0)
 
@@ -131,7 +131,7 @@ def _tangency_error(X: Tensor, G: Tensor, d: Tensor) -> Tensor:
 
 
 def tangency_bound(n: int, dtype: torch.dtype, d: Number, gradient_norm: Number) -> Number:
-    """Bound of what rounding leaves of ``Sym(X^H R)`` in the right form, for X with n rows."""
+    """Bound on the rounding error in ``Sym(X^H R)`` in the right form, for X with n rows."""
     return product_roundoff(n, dtype) * (1 + d) * gradient_norm
 
 

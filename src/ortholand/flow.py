@@ -38,15 +38,15 @@ def landing_flow(
     Args:
         gradient: Euclidean gradient of f at X.
         x0: starting point, one real matrix; the integration is done in float64.
-        times: increasing times at which the trajectory is wanted; the first is the start's.
+        times: increasing times at which to return the trajectory, beginning with the start.
         lam: attraction to the manifold.
-        momentum: follow the flow with momentum.
+        momentum: whether to follow the flow with momentum.
         field: another field to follow instead of the landing field.
         rtol: relative tolerance of the integrator.
         atol: absolute tolerance of the integrator.
 
     Raises:
-        RuntimeError: if the integrator gives up, as it must when a trajectory (of PLAM, say)
+        RuntimeError: if the integrator fails, as it must when a trajectory (PLAM's, say)
             explodes in finite time.
 
     >>> import torch

@@ -1,22 +1,22 @@
-"""Objects that offer one thing in several forms: a reference, and faster ones."""
+"""Objects that offer one computation in several forms: a reference, and faster ones."""
 
 from typing import Any, ClassVar
 
 
 class OfferedInForms:
-    """A class whose faster forms do what its reference form does, and are offered only then.
+    """A class whose faster forms are offered only while they match its reference form.
 
-    A subclass that redefines anything of its own inherits no faster form: it would do what its
-    parent does. Nor does one whose reference was patched, on the class or on the object, offer any.
+    A subclass that redefines anything inherits no faster form, which would do what its parent
+    does. Nor does a class offer any if its reference was patched, on the class or on the object.
 
     Attributes:
         reference: the name of the reference form, a method.
-        forms: names of the faster forms; None where there is none.
+        forms: names of the faster forms; a form that is not available is None.
     """
 
     reference: ClassVar[str]
     forms: ClassVar[tuple[str, ...]]
-    _defined: ClassVar[Any]  # the reference as the class was made with it
+    _defined: ClassVar[Any]  # the reference that the class was created with
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -1,9 +1,9 @@
 """Marks: a module's own record of which of its weights are orthogonal, and with which options.
 
 The record is an attribute of the module, a dictionary ``{"weight": {"view": ..., "scale": ...}}``
-of plain values that no other library looks at. It is kept by name: whatever becomes of the
-parameter under that name (cast, moved, replaced by a DTensor, loaded) is meant. Copies and pickles
-of the module carry it, wrappers leave it alone, and ``state_dict`` has none of it.
+of plain values that no other library reads. It is keyed by name, so it applies to whatever the
+parameter with that name becomes (cast, moved, replaced by a DTensor, loaded). Copies and pickles
+of the module carry it, wrappers leave it alone, and ``state_dict`` does not contain it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ Options = dict[str, Any]
 
 
 class Marked(NamedTuple):
-    """A parameter that is marked: its module's name and its own, and the options of its mark."""
+    """A marked parameter: its module's name and its own, and the options of its mark."""
 
     name: str
     parameter: nn.Parameter
@@ -27,19 +27,19 @@ class Marked(NamedTuple):
 
 
 def marks_of(module: nn.Module) -> Mapping[str, Options]:
-    """The marks on a module's own parameters, not on those of its children, by name."""
-    # Not getattr: what torch.compile wraps around a module would answer for it.
+    """The marks on a module's own parameters (not its children's), by name."""
+    # Not getattr: torch.compile's wrapper around a module would answer for it.
     return vars(module).get(RECORD, {})
 
 
 def mark(module: nn.Module, name: str, options: Options) -> None:
-    """Record that a parameter is orthogonal, in place of what was recorded before."""
+    """Record that a parameter is orthogonal, replacing any earlier record."""
     # A new dictionary: a shallow copy of the module keeps the old one.
     vars(module)[RECORD] = {**marks_of(module), name: options}
 
 
 def unmark(module: nn.Module, name: str = "weight") -> None:
-    """Take back :func:`ortholand.orthogonal`: the weight keeps its values, and is free.
+    """Undo :func:`ortholand.orthogonal`: the weight keeps its values but is unconstrained.
 
     >>> import ortholand as ol
     >>> layer = ol.orthogonal(nn.Linear(3, 3))
@@ -57,7 +57,7 @@ def unmark(module: nn.Module, name: str = "weight") -> None:
 
 
 def marked(model: nn.Module) -> Iterator[Marked]:
-    """Every mark of a model, with the parameter that is there now; an error if there is none."""
+    """Every mark of a model with its current parameter; raises if that parameter is missing."""
     for path, module in model.named_modules():
         for name, options in marks_of(module).items():
             where = f"{path}.{name}" if path else name
@@ -65,7 +65,7 @@ def marked(model: nn.Module) -> Iterator[Marked]:
 
 
 def own_parameter(module: nn.Module, name: str, label: str) -> nn.Parameter:
-    """The parameter of that name, which must be the module's own, plain, and have a shape."""
+    """The parameter with that name, which must be the module's own, plain, and have a shape."""
     rule = f"An orthogonal weight must be a parameter of its module, but {label!r}"
     if parametrize.is_parametrized(module, name):
         raise ValueError(

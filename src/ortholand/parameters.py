@@ -48,24 +48,25 @@ def orthogonal(
     """Mark a weight as orthogonal, where the model is defined, and make it so.
 
     :func:`param_groups`, :func:`orthogonalize_` and :func:`orthogonality_error` find marked weights
-    without being told which. The weight stays a plain parameter under its name: nothing is computed
-    in a forward pass, and an optimizer of this library has to keep it on the manifold.
+    by themselves. The weight stays a plain parameter under its name: nothing is computed in a
+    forward pass, and an optimizer of this library must keep it on the manifold.
 
     Args:
         module: the module that holds the weight itself, such as ``nn.Linear``.
-        name: of the weight in the module.
+        name: the weight's name in the module.
         init: ``"project"``: the nearest orthonormal matrices. ``"random"``: new ones, uniformly
-            distributed. ``"keep"``: the weight as it is, for one that is orthogonal already.
-        seed: of ``init="random"``: an integer, or a generator on the weight's device.
-        view: how the weight is seen as matrices.
-        scale: what the weight is times orthonormal: a positive number, or ``"fan"``.
-        options: further options of its group, such as ``lr``; they win over those that
-            :func:`param_groups` is given.
+            distributed. ``"keep"``: unchanged, for a weight that is orthogonal already.
+        seed: for ``init="random"``: an integer, or a generator on the weight's device.
+        view: how the weight is viewed as matrices.
+        scale: the multiple of an orthonormal matrix that the weight is: a positive number, or
+            ``"fan"``.
+        options: further options of its group, such as ``lr``; they override those given to
+            :func:`param_groups`.
 
     Returns:
-        The module, so that a call can stand around its construction. A second mark replaces the
-        first. On the meta device the weight is only marked: when the model has values, call
-        ``orthogonalize_(model)``. The same goes for whatever initialises the weight anew.
+        The module, so that the call can wrap its construction. A second mark replaces the
+        first. On the meta device the weight is only marked: once the model has values, call
+        ``orthogonalize_(model)``. Do the same after anything that re-initialises the weight.
 
     >>> import ortholand as ol
     >>> from torch import nn
@@ -88,8 +89,8 @@ def orthogonal(
     further = dict(options or {})
     if reserved := [key for key in RESERVED if key in further]:
         raise ValueError(
-            f"options of a mark are further options of its group, but {reserved[0]!r} is none. "
-            "view and scale are arguments of their own."
+            f"options of a mark are further options of its group, but {reserved[0]!r} is not one. "
+            "view and scale are separate arguments."
         )
     check_view(view)
     check_scale(scale)
@@ -123,20 +124,20 @@ def param_groups(
         model: the model.
         orthogonal: which parameters are orthogonal: a name pattern (``"layers.*.weight"``), a
             module type (``nn.Conv2d``), a module, a predicate ``(name, parameter) -> bool``, or
-            several of these. A pattern, a type or a module takes the parameters of rank 2 and
+            several of these. A pattern, a type or a module takes the parameters of rank 2 or
             more that it covers, and leaves biases to the rest. Weights that the model itself
-            marks (:func:`orthogonal`) are orthogonal whatever stands here; None if these are all.
-        view: how the selected weights are seen as matrices, ``"matrix"`` if not given. Marked
-            weights say it themselves.
-        scale: what the selected weights are times orthonormal, as the option of the optimizers:
-            a positive number, or ``"fan"``; None leaves it to the optimizer. Marked weights say
-            it themselves.
+            marks (:func:`orthogonal`) are always orthogonal; None selects only these.
+        view: how the selected weights are viewed as matrices, ``"matrix"`` if not given. Marked
+            weights have their own.
+        scale: the multiple of orthonormal matrices that the selected weights are, as in the
+            optimizers: a positive number, or ``"fan"``; None leaves it to the optimizer. Marked
+            weights have their own.
         options: further options of the orthogonal groups, such as ``lr``.
         other_options: further options of the rest, such as ``weight_decay``.
 
     Returns:
-        Groups with named parameters: the selected weights, marked ones (one group for those that
-        agree in all options), the rest; no group is empty. Frozen parameters are left out. Call it
+        Groups with named parameters: the selected weights, the marked ones (one group for each set
+        of options), the rest; no group is empty. Frozen parameters are left out. Call it
         after ``fully_shard``, which replaces the parameters.
 
     >>> import ortholand
@@ -172,7 +173,7 @@ def param_groups(
 
 
 def selected_parameters(model: nn.Module, orthogonal: Selectors) -> list[tuple[str, nn.Parameter]]:
-    """The trainable parameters that selectors take, in the model's order; marks do not count."""
+    """The trainable parameters that selectors match, in the model's order; marks are ignored."""
     _reshard(model)
     named = _trainable(model)
     chosen = _select(model, named, orthogonal)
@@ -190,22 +191,22 @@ def orthogonalize_(
     """Replace orthogonal weights, in place, by the nearest matrices with orthonormal columns.
 
     Args:
-        target: a tensor, tensors, groups as :func:`param_groups` makes them, an optimizer, or a
-            model (then ``orthogonal`` or its marks say which of its parameters).
+        target: a tensor, tensors, groups from :func:`param_groups`, an optimizer, or a
+            model (whose parameters ``orthogonal`` or its marks select).
         orthogonal: for a model, as in :func:`param_groups`.
-        view: how tensors or a model's weights are seen as matrices, ``"matrix"`` if not given.
-            Groups, optimizers and marks say it themselves.
-        scale: what tensors or a model's weights shall be times orthonormal: a number, 1 if not
-            given, or ``"fan"``. Groups, optimizers and marks say it themselves.
+        view: how tensors or a model's weights are viewed as matrices, ``"matrix"`` if not given.
+            Groups, optimizers and marks have their own.
+        scale: the multiple of orthonormal matrices to make them: a number, 1 if not given, or
+            ``"fan"``. Groups, optimizers and marks have their own.
 
     Returns:
-        The target, so that a call can stand inside another.
+        The target, so that calls can be nested.
 
-    Weights of a sharded model (DTensors of FSDP2) are projected too, and all ranks must call it:
-    each matrix is brought together on one rank, a different one for each, and spread again.
+    Weights of a sharded model (FSDP2's DTensors) are projected too, and all ranks must call it:
+    each matrix is gathered on one rank, a different one for each, and scattered again.
 
-    Nothing is changed if any weight is refused. Frozen parameters are projected too when they
-    are handed over themselves.
+    Nothing is changed if any weight is rejected. Frozen parameters are projected only if they
+    are passed directly.
 
     >>> import torch, ortholand
     >>> W = orthogonalize_(torch.tensor([[2.0, 0.0], [0.0, 0.5]]))
@@ -263,14 +264,14 @@ def orthogonality_error(
     """How far orthogonal weights are from the manifold: ``||X^H X - I||_F``, ready to log.
 
     Args:
-        target: as for :func:`orthogonalize_`; an optimizer reports its orthogonal groups.
+        target: as for :func:`orthogonalize_`; for an optimizer, its orthogonal groups.
         orthogonal: for a model, as in :func:`param_groups`.
         view: as for :func:`orthogonalize_`.
         scale: as for :func:`orthogonalize_`; the error is that of X = weight / scale.
-        reduce: ``"max"`` or ``"mean"`` over all matrices, or ``None`` for a dictionary that gives
-            for each parameter's name the largest error of its matrices.
-        spectral: ``||X^H X - I||_2`` instead, by eigenvalues: what the safe step of the landing
-            optimizers keeps within eps by default.
+        reduce: ``"max"`` or ``"mean"`` over all matrices, or ``None`` for a dictionary from each
+            parameter's name to the largest error of its matrices.
+        spectral: return ``||X^H X - I||_2`` instead, by eigenvalues: by default the landing
+            optimizers' safe step keeps this within eps.
 
     On a sharded model all ranks must call it, and all get the same numbers. Gram matrices are
     summed over ranks; no weight is gathered.
@@ -297,9 +298,9 @@ def orthogonality_error(
 
 
 def _reshard(model: nn.Module) -> None:
-    """Let FSDP2 take back the whole weights that it may hold after a forward pass.
+    """Make FSDP2 release the unsharded weights that it may hold after a forward pass.
 
-    They are copies: whoever changes or optimizes them changes nothing of the model.
+    They are copies: changing or optimizing them does not change the model.
     """
     module = sys.modules.get("torch.distributed.fsdp")
     if module is None:
@@ -322,7 +323,7 @@ def _check_init(init: Init, seed: int | torch.Generator | None) -> None:
 def _randomize_(
     weight: nn.Parameter, seed: int | torch.Generator, view: View, scale: float
 ) -> None:
-    """Draw a weight anew, whole on every rank if it is sharded: each keeps its part."""
+    """Draw a new weight; if it is sharded, every rank draws all of it and keeps its part."""
     shape = matrices_shape(weight.shape, view)
     X = random_orthogonal(*shape, seed=seed, dtype=weight.dtype, device=weight.device, scale=scale)
     drawn = as_weight(X, weight, view)
@@ -342,7 +343,7 @@ def _marks(model: nn.Module) -> dict[nn.Parameter, Marked]:
             if first.options != each.options:
                 raise ValueError(
                     f"A weight has one mark, but {first.name} and {each.name} are one parameter, "
-                    f"marked with {first.options} and {each.options}. Mark it once, or alike."
+                    f"marked with {first.options} and {each.options}. Mark it once, or identically."
                 )
             check_weight(each.parameter, each.name, each.options["view"])
     except ValueError as error:
@@ -353,7 +354,7 @@ def _marks(model: nn.Module) -> dict[nn.Parameter, Marked]:
 def _check_marks_will_do(
     marks: Mapping[nn.Parameter, Marked], view: View | None, scale: Scale | None
 ) -> None:
-    """Raise unless marks alone say which weights are orthogonal, and how they are seen."""
+    """Raise unless marks alone say which weights are orthogonal, and how they are viewed."""
     if not marks:
         raise ValueError(
             "For a model, say which parameters are orthogonal: orthogonal=nn.Linear, "
@@ -375,20 +376,20 @@ def _check_agreement(
     view: View | None,
     scale: Scale | None,
 ) -> None:
-    """Raise if a weight is both marked and selected, and both say something different of it."""
+    """Raise if a weight's mark contradicts the selector that also matches it."""
     for p in selected & marks.keys():
         for key, value in (("view", view), ("scale", scale)):
             marked_as = marks[p].options[key]
             if value is not None and value != marked_as:
                 raise ValueError(
                     f"A weight has one {key}, but {marks[p].name} is marked with "
-                    f"{key}={marked_as!r} and selected with {key}={value!r}. Select others only, "
+                    f"{key}={marked_as!r} and selected with {key}={value!r}. Do not select it, "
                     f"or mark it anew: ortholand.orthogonal(module, {key}={value!r})."
                 )
 
 
 def _group_with(options: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """The group that has these options and no others; made if there is none."""
+    """The group with exactly these options; created if there is none."""
     for group in groups:
         if {key: group[key] for key in group if key not in ("params", "orthogonal")} == options:
             return group
@@ -397,7 +398,7 @@ def _group_with(options: dict[str, Any], groups: list[dict[str, Any]]) -> dict[s
 
 
 class _Seen(NamedTuple):
-    """How a weight is seen."""
+    """The view and scale of a weight."""
 
     view: View = "matrix"
     scale: Scale = 1.0
@@ -431,7 +432,7 @@ def _checked_weights(
 def _orthogonal_weights(
     target: Any, orthogonal: Selectors | None, view: View | None, scale: Scale | None
 ) -> Iterator[tuple[str, Tensor, _Seen]]:
-    """The orthogonal weights of whatever the user handed over, with their names."""
+    """The orthogonal weights of whatever the user passed, with their names."""
     if view is not None:
         check_view(view)
     if scale is not None:
@@ -480,7 +481,7 @@ def _weights_of_groups(
 
 
 def _select(model: nn.Module, named: Mapping[str, nn.Parameter], orthogonal: Selectors) -> set[str]:
-    """Names of the parameters that any of the selectors takes; each must take at least one."""
+    """Names of the parameters that any selector matches; each must match at least one."""
     single = isinstance(orthogonal, str | nn.Module) or not isinstance(orthogonal, Iterable)
     chosen: set[str] = set()
     for selector in [orthogonal] if single else orthogonal:
@@ -502,8 +503,8 @@ def _advice_on_flat_weights(model: nn.Module) -> str:
     if not any(isinstance(m, module.FullyShardedDataParallel) for m in model.modules()):
         return ""
     return (
-        " FullyShardedDataParallel (FSDP1) makes one vector of all weights; use fully_shard "
-        "(FSDP2), which leaves them matrices."
+        " FullyShardedDataParallel (FSDP1) flattens all weights into one vector; use fully_shard "
+        "(FSDP2), which keeps them as matrices."
     )
 
 

@@ -1,8 +1,8 @@
 """Retractions: move along the manifold and stay on it, at the price of linear algebra.
 
 The paper writes a retraction as ``R(X, A) = X + A X + o(A)`` for skew A (its table 1). A square X
-takes the skew p x p matrix A itself. For a tall X that matrix is n x n; an n x p matrix B may stand
-for it, ``A = Skew(B X^H)``, and then nothing n x n is formed where that saves work.
+takes the skew p x p matrix A itself. For a tall X that matrix is n x n; an n x p matrix B may
+represent it, ``A = Skew(B X^H)``, and then nothing n x n is formed where that saves work.
 """
 
 import math
@@ -33,7 +33,7 @@ from ortholand.geometry.rotations import (
 Retraction = Callable[[Tensor, Tensor], Tensor]
 
 # Up to this size of a step, squared (||B^H B||_F for a tall matrix and its generator B, or
-# ||(A X)^H A X||_F), to work with Gram matrices is as accurate as to work with the matrices
+# ||(A X)^H A X||_F), working with Gram matrices is as accurate as working with the matrices
 # themselves, and faster. Longer steps take the slower way.
 WELL_CONDITIONED = 30.0
 # LAPACK's QR is as fast as Cholesky's for fewer columns than this.
@@ -46,7 +46,7 @@ def retract(X: Tensor, A: Tensor, method: str | Retraction = "cayley") -> Tensor
     Args:
         X: matrices ``(..., n, p)`` on the manifold; square, tall or (transposed) wide.
         A: skew matrices that act on X from the left (``(..., n, n)``; for wide X on its
-            transpose), or for tall and wide X a matrix of X's own shape that stands for
+            transpose), or for tall and wide X a matrix of X's own shape that represents
             ``Skew(A X^H)``. Descent is ``retract(X, -eta * psi)``.
         method: ``"exponential"``, ``"polar"``, ``"cayley"``, ``"qr"``, or a function of (X, A).
 
@@ -71,7 +71,7 @@ def retract(X: Tensor, A: Tensor, method: str | Retraction = "cayley") -> Tensor
 
 
 def exponential(X: Tensor, A: Tensor) -> Tensor:
-    """``exp(A) X``: the geodesic of O(n); by an exponential of size 2p for tall X, 2p < n."""
+    """``exp(A) X``, the geodesic of O(n); uses an exponential of size 2p for tall X, 2p < n."""
     if _acts_from_the_left(X, A):
         return _rotate(X, skew_exponential_minus_identity(_skew_of(X, A)))
     W, K = _in_a_basis(X, A)
@@ -79,14 +79,14 @@ def exponential(X: Tensor, A: Tensor) -> Tensor:
 
 
 def cayley(X: Tensor, A: Tensor) -> Tensor:
-    """``(I - A/2)^-1 (I + A/2) X``; by a solve of size 2p for tall X, 2p < n."""
+    """``(I - A/2)^-1 (I + A/2) X``; uses a solve of size 2p for tall X, 2p < n."""
     if _acts_from_the_left(X, A):
         A = _skew_of(X, A)
         if has_closed_form(A):
             return _rotate(X, skew_cayley_minus_identity(A))
         Z = torch.linalg.solve(identity_like(A) - A / 2, X)
-        # Twice the same: the first with errors as small as a short step, so that thousands in
-        # float32 drift a hundred times less; the second with none that grow with a long one.
+        # Two forms of the same: the first has errors as small as a short step, so thousands of
+        # steps in float32 drift a hundred times less; the second's do not grow with a long step.
         branches = [(math.sqrt(A.shape[-1]), lambda X, Z, A: X + A @ Z)]
         return by_size(_norm(A), branches, lambda X, Z, _: 2 * Z - X, X, Z, A)
     P = gram_matrix(A)
@@ -104,7 +104,7 @@ def polar(X: Tensor, A: Tensor) -> Tensor:
 
 
 def qr(X: Tensor, A: Tensor) -> Tensor:
-    """Q of ``X + A X = Q R`` with R's diagonal positive, without which it is no retraction."""
+    """Q of ``X + A X = Q R`` with R's diagonal positive, as a retraction requires."""
     Y = X + _tangent(X, A)
     if X.shape[-1] < CHOLESKY_FROM:
         return orthonormal_factor(Y)
@@ -122,7 +122,7 @@ RETRACTIONS: dict[str, Retraction] = {
 
 
 def find_retraction(method: str | Retraction) -> Retraction:
-    """The function behind a name; a function stands for itself."""
+    """The function with that name; a function is returned as is."""
     if callable(method):
         return method
     if not isinstance(method, str) or method not in RETRACTIONS:
@@ -141,7 +141,7 @@ def _check_shapes(X: Tensor, A: Tensor) -> None:
     if A.shape[-2:] not in ((larger, larger), (n, p)):
         raise ValueError(
             f"For X of shape (..., {n}, {p}), A must be a skew matrix of shape (..., {larger}, "
-            f"{larger}), or B of shape (..., {n}, {p}) that stands for Skew(B X^H); "
+            f"{larger}), or B of shape (..., {n}, {p}) that represents Skew(B X^H); "
             f"got {tuple(A.shape)}."
         )
 
@@ -152,7 +152,7 @@ def _acts_from_the_left(X: Tensor, A: Tensor) -> bool:
 
 
 def _rotate(X: Tensor, F: Tensor) -> Tensor:
-    """``(I + F) X``; errors are as small as a short step, so that thousands hardly drift."""
+    """``(I + F) X``; errors are as small as a short step, so thousands of steps hardly drift."""
     return add_product(X, F, X)
 
 
@@ -161,14 +161,14 @@ def _skew_of(X: Tensor, A: Tensor) -> Tensor:
 
 
 def _tangent(X: Tensor, A: Tensor) -> Tensor:
-    """``A X``, with ``X^H X = I`` used for a generator: what projects again may do so."""
+    """``A X``; a generator assumes ``X^H X = I``, which is fine before another projection."""
     return A @ X if is_square(A) else (A - X @ (A.mH @ X)) / 2
 
 
 def _in_a_basis(X: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
     """``Skew(B X^H) = W K W^H``, W of 2p orthonormal columns that begin with X's, K skew.
 
-    K is skew to the last bit, so a function of it is unitary however long the step.
+    K is skew to the last bit, so a function of it is unitary however long the step is.
     """
     S, M = (X.mH @ torch.cat([X, B], -1)).split(X.shape[-1], -1)
     # To first order S^-1 M: with M itself, the part of B along X would blow up X^H X - I in time.

@@ -5,11 +5,11 @@ for ``0 <= eta <= 1 / (2 lam)`` and ``d <= eps < 1``,
 
     d' <= d - 2 eta b + eta^2 q,    b = lam d (1 - d),    q >= ||L^H L||,
 
-and the largest eta for which the right side is at most eps is the safe step. It holds in the
-Frobenius norm and in the spectral norm, d, q and eps in the same one; the right side grows with d,
-so that a bound of d will do. The rules differ in the norm and in q: each bounds the root of
+and the largest eta for which the right side is at most eps is the safe step. This holds in both the
+Frobenius and the spectral norm, if d, q and eps use the same one; the right side grows with d,
+so a bound on d suffices. The rules differ in the norm and in q: each bounds the root of
 ``||L^H L||``, called ``bound`` here, so that ``q = bound^2``.
-(The paper's own rule lacks the condition on eta and breaks its promise: see the errata page.)
+(The paper's own rule lacks the condition on eta and can leave the ball: see the errata page.)
 """
 
 import math
@@ -45,22 +45,22 @@ def safe_step_size(
 
     Args:
         field: landing field L ``(..., n, p)``, with or without momentum.
-        distance: ``||X^H X - I||`` of each matrix in the norm of the rule, or a bound of it (the
-            Frobenius norm, as :func:`ortholand.geometry.distance` gives it, bounds the spectral).
-            A matrix already further away than eps gets a step that brings it nearer, and a step
-            of zero from distance 1 on, where no rule holds.
+        distance: ``||X^H X - I||`` of each matrix in the norm of the rule, or a bound on it (the
+            Frobenius norm, from :func:`ortholand.geometry.distance`, bounds the spectral norm).
+            A matrix already further away than eps gets a step that brings it closer, or a step
+            of zero at distance 1 and beyond, where no rule holds.
         lam: the attraction that L was made with.
-        eps: radius of the ball, in (0, 1). X stays of full rank in it, so the sign of a
+        eps: radius of the ball, in (0, 1). Inside it X has full rank, so the sign of a
             determinant never changes.
         rule: ``"spectral"``, in the spectral norm, ``q = ||(L^H L)^2||_F^(1/2)``: two products,
             and steps that do not shrink with p; ``"frobenius"``, ``q = ||L||_F^2``, which is free;
             or ``"tight"``, ``q = ||L^H L||_F``: one product, and steps larger than the free ones
             by about ``(p / 2)^(1/4)``.
-        tangency_error: bound of ``||Sym(X^H R)||_F`` for the tangent part R of L, where rounding
-            leaves one (see :func:`ortholand.fields.landing_from_gradient`).
+        tangency_error: bound on ``||Sym(X^H R)||_F`` for the tangent part R of L, nonzero only
+            through rounding (see :func:`ortholand.fields.landing_from_gradient`).
 
     Returns:
-        A finite step for every finite L, zero included, of shape ``(...)``. No host sync.
+        A step of shape ``(...)``, finite for every finite L, zero included. No host sync.
 
     >>> import torch
     >>> L, d = torch.eye(2), torch.tensor(0.0)
@@ -74,7 +74,7 @@ def safe_step_size(
     return step.to(distance.dtype)
 
 
-MARGIN = 1e-4  # of eps, by which steps end inside a ball whose distances are known by bounds
+MARGIN = 1e-4  # of eps: how far inside the ball steps end if distances are only bounded
 EDGE = 16  # units of rounding within which a matrix counts as on the edge of the ball
 
 
@@ -91,32 +91,32 @@ class FieldProducts(Protocol):
 
 
 class FieldBounds(NamedTuple):
-    """What a safe step needs to know of a field L, per matrix."""
+    """What a safe step needs to know about a field L, per matrix."""
 
     norm: Tensor  # ||L||_F
     distance: Tensor  # ||X^H X - I||_F
     tangency_error: Tensor | float  # bound of ||Sym(X^H R)||, R the tangent part of L
-    better: "Callable[[bool], BetterBounds]"  # by the rule; whether it may be left before its end
+    better: "Callable[[bool], BetterBounds]"  # by the rule; whether iteration may stop early
     may_branch: bool = True  # whether a value may be read: ranks that share matrices read none
 
 
-# Bounds of a field and of the distance, each pair better and dearer than the one before. All but
-# the last may take a Frobenius norm for the distance: they count inside of the ball only.
+# Bounds on a field and on the distance, each pair better and costlier than the one before. All but
+# the last may use a Frobenius norm for the distance: they count only inside the ball.
 BetterBounds = Iterator[tuple[Tensor, Tensor]]
 
 
 class SafeStepRule(OfferedInForms):
-    """A rule of the safe step: a bound of ``||L^H L||^(1/2)``, in up to three forms.
+    """A safe-step rule: a bound on ``||L^H L||^(1/2)``, in up to three forms.
 
     Attributes:
-        name: what the option ``safe_step`` calls it.
-        squared_gram_bound: ``(field) -> bound^2`` from L's Gram matrices, for tall matrices; None:
-            they step by :meth:`bound`, each whole in one place.
-        compiled: its number in the compiled code; None: there is none.
-        spectral: whether the ball is one in the spectral norm, not in the Frobenius norm.
-        improves: whether its bound is never above ``||L||_F``, which is free and is tried first.
-        quick_bound: ``(L) -> bound``, tried next: worse than :meth:`bound`, and cheaper; it may
-            return None where it is not. None: there is none.
+        name: its name in the option ``safe_step``.
+        squared_gram_bound: ``(field) -> bound^2`` from L's Gram matrices, for tall matrices. If
+            None, they use :meth:`bound`, each whole in one place.
+        compiled: its number in the compiled code, or None if it has no compiled form.
+        spectral: whether the ball is in the spectral norm rather than the Frobenius norm.
+        improves: whether its bound never exceeds ``||L||_F``, which is free and is tried first.
+        quick_bound: ``(L) -> bound``, tried next: looser than :meth:`bound` but cheaper; it may
+            return None where it is not cheaper. None if there is no such bound.
 
     A subclass that redefines anything inherits none of the faster forms.
     """
@@ -131,18 +131,18 @@ class SafeStepRule(OfferedInForms):
     improves: ClassVar[bool | None] = False
 
     def bound(self, L: Tensor) -> Tensor:
-        """The reference: a bound for each matrix L. The root, because q itself overflows."""
+        """The reference: a bound for each matrix L. It is the root, because q would overflow."""
         raise NotImplementedError
 
     def __call__(self, L: Tensor) -> Tensor:
-        """As :meth:`bound`."""
+        """Return :meth:`bound`, so that a rule can be called like a function."""
         return self.bound(L)
 
     def aim(self, eps: float) -> float:
-        """The distance that a step may lead to.
+        """The largest distance that a step may end at.
 
-        A spectral norm is known by bounds only. From the edge itself it could not be seen that
-        rounding has led outside: so a step ends a little inside.
+        A spectral norm is known only by bounds. At the edge itself one could not tell whether
+        rounding has led outside, so a step ends a little inside.
         """
         return eps * (1 - MARGIN) if self.spectral else eps
 
@@ -182,9 +182,9 @@ class Tight(SafeStepRule):
 class Spectral(SafeStepRule):
     """Ball and step in the spectral norm, ``q = ||(L^H L)^2||_F^(1/2)``.
 
-    By products only: ``||L||_2 <= ||(L^H L)^2||_F^(1/4) <= p^(1/8) ||L||_2``. (A Frobenius norm may
-    be ``p^(1/2)`` times as large, and the step as much shorter.) ``||D||_2 < 1`` means full rank,
-    as ``||D||_F < 1`` does.
+    It takes products only: ``||L||_2 <= ||(L^H L)^2||_F^(1/4) <= p^(1/8) ||L||_2``. (A Frobenius
+    norm may be ``p^(1/2)`` times as large, and the step correspondingly shorter.) ``||D||_2 < 1``
+    implies full rank, as ``||D||_F < 1`` does.
     """
 
     name = "spectral"
@@ -200,7 +200,7 @@ class Spectral(SafeStepRule):
     def quick_bound(self, L: Tensor) -> Tensor | None:
         """``(sum_i ||L_i^H L_i||_F)^(1/2)`` over blocks of columns: a quarter of the product.
 
-        At most ``BLOCKS^(1/2)`` times the spectral norm, but for the roots of Schatten norms.
+        At most ``BLOCKS^(1/2)`` times the spectral norm, up to the slack of Schatten norms.
         """
         if L.shape[-1] < HERMITIAN_FROM:
             return None
@@ -226,11 +226,11 @@ def _to_one(M: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def spectral_distance(D: Tensor, eps: float) -> Tensor:
-    """A bound of ``||D||_2`` for Hermitian D within eps.
+    """A bound on ``||D||_2`` for Hermitian D within eps.
 
     ``(||D^4||_F / ||D^2||_F)^(1/2) <= ||D||_2 <= ||D^4||_F^(1/4)``. Iterates are within eps, so eps
-    itself is a bound of their distance. Only where the lower bound says that a matrix is outside
-    (rounding, or someone has put it there), it is at that distance, and rounding does not hide
+    itself bounds their distance. Only if the lower bound shows that a matrix is outside (through
+    rounding, or because other code put it there) is that distance used; rounding does not hide
     that a matrix of zeros is at distance 1.
     """
     rounding = 1 + EDGE * torch.finfo(D.dtype).eps
@@ -248,7 +248,7 @@ class FunctionRule(SafeStepRule):
         self.name, self.function = name, function
 
     def bound(self, L: Tensor) -> Tensor:
-        """What the function says."""
+        """The function's bound."""
         return self.function(L)
 
 
@@ -272,7 +272,7 @@ def largest_step(
 ) -> Tensor:
     """Largest eta with ``d - 2 eta b + eta^2 q <= eps``, at most ``1 / (2 lam)``."""
     b, room = lam * d * (1 - d), eps - d
-    if lam == 0:  # nothing leads away from the edge: the root of what rounding leaves is no step
+    if lam == 0:  # nothing pulls away from the edge, so a root left by rounding is not a step
         room = room * (room > EDGE * torch.finfo(room.dtype).eps)
     if isinstance(tangency_error, Tensor):
         step = largest_root(bound, b - tangency_error, room)
@@ -302,7 +302,7 @@ def largest_step_decoupled(
 def largest_step_before_landing(
     bound: Tensor, d: Tensor, eps: float, tangency_error: Tensor | float
 ) -> Tensor:
-    """Largest eta for a move ``Y = X - eta R`` that a Newton-Schulz step takes back within eps.
+    """Largest eta for a move ``Y = X - eta R`` that a Newton-Schulz step brings back within eps.
 
     ``Y^H Y - I = D + eta^2 R^H R`` may have norm e_max with ``3/4 e^2 + 1/4 e^3 = eps``.
     """
@@ -323,9 +323,9 @@ def farthest_before_landing(eps: float) -> float:
 def largest_root(bound: Tensor, b: Tensor, room: Tensor) -> Tensor:
     """Largest ``eta >= 0`` with ``eta^2 q - 2 eta b <= room``: ``(b + sqrt(b^2 + q room)) / q``.
 
-    Written in ``b / sqrt(q)`` against overflow, and so that nothing cancels for negative b. Where
-    no eta will do (rounding has left d above eps by more than one step can mend), ``b / q``, if
-    positive, mends most.
+    Written in terms of ``b / sqrt(q)`` to avoid overflow, and cancellation for negative b. If no
+    eta suffices (rounding has left d above eps by more than one step can repair), ``b / q``, if
+    positive, reduces d most.
     """
     bound = _divisor(bound)
     slope = b / bound
@@ -337,7 +337,7 @@ def largest_root(bound: Tensor, b: Tensor, room: Tensor) -> Tensor:
 
 
 def _largest_root_ahead(bound: Tensor, b: Tensor, room: Tensor) -> Tensor:
-    """:func:`largest_root` where b is negative only from distance 1 on, where no step is safe."""
+    """:func:`largest_root` where b is negative only beyond distance 1, where no step is safe."""
     bound = _divisor(bound)
     slope = b / bound
     step = ((slope.square() + room).clamp(min=0).sqrt() + slope) / bound
@@ -345,7 +345,7 @@ def _largest_root_ahead(bound: Tensor, b: Tensor, room: Tensor) -> Tensor:
 
 
 def _divisor(bound: Tensor) -> Tensor:
-    """A bound by which numbers can be divided, and the quotients squared, without overflow."""
+    """A divisor whose quotients can be squared without overflow."""
     return bound.clamp(min=torch.finfo(bound.dtype).tiny ** (1 / 3))
 
 
@@ -354,8 +354,8 @@ def paper_step_size(
 ) -> Tensor:
     """The safe step as printed in the paper, kept for comparison only: it is not safe.
 
-    It lacks the hypothesis ``eta <= 1 / (2 lam)`` and lets d' exceed eps in a large part of random
-    cases, read with ``d = N`` as in its statement or with ``d = ||D||`` as in its proof.
+    It lacks the hypothesis ``eta <= 1 / (2 lam)`` and lets d' exceed eps in many random cases,
+    whether d is read as N, as in its statement, or as ``||D||``, as in its proof.
     """
     a = relative_gradient_norm
     alpha = 2 * lam * d - 2 * a * d - 2 * lam * d**2
@@ -364,11 +364,11 @@ def paper_step_size(
 
 
 def check_ball(lam: float, eps: float) -> None:
-    """Raise unless the attraction and the radius make sense."""
+    """Raise unless the attraction and the radius are valid."""
     if not (math.isfinite(lam) and lam >= 0):
         raise ValueError(f"lam must be finite and at least 0, got {lam}. The paper uses lam=1.")
     if not 0 < eps < 1:
         raise ValueError(
-            f"eps must be in (0, 1), got {eps}: from distance 1 on a matrix may be singular. "
+            f"eps must be in (0, 1), got {eps}: at distance 1 a matrix may be singular. "
             "The paper uses eps=0.5."
         )

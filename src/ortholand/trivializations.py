@@ -1,10 +1,10 @@
 """Trivializations: weights that are orthogonal by construction, for any Euclidean optimizer.
 
 A weight is computed from unconstrained numbers through the exponential or the Cayley map,
-``W = B exp(A)`` with A skew (the paper's competitor, its appendix on trivializations). Torch's
-``parametrize`` keeps the books. ``torch.nn.utils.parametrizations.orthogonal`` has the same
-coordinates, but works with n x n matrices where the weight is n x p, draws random numbers to start,
-and replaces weights that are not orthogonal without a word.
+``W = B exp(A)`` with A skew (the paper's competitor, its appendix on trivializations), with torch's
+``parametrize`` as bookkeeper. ``torch.nn.utils.parametrizations.orthogonal`` has the same
+coordinates, but works with n x n matrices where the weight is n x p, starts by drawing random
+numbers, and silently replaces weights that are not orthogonal.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,22 +42,22 @@ def trivialize_(
 ) -> Model:
     """Make weights orthogonal by construction, in place, without changing their values.
 
-    Afterwards any optimizer of ``torch.optim`` on ``model.parameters()`` keeps them orthogonal to
-    rounding. Make the optimizer after this call.
+    Afterwards any optimizer of ``torch.optim`` on ``model.parameters()`` keeps them orthogonal up
+    to rounding. Create the optimizer after this call.
 
     Args:
-        model: the model. The chosen weights must be orthogonal to rounding already.
-        orthogonal: which parameters, as in :func:`param_groups`; marks do not count here.
-        view: how the weights are seen as matrices.
+        model: the model. The chosen weights must already be orthogonal up to rounding.
+        orthogonal: which parameters, as in :func:`param_groups`; marks are ignored here.
+        view: how the weights are viewed as matrices.
         map: ``"exp"``, or ``"cayley"``, which is cheaper.
         base: ``"weight"``: ``W = B exp(A)`` from ``B = W`` and ``A = 0``. ``"identity"``:
-            ``W = exp(A)``, as in the paper, for square matrices without the eigenvalue -1 (so
+            ``W = exp(A)``, as in the paper, for square matrices without the eigenvalue -1 (hence
             with determinant +1 if real).
 
     Returns:
         The model.
 
-    Nothing is changed if any weight is refused.
+    Nothing is changed if any weight is rejected.
 
     >>> import ortholand, torch
     >>> from torch import nn
@@ -82,10 +82,10 @@ def rebase_(model: Model) -> Model:
     """Move the base point of every trivialized weight to its current value: ``B = W, A = 0``.
 
     Call it between ``optimizer.step()`` and the next backward pass, every so many steps: it keeps
-    A small, where the map distorts little. The weights stay the same to rounding, and so do the
-    parameter objects, so that the optimizer goes on. Its buffers stay as they are: relative to
-    the weight they mean the same direction as before up to terms of the order of A. Gradients of
-    the old coordinates are dropped.
+    A small, where the map distorts little. The weights stay the same up to rounding, and the
+    parameter objects stay, so the optimizer can continue. Its buffers are unchanged: relative to
+    the weight they mean the same direction as before up to terms of order A. Gradients with
+    respect to the old coordinates are dropped.
 
     >>> import ortholand, torch
     >>> from torch import nn
@@ -117,8 +117,8 @@ def rebase_(model: Model) -> Model:
 def untrivialize_(model: Model) -> Model:
     """Turn every trivialized weight back into a plain parameter with the same values, in place.
 
-    Names and order are those from before :func:`trivialize_`. Other parametrizations stay. Make
-    optimizers anew afterwards: an old one would step on the weights with its state for A.
+    Names and order are as before :func:`trivialize_`. Other parametrizations stay. Create a new
+    optimizer afterwards: an old one would step the weights with its state for A.
 
     >>> from torch import nn
     >>> import ortholand
@@ -131,7 +131,7 @@ def untrivialize_(model: Model) -> Model:
         weight = getattr(module, name)
         after = list(module._parameters)[trivialization.position :]
         parametrize.remove_parametrizations(module, name, leave_parametrized=False)
-        for other in after:  # the weight has come back at the end: move these behind it
+        for other in after:  # the weight was re-registered last: move these behind it
             module._parameters[other] = module._parameters.pop(other)
         parameter.copy_(weight)
         parameter.grad = None
@@ -163,7 +163,7 @@ class Trivialization(nn.Module):
         return self.get_buffer(f"{self.map}_base")
 
     def matrices(self, V: Tensor) -> Tensor:
-        """The orthogonal matrices ``(..., n, p)``, in float32 if V is of half precision."""
+        """The orthogonal matrices ``(..., n, p)``, in float32 if V is half precision."""
         with without_autocast([V]):
             map_, B = _MAPS[self.map], to_working_dtype(self.base)
             Y = to_working_dtype(as_matrices(V, self.view))
@@ -183,7 +183,7 @@ class Trivialization(nn.Module):
     def move_base(self, X: Tensor) -> None:
         """Take matrices that are orthogonal up to rounding as base points."""
         with without_autocast([X]):
-            # One Newton-Schulz step: rounding errors do not add up over many moves.
+            # One Newton-Schulz step: rounding errors do not accumulate over many moves.
             self.base.copy_(newton_schulz(X))
 
     def right_inverse(self, weight: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ class Trivialization(nn.Module):
         return torch.zeros_like(weight)
 
     def extra_repr(self) -> str:
-        """Say which map and view."""
+        """The map and the view."""
         return f"map={self.map!r}, view={self.view!r}"
 
 
@@ -215,7 +215,7 @@ def _map_thin(map: Callable[[Tensor], Tensor], K: Tensor, B: Tensor) -> Tensor:
     """``f(K B^H - B K^H) B`` for an analytic f from its value at a matrix of size 2p.
 
     ``K B^H - B K^H = U V^H``, and ``f(U V^H) U = U f(V^H U)``; ``-c B`` is the second half of U.
-    Any c > 0 will do; where K is large, this one balances ``V^H U``, which is not normal. Forms
+    Any c > 0 works; for large K this one balances ``V^H U``, which is not normal. Forms
     with an orthonormal basis of K's range have no derivative at K = 0.
     """
     c = torch.linalg.vector_norm(K.detach(), dim=(-2, -1), keepdim=True).clamp(min=1)
@@ -239,8 +239,8 @@ def _choose(model: nn.Module, orthogonal: Selectors, view: View) -> list[_Slot]:
         if not any(isinstance(m, parametrize.ParametrizationList) for m in model.modules()):
             raise
         raise ValueError(
-            f"{error} Weights that are parametrized already do not count: call "
-            "ortholand.untrivialize_(model) to trivialize them anew."
+            f"{error} Weights that are already parametrized do not count: call "
+            "ortholand.untrivialize_(model) to trivialize them again."
         ) from error
     if not chosen:
         raise ValueError(f"orthogonal={orthogonal!r} names no parameter. Example: 'layers.*'.")
@@ -343,12 +343,12 @@ def _logarithm(slot: _Slot, view: View, map: Map) -> Tensor:
 
 
 def _check_reached(reached: Tensor, X: Tensor, name: str) -> None:
-    """Raise if a logarithm was not one; near the eigenvalue -1 some digits are lost."""
+    """Raise if the logarithm misses its matrix; near the eigenvalue -1 some digits are lost."""
     miss = torch.linalg.vector_norm(reached - X, dim=(-2, -1))
     missed = ~(miss <= torch.finfo(X.dtype).eps ** 0.5 * X.shape[-1])
     if missed.any():
         raise ValueError(
-            "base='identity' reaches matrices without the eigenvalue -1 only (real: with "
+            "base='identity' reaches only matrices without the eigenvalue -1 (real: with "
             f"determinant +1), but {name} has {int(missed.sum())} others of {missed.numel()}. "
             "Use base='weight', or start from random_orthogonal(..., special=True)."
         )
@@ -377,5 +377,5 @@ def _check_orthogonal(weight: Tensor, name: str, view: View) -> None:
 
 
 def _tolerance(X: Tensor) -> float:
-    """What rounding in X's type explains."""
+    """The error that rounding in X's type can explain."""
     return min(10 * torch.finfo(X.dtype).eps * X.shape[-2], 0.1)

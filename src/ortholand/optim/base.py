@@ -1,8 +1,8 @@
 """What every optimizer with orthogonal weights shares: groups, plans, state, errors.
 
 A method is a subclass that says how matrices ``(..., n, p)``, n >= p, step (``matrix_step``) and
-how the unconstrained parameters do (``plain_step``). Who computes a step is the business of the
-engines (:mod:`.engines`).
+how the unconstrained parameters do (``plain_step``). The engines (:mod:`.engines`) decide who
+computes a step.
 """
 
 import operator
@@ -41,10 +41,10 @@ from ortholand.sharding.placement import is_dtensor, is_elsewhere
 
 Group = Mapping[str, Any]
 
-# After how many steps it is looked whether weights are frozen, and how often from then on.
+# After how many steps to check for frozen weights, and how often from then on.
 FIRST_LOOK, LATER_LOOKS = 20, 100
 FROZEN = "frozen"
-OF_NO_VIEW = (*COUNTS, *ROUNDING_STATE)  # state that is the same for whatever a weight is taken for
+OF_NO_VIEW = (*COUNTS, *ROUNDING_STATE)  # state that does not depend on a weight's view
 NO_OPTIONS = ("params", "param_names", "lr")  # of a group; a tensor lr is read where it is used
 
 
@@ -64,7 +64,7 @@ class OrthogonalOptimizer(Optimizer):
 
     profile_hook_step = staticmethod(watched_on_demand)  # by which torch wraps ``step``
 
-    _awaits_values = False  # whether a weight was on the meta device when it should be checked
+    _awaits_values = False  # whether a weight was on the meta device when it was to be checked
     _n_steps = 0
     _last_look = 0
 
@@ -76,7 +76,7 @@ class OrthogonalOptimizer(Optimizer):
     # What a method provides.
 
     def check_options(self, options: Group) -> None:
-        """Raise on options of this method that make no sense."""
+        """Raise on invalid options of this method."""
         raise NotImplementedError
 
     def start_radius(self, group: Group) -> float:
@@ -84,7 +84,7 @@ class OrthogonalOptimizer(Optimizer):
         raise NotImplementedError
 
     def is_ball_spectral(self, group: Group) -> bool:  # noqa: ARG002
-        """Whether that is a distance in the spectral norm, not in the Frobenius norm."""
+        """Whether :meth:`start_radius` is in the spectral norm, not the Frobenius norm."""
         return False
 
     def state_kinds(self, group: Group) -> Mapping[str, StateKind]:
@@ -94,32 +94,32 @@ class OrthogonalOptimizer(Optimizer):
     def matrix_step(
         self, X: Tensor, G: Tensor, state: dict[str, Tensor], group: Group
     ) -> MatrixStep:
-        """Step of the matrices X with gradients G. Changes none of its arguments."""
+        """One step of the matrices X with gradients G. Changes none of its arguments."""
         raise NotImplementedError
 
     def plain_step(self, slots: list[Slot], group: Group, agree: Agreement | None = None) -> None:
-        """Step of the parameters of a group with ``orthogonal=False``.
+        """One step of the parameters of a group with ``orthogonal=False``.
 
-        ``agree``: from which of the parameters this rank may step to which all ranks may.
+        ``agree`` maps which parameters may step on this rank to which may step on all ranks.
         """
         raise NotImplementedError
 
     def options_at_scale(self, group: Group, scale: float) -> Group:
-        """Options by which ``Z = W / scale`` steps, W being the weight and G its gradient.
+        """Options with which ``Z = W / scale`` steps, where W is the weight and G its gradient.
 
-        lr is of W, so that Z steps by ``lr / scale``. Where lr is an angle, it is both's: redefine
-        this to ``return group``.
+        lr refers to W, so Z steps by ``lr / scale``. An lr that is an angle is the same for both:
+        then redefine this to ``return group``.
         """
         return {**group, "lr": scalar_lr(group["lr"]) / scale}
 
     def landing_step(self, group: Group) -> LandingStep | None:  # noqa: ARG002
-        """``matrix_step`` as engines know it; None: they must call it."""
+        """A description of ``matrix_step`` for engines; if None, they must call the method."""
         return None
 
     # What all methods share.
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of every parameter that has a gradient; the closure's value, if given."""
+        """Step every parameter that has a gradient; return the closure's value, if given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -153,7 +153,7 @@ class OrthogonalOptimizer(Optimizer):
         return claimed_plain(slots, plan, partial(self.plain_step, group=group))
 
     def plan(self, group: Group) -> Plan:
-        """How the weights of the group step: checked and made anew when the group changes."""
+        """How the weights of the group step: checked and remade when the group changes."""
         if torch.compiler.is_compiling():
             return self._make_plan(group)
         plans: dict[int, _KnownPlan] = self.__dict__.setdefault("_plans", {})
@@ -202,12 +202,12 @@ class OrthogonalOptimizer(Optimizer):
         if hook in self.__dict__:
             return False
         function = getattr(type(self), hook, None)
-        # Itself: a decorator that copies attributes copies the mark of another function.
+        # The function itself: a decorator that copies attributes would copy another one's mark.
         return function is None or getattr(function, "known_to_engines", None) is function
 
     @property
     def makes_generators(self) -> bool:
-        """Whether what is accumulated are generators as the library makes them, skew if square."""
+        """Whether the buffers hold the library's own generators, skew if square."""
         return hasattr(self, "generator") and self._is_known_to_engines("generator")
 
     def _slots(self, group: Group, plan: Plan) -> list[Slot]:
@@ -230,27 +230,27 @@ class OrthogonalOptimizer(Optimizer):
         return slots
 
     def skipped_steps(self) -> int:
-        """How many steps were skipped so far because they would not have been finite or safe.
+        """How many steps have been skipped because they would not have been finite or safe.
 
         Counts matrices (each kernel of a convolution in the view "kernel"), and parameters in
-        groups with ``orthogonal=False``. Reads the device: for logging, not for every step.
+        groups with ``orthogonal=False``. Reads from the device: for logging, not for every step.
         """
         return self._count(SKIPPED)
 
     @property
     def steps_so_far(self) -> int:
-        """How many steps were asked for since the optimizer was made or loaded."""
+        """How many steps have been requested since the optimizer was created or loaded."""
         return self._n_steps
 
     def limited_before(self, p: Tensor) -> int:
-        """How many steps of a weight had been made shorter before that, in the run resumed."""
+        """How many steps of a weight had been shortened in the run that was resumed."""
         return self.__dict__.get("_limited_before", {}).get(p, 0)
 
     def limited_steps(self) -> int:
         """How many steps the safe step has made shorter than lr so far.
 
-        Counts matrices, as :meth:`skipped_steps` does. Many of them mean that lr is larger than any
-        safe step allows: :func:`ortholand.explain` shows their share for each weight. Reads the
+        Counts matrices, as :meth:`skipped_steps` does. A large count means that lr exceeds what any
+        safe step allows: :func:`ortholand.explain` shows the share for each weight. Reads from the
         device.
         """
         return self._count(LIMITED)
@@ -259,7 +259,7 @@ class OrthogonalOptimizer(Optimizer):
         return sum(int(state[name]) for state in self.state.values() if name in state)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, checked as a whole before any of it counts."""
+        """Add a group, after checking all of it."""
         super().add_param_group(param_group)
         try:
             self._check_group(self.param_groups[-1])
@@ -272,7 +272,7 @@ class OrthogonalOptimizer(Optimizer):
 
         torch casts state to the type of its parameter; ours has float32 buffers of
         half-precision weights and integer counts, which must come back as they were saved. Hooks
-        see and change what they do in torch.
+        see and change the same things as in torch.
         """
         load, scales = super().load_state_dict, self._scales
         load_bit_for_bit(self, load, state_dict, makes_generators=self.makes_generators)
@@ -315,13 +315,13 @@ class OrthogonalOptimizer(Optimizer):
                 check_start(p, name, group["view"], radius, spectral=spectral, scale=scale)
 
     def _check_values(self) -> None:
-        """Check weights that had no values when they were added, at the first step they take."""
+        """Check, at their first step, weights that had no values when they were added."""
         for group in self.param_groups:
             self._check_group(group)
         self._awaits_values = any(p.device.type == "meta" for p in self._weights())
 
     def _check_change(self, group: Group, before: Plan) -> None:
-        """State belongs to what a weight was taken for: it is worthless once that changes."""
+        """Raise if an option changed that makes a weight's state meaningless."""
         orthogonal = group["orthogonal"]
         same_kind = orthogonal == before.orthogonal
         if same_kind and (group["view"] == before.view or not orthogonal):
@@ -341,7 +341,7 @@ class OrthogonalOptimizer(Optimizer):
         self._check_group(group)
 
     def _check_new_scale(self, group: Group, before: Plan) -> None:
-        """State fits any scale, but the weights must have been multiplied."""
+        """Raise unless the weights were multiplied when the scale changed; state fits any."""
         try:
             self._check_group(group)
         except ValueError as error:
@@ -352,7 +352,7 @@ class OrthogonalOptimizer(Optimizer):
             ) from None
 
     def _note_skips(self) -> None:
-        """Remember what was skipped before, in the run that is resumed."""
+        """Remember how many steps were skipped before, in the run that is resumed."""
         for name, noted in ((SKIPPED, "_seen_skips"), (LIMITED, "_limited_before")):
             seen: dict[Tensor, int] = self.__dict__.setdefault(noted, {})
             for p, state in self.state.items():
@@ -361,9 +361,9 @@ class OrthogonalOptimizer(Optimizer):
                     seen[p] = int(count.numpy())
 
     def _look_for_frozen_weights(self) -> None:
-        """Warn, once, about weights that could not take most of their latest steps.
+        """Warn, once, about weights that could not take most of their recent steps.
 
-        Reads counts that are in the host's memory only, so that no device is waited for.
+        Reads only counts in host memory, so it waits for no device.
         """
         warned: set[str] = self.__dict__.setdefault("_warned", set())
         if FROZEN in warned or not self.warns_of_frozen_weights:
@@ -386,13 +386,13 @@ class OrthogonalOptimizer(Optimizer):
 
 
 def _is_lasting(group: Group) -> bool:
-    """Whether no option can change without being replaced: a tensor's value and a list's can."""
+    """Whether no option can change in place, as a tensor or a list can."""
     options = (value for name, value in group.items() if name not in NO_OPTIONS)
     return not any(isinstance(value, list | Tensor) for value in options)
 
 
 class _KnownPlan(NamedTuple):
-    """A plan, and what it was made from: the same objects, or it is of no use."""
+    """A plan, and the objects it was made from; it is valid only while they are the same."""
 
     plan: Plan
     get_values: Callable[[Group], tuple[Any, ...]]  # of the group's options
@@ -408,7 +408,7 @@ class _KnownPlan(NamedTuple):
         return cls(plan, get_values, get_values(group), get_hooks, get_hooks(kind))
 
     def is_of(self, optimizer: OrthogonalOptimizer, group: Group) -> bool:
-        """Whether nothing has changed since. Asked in every step, so by what is quickest."""
+        """Whether nothing has changed since. Called in every step, so it must be quick."""
         kind = type(optimizer)
         return (
             all(map(operator.is_, self.get_values(group), self.values))
@@ -423,16 +423,16 @@ def frozen_message(name: str, p: Tensor) -> str:
         f"{name} of shape {tuple(p.shape)} is frozen: most of its latest steps were skipped, "
         "because they would not have been finite, or no step from there is safe. Look for NaN "
         "or infinite gradients; if the weight was replaced, project it with "
-        "ortholand.orthogonalize_(weight), or say scale=... in its group if it is a number times "
-        "orthonormal; with lam=0 nothing leads away from the edge of the ball. "
+        "ortholand.orthogonalize_(weight), or set scale=... in its group if it is a multiple of an "
+        "orthonormal matrix; with lam=0 nothing pulls away from the edge of the ball. "
         "optimizer.skipped_steps() counts such steps."
     )
 
 
 def known_to_engines(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a method of the library that engines may bypass: they do the same, faster.
+    """Mark a method of the library that engines may bypass, because they do the same faster.
 
-    What redefines it has no such mark, and is called.
+    A redefinition has no such mark, and is called.
     """
     method.known_to_engines = method  # type: ignore[attr-defined]
     return method

@@ -15,7 +15,7 @@ from ortholand.optim.weights import name_of, position_of
 
 
 def check_common_options(options: Mapping[str, Any]) -> None:
-    """Options that every optimizer here has."""
+    """Check the options that every optimizer here has."""
     check_lr(options["lr"])
     check_view(options["view"])
     check_rounding(options.get("rounding"))
@@ -27,7 +27,7 @@ def check_common_options(options: Mapping[str, Any]) -> None:
 
 
 def check_sgd_options(options: Mapping[str, Any]) -> None:
-    """Options of SGD with momentum, with torch's own conditions on them."""
+    """Check the options of SGD with momentum, by torch's own conditions."""
     for name in ("momentum", "weight_decay"):
         check_at_least_zero(name, options[name])
     check_finite("dampening", options["dampening"])
@@ -40,7 +40,7 @@ def check_sgd_options(options: Mapping[str, Any]) -> None:
 
 
 def check_adam_options(options: Mapping[str, Any]) -> None:
-    """Options of Adam."""
+    """Check the options of Adam."""
     plain_betas(options["betas"])
     check_at_least_zero("weight_decay", options["weight_decay"])
     check_at_least_zero("adam_eps", options["adam_eps"])
@@ -48,9 +48,9 @@ def check_adam_options(options: Mapping[str, Any]) -> None:
 
 
 def plain_betas(betas: Sequence[float | Tensor]) -> tuple[float | Tensor, ...]:
-    """Adam's betas as a tuple, whatever sequence they came in; raise if they are not two in [0, 1).
+    """Adam's betas as a tuple, from any sequence; raise if they are not two numbers in [0, 1).
 
-    A configuration's own kind of list could not be saved and loaded with ``weights_only=True``.
+    A configuration library's list type could not be loaded with ``weights_only=True``.
     """
     if isinstance(betas, str) or not isinstance(betas, Sequence) or len(betas) != 2:
         raise TypeError(f"betas must be two numbers, got {betas!r}.")
@@ -62,7 +62,7 @@ def plain_betas(betas: Sequence[float | Tensor]) -> tuple[float | Tensor, ...]:
 
 
 def check_lr(lr: float | Tensor) -> None:
-    """A step size: a number at least 0, or a one-element tensor."""
+    """Check that a step size is a number at least 0, or a one-element tensor."""
     if isinstance(lr, Tensor):
         if lr.numel() != 1:
             raise ValueError(f"A tensor lr must have one element, got shape {tuple(lr.shape)}.")
@@ -72,17 +72,17 @@ def check_lr(lr: float | Tensor) -> None:
 
 
 def scalar_lr(lr: float | Tensor) -> float | Tensor:
-    """A step size, a tensor as one without dimensions."""
+    """The step size; a tensor is returned with no dimensions."""
     return lr.reshape(()) if isinstance(lr, Tensor) and lr.ndim else lr
 
 
 def descends(lr: float | Tensor) -> bool | Tensor:
-    """Whether a step size is one: a tensor's value is not known before it is used."""
+    """Whether a step size is valid: a tensor's value is not known before it is used."""
     return lr >= 0 if isinstance(lr, Tensor) else bool(lr >= 0)  # false for NaN
 
 
 def check_at_least_zero(name: str, value: float | Tensor) -> None:
-    """A finite number, zero or more."""
+    """Check that a value is a finite number, zero or more."""
     check_finite(name, value)
     if value < 0:
         raise ValueError(
@@ -92,7 +92,7 @@ def check_at_least_zero(name: str, value: float | Tensor) -> None:
 
 
 def check_finite(name: str, value: float | Tensor) -> None:
-    """A finite real number."""
+    """Check that a value is a finite real number."""
     if isinstance(value, bool) or not isinstance(value, Real | Tensor):  # NumPy's numbers too
         raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}.")
     if isinstance(value, Rational) and not isinstance(value, int | Integral):
@@ -107,13 +107,13 @@ def check_finite(name: str, value: float | Tensor) -> None:
 
 
 def check_bool(name: str, value: object) -> None:
-    """True or False, and nothing that merely looks like it."""
+    """Check that a value is True or False, not merely truthy."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}.")
 
 
 def gradient_error(p: Tensor, G: Tensor, group: Mapping[str, Any]) -> TypeError | ValueError:
-    """What is wrong with a gradient that is not dense, or not of its parameter's shape."""
+    """The error for a gradient that is not dense, or not of its parameter's shape."""
     if G.layout is not torch.strided:
         return TypeError(
             f"Gradients must be dense, got layout {G.layout} for a parameter of shape "

@@ -1,4 +1,4 @@
-"""Which engine steps each weight, and why not a faster one."""
+"""Which engine steps each weight, and why a faster one does not."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,16 +28,16 @@ class WeightExplained:
     view: str  # "matrix" or "kernel"; "" if unconstrained
     matrices: int  # how many the weight is; 0 if unconstrained
     engine: str  # "sharded", "compiled", "reference", or "torch" if unconstrained
-    form: str  # of the step where it is of several: "Gram form" or "matrix_step"
-    reason: str  # why it is not a faster engine; "" if there is none
+    form: str  # of the step, if there are several: "Gram form" or "matrix_step"
+    reason: str  # why a faster engine does not step it; "" if there is none
     # Share of its steps so far that the safe step made shorter than lr.
     limited: float | None = None
-    scale: float = 1.0  # the weight is this times orthonormal
+    scale: float = 1.0  # the weight is this multiple of an orthonormal matrix
 
 
 @dataclass(frozen=True)
 class Explanation(Sequence[WeightExplained]):
-    """A row for each weight; prints as a table."""
+    """One row per weight; prints as a table."""
 
     optimizer: str
     rows: tuple[WeightExplained, ...]
@@ -70,15 +70,15 @@ class Explanation(Sequence[WeightExplained]):
 
 
 def explain(optimizer: OrthogonalOptimizer) -> Explanation:
-    """Which engine steps each weight of an optimizer, and why it is not a faster one.
+    """Which engine steps each weight of an optimizer, and why a faster one does not.
 
     Args:
-        optimizer: one of this library's.
+        optimizer: an optimizer of this library.
 
     Returns:
         A sequence of :class:`WeightExplained`, which prints as a table.
 
-    Weights without gradient are told of as if they had one of their own type.
+    Weights without a gradient are treated as if they had one of their own type.
 
     >>> import torch, ortholand
     >>> X = torch.nn.Parameter(ortholand.random_orthogonal(8, 3, seed=0))
@@ -96,7 +96,7 @@ def explain(optimizer: OrthogonalOptimizer) -> Explanation:
 
 
 def _group_rows(optimizer: OrthogonalOptimizer, group: dict[str, Any]) -> Iterator[WeightExplained]:
-    # A plan of its own, which has said already all that there is to warn of.
+    # A separate plan, which counts every warning as already given.
     plan = replace(optimizer.plan(group), warned=_Everything(), verdicts={})
     params = group["params"]
     for i, p in enumerate(params):
@@ -126,7 +126,7 @@ def _group_rows(optimizer: OrthogonalOptimizer, group: dict[str, Any]) -> Iterat
 
 
 def _limited_share(optimizer: OrthogonalOptimizer, p: Tensor, matrices: int) -> float | None:
-    """Of the steps since the optimizer was made or loaded; None before the first, or on meta."""
+    """Share since the optimizer was created or loaded; None before a step, or on meta."""
     count = optimizer.state.get(p, {}).get(LIMITED)
     steps = optimizer.steps_so_far
     if count is None or not steps or count.is_meta:
@@ -154,7 +154,7 @@ def _who(slot: Slot, plan: Plan, *, alone: bool) -> tuple[str, str, str]:
 
 @torch.no_grad()
 def _slot(optimizer: OrthogonalOptimizer, p: Tensor, plan: Plan) -> Slot:
-    """The weight with its state, or what would be: nothing is changed."""
+    """The weight with its state, or with the state it would get; nothing is changed."""
     state = dict(optimizer.state.get(p, {}))
     for name, kind in plan.state_kinds.items():
         if name not in state:

@@ -34,7 +34,7 @@ class FieldSGD(OrthogonalSGD):
     """
 
     field: Field
-    warns_of_frozen_weights = False  # these methods may explode: that is known of them
+    warns_of_frozen_weights = False  # these methods are known to explode
 
     def __init__(
         self,
@@ -56,21 +56,21 @@ class FieldSGD(OrthogonalSGD):
         super().__init__(params, options_of(locals()))
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """SGD's conditions, and a sensible attraction."""
+        """Check SGD's conditions and the attraction."""
         super().check_options(options)
         check_finite("lam", options["lam"])
         check_ball(options["lam"], eps=0.5)
 
     def start_radius(self, group: Mapping[str, Any]) -> float:  # noqa: ARG002
-        """Anywhere: nothing is promised."""
+        """Infinite: weights may start anywhere, since nothing is guaranteed."""
         return float("inf")
 
     def generator(self, X: Tensor, G: Tensor) -> Tensor:  # noqa: ARG002
-        """These fields see the whole gradient, its normal part included."""
+        """G itself: these fields use the whole gradient, including its normal part."""
         return G
 
     def transport(self, X: Tensor, buffer: Tensor) -> Tensor:  # noqa: ARG002
-        """Euclidean gradients are accumulated as they are."""
+        """The buffer itself: Euclidean gradients are accumulated unchanged."""
         return buffer
 
     def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -83,8 +83,8 @@ class FieldSGD(OrthogonalSGD):
 class PLAM(FieldSGD):
     """PLAM (Gao et al., 2019), the proximal linearised augmented Lagrangian method.
 
-    Arguments as for :class:`FieldSGD`. Without a safeguard, as published: it can explode, and on
-    random problems mostly does (``ortholand errata plam-problems``).
+    Arguments as for :class:`FieldSGD`. As published, it has no safeguard: it can explode, and on
+    random problems usually does (``ortholand errata plam-problems``).
     """
 
     field = staticmethod(plam_field)

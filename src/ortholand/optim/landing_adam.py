@@ -28,14 +28,14 @@ class LandingAdam(LandingWithAdam):
         A   = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + adam_eps)
         X   = the landing step of :class:`ortholand.LandingSGD` in the direction A
 
-    One second moment per matrix, not per entry: the direction then turns with X and with the
-    coordinates, as a direction on the manifold should. (For tall and wide matrices the gradient
-    without its normal part stands for psi.) Groups with ``orthogonal=False`` take the step of
+    There is one second moment per matrix, not per entry: the direction then rotates with X and with
+    the coordinates, as a direction on the manifold should. (For tall and wide matrices the gradient
+    without its normal part represents psi.) Groups with ``orthogonal=False`` take the step of
     ``torch.optim.AdamW``.
 
     Args:
         params: parameters, named parameters or groups, as for :class:`ortholand.LandingSGD`.
-        lr: target step. The columns of the direction are of norm about one, so lr is about the
+        lr: target step. The columns of the direction have norm about one, so lr is about the
             angle, in radians, by which a column turns in a step, whatever the size of the matrix.
         betas: decay of the two moments.
         weight_decay: for groups with ``orthogonal=False`` only.
@@ -44,8 +44,8 @@ class LandingAdam(LandingWithAdam):
         lam: strength of the coupled attraction.
         eps: radius of the ball that the safe step keeps, in (0, 1). *Not* Adam's eps.
         safe_step: as in :class:`ortholand.LandingSGD`.
-        attraction: as in :class:`ortholand.LandingSGD`, but for the default: ``"after"``, which
-            moves, then lands, and leaves an orthogonality error at rounding.
+        attraction: as in :class:`ortholand.LandingSGD`, except for the default: ``"after"``, which
+            moves, then lands, and leaves an orthogonality error at rounding level.
         omega: as in :class:`ortholand.LandingSGD`.
         maximize: ascend instead of descend.
         foreach: as in :class:`ortholand.LandingSGD`.
@@ -102,7 +102,7 @@ class LandingAdam(LandingWithAdam):
 
     @known_to_engines
     def generator(self, X: Tensor, G: Tensor) -> Tensor:
-        """What stands for the relative gradient: for tall X, G without its normal part."""
+        """A generator of the relative gradient: for tall X, G without its normal part."""
         return relative_gradient(X, G) if is_square(X) else remove_normal(X, G)
 
     @known_to_engines

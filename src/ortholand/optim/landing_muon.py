@@ -30,15 +30,15 @@ class LandingMuon(LandingWithAdam):
         A   = msign(momentum m + (1 - momentum) psi)      (msign(m) without nesterov)
         X   = the landing step of :class:`ortholand.LandingSGD` in the direction A
 
-    Of all tangent directions of spectral norm 1, ``-msign(psi) X`` is the one that descends most:
-    theorem and proof are in ``docs/muon.md``. msign sets all singular values to 1, by products
-    (:func:`ortholand.msign`), for tall and wide weights on 2p x 2p matrices; nothing is n x n. All
+    Of all tangent directions of spectral norm 1, ``-msign(psi) X`` descends most: theorem and
+    proof are in ``docs/muon.md``. msign sets all singular values to 1, using products only
+    (:func:`ortholand.msign`), of 2p x 2p matrices for tall and wide weights; nothing is n x n. All
     planes turn by the same angle, whatever the size of the gradient. Groups with
     ``orthogonal=False`` take the step of ``torch.optim.AdamW``, with its own options.
 
     Args:
         params: parameters, named parameters or groups, as for :class:`ortholand.LandingSGD`.
-            Give unconstrained groups an lr of their own: theirs is AdamW's.
+            Give unconstrained groups a separate lr: theirs is AdamW's.
         lr: the angle in radians by which planes turn in a step, whatever the gradient and the size
             of the matrix; 0.01 to 0.1 are usual. It is also the spectral norm of the update:
             ``torch.optim.Muon`` takes the same one with
@@ -46,26 +46,27 @@ class LandingMuon(LandingWithAdam):
         momentum: decay of the mean of relative gradients, in [0, 1).
         nesterov: look ahead, as ``torch.optim.Muon`` does by default.
         weight_decay: for groups with ``orthogonal=False`` only.
-        steps: of msign, from 1 to 11. With 7 steps singular values of psi from 8e-4 times the
-            largest on become 1; fewer steps leave small ones smaller, and none exceeds 1.
-        betas: of AdamW, for groups with ``orthogonal=False`` only.
-        adam_eps: of AdamW, likewise.
+        steps: steps of msign, from 1 to 11. With 7 steps, singular values of psi above 8e-4 times
+            the largest become 1; fewer steps leave small ones smaller, and none exceeds 1.
+        betas: AdamW's, for groups with ``orthogonal=False`` only.
+        adam_eps: AdamW's eps, likewise.
         decoupled_weight_decay: AdamW's decay in plain groups (True) or Adam's (False).
         lam: strength of the coupled attraction.
         eps: radius of the ball that the safe step keeps, in (0, 1). *Not* Adam's eps.
         safe_step: as in :class:`ortholand.LandingSGD`.
-        attraction: as in :class:`ortholand.LandingSGD`, but for the default: ``"after"``, which
-            moves, then lands, and leaves an orthogonality error at rounding.
+        attraction: as in :class:`ortholand.LandingSGD`, except for the default: ``"after"``, which
+            moves, then lands, and leaves an orthogonality error at rounding level.
         omega: as in :class:`ortholand.LandingSGD`.
         maximize: ascend instead of descend.
         foreach: as in :class:`ortholand.LandingSGD`.
         fused: has no effect on orthogonal groups: polar factors have no compiled form yet.
-        sharded: as in :class:`ortholand.LandingSGD`; rows that are apart are summed in float64.
+        sharded: as in :class:`ortholand.LandingSGD`; sums over ranks are in float64.
         orthogonal: default of the group option.
         view: default of the group option.
         rounding: as in :class:`ortholand.LandingSGD`.
-        scale: default of the group option: weights are this times orthonormal, a positive number
-            or ``"fan"``. lr stays the angle: an update has the spectral norm ``scale * lr``.
+        scale: default of the group option: weights are this multiple of orthonormal matrices, a
+            positive number or ``"fan"``. lr stays the angle: an update has the spectral norm
+            ``scale * lr``.
 
     >>> import torch, ortholand
     >>> X = torch.nn.Parameter(ortholand.random_orthogonal(8, 3, seed=0))
@@ -106,7 +107,7 @@ class LandingMuon(LandingWithAdam):
         super().__init__(params, options_of(locals()))
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Muon's conditions, AdamW's and landing's."""
+        """Check Muon's, AdamW's and landing's conditions."""
         check_finite("momentum", options["momentum"])
         if not 0 <= options["momentum"] < 1:
             raise ValueError(
@@ -120,15 +121,15 @@ class LandingMuon(LandingWithAdam):
     def how_it_lands(self, group: Mapping[str, Any]) -> LandingOptions:
         """How matrices land: with "after", twice.
 
-        A move is as long as lr, however small the gradient, and where the gradient has low rank,
+        A move is as long as lr, however small the gradient, and if the gradient has low rank,
         the direction has singular values below 1. One landing would leave up to ``3/4 lr^4`` of
-        each, which is above rounding from lr = 0.02 on; compared with polar factors, the second
-        costs little.
+        each, which exceeds rounding from lr = 0.02; compared with polar factors, the second
+        landing costs little.
         """
         return replace(super().how_it_lands(group), landings=2)
 
     def options_at_scale(self, group: Mapping[str, Any], scale: float) -> Mapping[str, Any]:  # noqa: ARG002
-        """The group's own: an angle is the same at every scale."""
+        """The group's own options: an angle is the same at every scale."""
         return group
 
     def landing_step(self, group: Mapping[str, Any]) -> LandingStep:
@@ -142,12 +143,12 @@ class LandingMuon(LandingWithAdam):
 
     @known_to_engines
     def generator(self, X: Tensor, G: Tensor) -> Tensor:
-        """What is averaged: what stands for the relative gradient."""
+        """A generator of the relative gradient: this is what is averaged."""
         return generator(X, G)
 
     @known_to_engines
     def transport(self, X: Tensor, buffer: Tensor) -> Tensor:
-        """What is kept of the mean."""
+        """The mean, transported to the new X: without its normal part if X is tall."""
         return transport(X, buffer)
 
     @known_to_engines

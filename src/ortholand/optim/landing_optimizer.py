@@ -1,4 +1,4 @@
-"""What optimizers that land share, and those whose plain groups take Adam's step."""
+"""Shared parts of the landing optimizers, and of those whose plain groups take Adam's step."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,22 +12,22 @@ from ortholand.optim.checks import check_adam_options, plain_betas
 from ortholand.optim.landing_options import check_landing_options, landing_options
 from ortholand.optim.plain import Agreement, plain_adam_step
 
-SMALLEST_EPS = 1e-4  # Adam's own eps is below, and a ball so small allows no step worth taking
+SMALLEST_EPS = 1e-4  # Adam's own eps is smaller, and so small a ball allows no useful step
 
 
 class LandingOptimizer(OrthogonalOptimizer):
     """Moves by an attraction, inside the ball of a safe step."""
 
     def how_it_lands(self, group: Mapping[str, Any]) -> LandingOptions:
-        """As the group's options say."""
+        """The group's landing options."""
         return landing_options(group)
 
     def start_radius(self, group: Mapping[str, Any]) -> float:
-        """The safe step holds inside the ball only; without it, anywhere will do."""
+        """The radius of the ball, outside which no safe step holds; infinite without one."""
         return self.how_it_lands(group).start_radius
 
     def is_ball_spectral(self, group: Mapping[str, Any]) -> bool:
-        """As the rule of the safe step has it."""
+        """Whether the safe-step rule uses the spectral norm."""
         return self.how_it_lands(group).is_ball_spectral
 
     @known_to_engines
@@ -47,7 +47,7 @@ class LandingWithAdam(LandingOptimizer):
         super().add_param_group(param_group)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Adam's conditions, and landing's."""
+        """Check Adam's and landing's conditions."""
         check_adam_options(options)
         check_landing_options(options)
         if options["eps"] < SMALLEST_EPS:

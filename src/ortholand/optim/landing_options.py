@@ -24,7 +24,7 @@ def landing_options(group: Mapping[str, Any]) -> LandingOptions:
 
 
 def check_landing_options(options: Mapping[str, Any]) -> None:
-    """Raise unless ball, rule and attraction make sense."""
+    """Raise unless ball, rule and attraction are valid."""
     for name in ("lam", "eps", "omega"):
         check_finite(name, options[name])
     check_ball(options["lam"], options["eps"])

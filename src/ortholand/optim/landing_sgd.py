@@ -32,55 +32,54 @@ class LandingSGD(LandingOptimizer, OrthogonalSGD):
 
     Args:
         params: parameters, named parameters or groups. The orthogonal ones must start within
-            ``eps`` of the manifold; :func:`ortholand.orthogonalize_` takes them there.
+            ``eps`` of the manifold; :func:`ortholand.orthogonalize_` moves them there.
         lr: target step; a float or a one-element tensor.
         momentum: momentum factor, on the relative gradients. For tall and wide matrices the
             buffer has the weight's shape (nothing n x n); see ``docs/optimizers.md``.
-        dampening: dampening of the momentum, not of its first gradient.
+        dampening: dampening of the momentum, not applied to its first gradient.
         nesterov: Nesterov momentum.
         weight_decay: for groups with ``orthogonal=False`` only. On the manifold ``||X||`` is
-            constant, so decay would do nothing but fight the constraint.
+            constant, so decay could only fight the constraint.
         lam: strength of the coupled attraction.
         eps: radius of the ball ``||X^H X - I||_2 <= eps`` that the safe step keeps, in (0, 1):
             all singular values stay between ``(1 - eps)^(1/2)`` and ``(1 + eps)^(1/2)``.
         safe_step: ``"spectral"``; ``"frobenius"`` and ``"tight"``, the paper's ball in the
             Frobenius norm, whose steps shrink with p (see :func:`ortholand.safe_step_size`); or
-            ``None`` for no safeguard at all.
+            ``None`` for no safeguard.
         attraction: ``"coupled"``, the paper's; ``"decoupled"``, ``X - eta R - omega X D``, whose
             pull does not shrink with lr; or ``"after"``: move, then land with a Newton-Schulz
-            step, the smallest orthogonality error (see ``docs/attractions.md``).
+            step, for the smallest orthogonality error (see ``docs/attractions.md``).
         omega: pull of the decoupled attraction, in [0, 1/2].
         maximize: ascend instead of descend.
         foreach: step parameters of the same matrix shape as one batch (True), one by one
             (False), or whichever is quicker for their size (None).
-        fused: step by compiled code on the CPU, many times faster for small square matrices and
-            with less memory for large ones: True, False, or None for True unless ``foreach`` is
-            given.
-            Needs a C++ compiler the first time (see :mod:`ortholand.native`); where there is
-            none, and for whatever else it cannot do, the other code steps.
-        sharded: how weights step that are spread over ranks (FSDP2's DTensors). ``"rows"``: tall
+        fused: use compiled code on the CPU, many times faster for small matrices and with less
+            memory for large ones: True, False, or None for True unless ``foreach`` is given.
+            Needs a C++ compiler the first time (see :mod:`ortholand.native`); without one, and
+            for anything it cannot do, torch's operations step.
+        sharded: how weights spread over ranks (FSDP2's DTensors) step. ``"rows"``: tall
             matrices where their rows are, after one sum of Gram matrices over the ranks;
             ``"owners"``: each matrix whole on one rank, a different one for each, which moves
-            less if there are many matrices and ranks; ``"auto"``: what moves less. See
+            less data if there are many matrices and ranks; ``"auto"``: whichever moves less. See
             ``docs/at_scale.md``.
         orthogonal: default of the group option. Groups with ``orthogonal=False`` take the step
             of ``torch.optim.SGD``.
-        view: default of the group option: ``"matrix"`` sees a convolution weight as
+        view: default of the group option: ``"matrix"`` treats a convolution weight as
             ``(out, in * kh * kw)``, ``"kernel"`` each of its kh x kw slices as a matrix.
-        scale: default of the group option: weights are this times orthonormal. A positive number,
-            or ``"fan"`` for ``sqrt(max(1, out / in))`` of each matrix out x in. lr stays that of
-            the weight; eps and the attraction are those of X = weight / scale. See
+        scale: default of the group option: weights are this multiple of orthonormal matrices. A
+            positive number, or ``"fan"`` for ``sqrt(max(1, out / in))`` of each out x in matrix.
+            lr refers to the weight, eps and the attraction to X = weight / scale. See
             ``docs/scaled_weights.md``.
-        rounding: how float16 and bfloat16 weights keep steps that are smaller than what they can
-            hold, per group: ``"nearest"``, ``"stochastic"``, or ``"compensated"`` (None), which
-            keeps the rest in 2 bytes per entry more. It has no effect on other types. See
+        rounding: how float16 and bfloat16 weights keep steps too small for their precision, per
+            group: ``"nearest"``, ``"stochastic"``, or ``"compensated"`` (None), which keeps the
+            remainder in 2 extra bytes per entry. It has no effect on other types. See
             ``docs/precision.md``.
 
     Within the ball every matrix has full rank, so a square weight's determinant keeps its sign:
     started in SO(n), it stays there.
 
-    A matrix whose step would not be finite (a NaN or infinite gradient) is left as it is for that
-    step, with its momentum; ``optimizer.skipped_steps()`` counts such steps.
+    A matrix whose step would not be finite (a NaN or infinite gradient) skips that step, and so
+    does its momentum; ``optimizer.skipped_steps()`` counts such steps.
 
     >>> import torch, ortholand
     >>> X = torch.nn.Parameter(ortholand.random_orthogonal(8, 3, seed=0))
@@ -117,7 +116,7 @@ class LandingSGD(LandingOptimizer, OrthogonalSGD):
         super().__init__(params, options_of(locals()))
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """SGD's conditions, and landing's."""
+        """Check SGD's and landing's conditions."""
         super().check_options(options)
         check_landing_options(options)
 

@@ -27,9 +27,9 @@ def load_bit_for_bit(
     *,
     makes_generators: bool,
 ) -> None:
-    """Let torch load, then put back what its casts have changed, before the user's post-hooks.
+    """Let torch load, then undo its casts, before the user's post-hooks run.
 
-    What is put back is what the user's pre-hooks have left. ``makes_generators``: whether the
+    The state restored is what the user's pre-hooks have left. ``makes_generators``: whether the
     optimizer accumulates generators, which for square weights are skew.
     """
     final: list[dict[str, Any]] = []
@@ -53,7 +53,7 @@ def load_bit_for_bit(
 
 
 def _completed(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """The state with the groups' own options where it has none, as another optimizer's."""
+    """The state, with the groups' own options where it lacks them, as another optimizer's may."""
     if len(state_dict["param_groups"]) != len(groups):
         return state_dict  # torch will say so
     pairs = zip(groups, state_dict["param_groups"], strict=True)
@@ -98,10 +98,10 @@ def _restored(name: str, value: Tensor, p: Tensor, group: Group) -> Tensor:
 
 
 def _as_generator(state: Tensor, p: Tensor, group: Group) -> Tensor:
-    """The state itself if it is a generator; else, taken for Euclidean gradients, theirs.
+    """The state itself if it is a generator; else that of the Euclidean gradients it holds.
 
     torch's SGD accumulates Euclidean gradients. For tall weights so do we; for square ones we
-    accumulate relative gradients, which are skew: the safe step holds for such only.
+    accumulate relative gradients, which are skew, as the safe step requires.
     """
     if is_dtensor(p) or state.shape != p.shape or p.device.type == "meta":
         return state

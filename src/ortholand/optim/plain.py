@@ -1,4 +1,4 @@
-"""Steps for parameters without constraint: torch's own, guarded against non-finite gradients."""
+"""Steps for unconstrained parameters: torch's own, guarded against non-finite gradients."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,11 +16,11 @@ from ortholand.optim.checks import scalar_lr
 
 Group = Mapping[str, Any]
 Agreement = Callable[[Tensor], Tensor]  # which may step here -> which may step on all ranks
-MODERATE = 1e15  # its square times itself is still a float32, so no step of such numbers overflows
+MODERATE = 1e15  # its cube does not overflow in float32, so no step of such numbers does
 
 
 def plain_sgd_step(slots: list[Slot], group: Group, agree: Agreement | None = None) -> None:
-    """The step of ``torch.optim.SGD`` on each parameter that stays finite by it."""
+    """The step of ``torch.optim.SGD`` on each parameter that it leaves finite."""
 
     def step() -> None:
         weights, gradients = _working(slots)
@@ -46,7 +46,7 @@ def plain_sgd_step(slots: list[Slot], group: Group, agree: Agreement | None = No
 
 
 def plain_adam_step(slots: list[Slot], group: Group, agree: Agreement | None = None) -> None:
-    """The step of ``torch.optim.AdamW`` or Adam on each parameter that stays finite by it."""
+    """The step of ``torch.optim.AdamW`` or Adam on each parameter that it leaves finite."""
     for slot in slots:
         if "exp_avg" not in slot.state:
             dtype = working_dtype(slot.weight.dtype)
@@ -64,7 +64,7 @@ def plain_adam_step(slots: list[Slot], group: Group, agree: Agreement | None = N
 
 def _adam(slots: list[Slot], weights: list[Tensor], gradients: list[Tensor], group: Group) -> None:
     lr, decay = scalar_lr(group["lr"]), group["weight_decay"]
-    if group["decoupled_weight_decay"]:  # by hand: torch's function takes it since 2.7 only
+    if group["decoupled_weight_decay"]:  # by hand: torch's function takes it only since 2.7
         for weight in weights if decay else []:
             weight.mul_(1 - lr * decay)
         decay = 0.0
@@ -88,18 +88,18 @@ def _adam(slots: list[Slot], weights: list[Tensor], gradients: list[Tensor], gro
 
 
 def _working(slots: list[Slot]) -> tuple[list[Tensor], list[Tensor]]:
-    """Weights and gradients in the type in which they are computed with.
+    """Weights and gradients in the type used for computation.
 
     Half precision steps in float32, with moments in float32. In float16 Adam's eps is zero, and so
     are squares of gradients below 1e-4; in bfloat16 a second moment that should decay by 0.999
-    stands still.
+    does not change.
     """
     weights = [exact_value(slot.weight, slot.state) for slot in slots]
     return weights, [to_working_dtype(slot.gradient) for slot in slots]
 
 
 def _keep(slots: list[Slot], weights: list[Tensor]) -> None:
-    """Write down weights that were stepped in another type than their own."""
+    """Store weights that were stepped in a type other than their own."""
     for slot, weight in zip(slots, weights, strict=True):
         if weight is not slot.weight:
             keep_(slot.weight, weight, slot.state)
@@ -113,8 +113,8 @@ def guarded_step(
 ) -> None:
     """Run an in-place step; put back, with its state, each parameter that it left non-finite.
 
-    The copies are memory traffic on vectors and heads, and save a host sync to ask first. Where
-    asking costs nothing (:func:`ortholand.native.all_below`), it is asked. Ranks that have
+    The copies cost memory traffic on vectors and heads, but save the host sync of checking first.
+    Where checking is free (:func:`ortholand.native.all_below`), it comes first. Ranks that hold
     different parts of the parameters ``agree`` on what is put back.
     """
     if not slots:
@@ -144,7 +144,7 @@ def guarded_step(
 
 
 def _is_sound(slot: Slot, group: Group) -> Tensor:
-    """Whether a parameter is finite, and lr was a number that descends."""
+    """Whether a parameter is finite, and lr was valid."""
     finite = torch.isfinite(slot.weight).all()
     lr = scalar_lr(group["lr"])
     return finite & (lr >= 0).to(finite.device) if isinstance(lr, Tensor) else finite
@@ -153,8 +153,8 @@ def _is_sound(slot: Slot, group: Group) -> Tensor:
 def is_moderate(slots: list[Slot], group: Group) -> bool:
     """Whether all numbers are so moderate that a step leaves them finite.
 
-    False where that is not known. What Adam divides by is at least its eps: with an eps of zero
-    a gradient of zero is 0 / 0.
+    False if unknown. Adam's divisor is at least its eps: with an eps of zero, a gradient of zero
+    gives 0 / 0.
     """
     lr = group["lr"]
     if torch.compiler.is_compiling() or isinstance(lr, Tensor):

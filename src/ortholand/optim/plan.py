@@ -1,4 +1,4 @@
-"""How the weights of a group step: all that engines need to know of an optimizer."""
+"""How the weights of a group step: all that engines need to know about an optimizer."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ WholeStep = Callable[[Tensor, Tensor, dict[str, Tensor]], MatrixStep]
 
 @dataclass(frozen=True)
 class Plan:
-    """Made from a group when the group changes."""
+    """How a group steps; remade when the group changes."""
 
     orthogonal: bool
     view: View
@@ -27,12 +27,12 @@ class Plan:
     sharded: str  # "rows", "owners" or "auto"
     state_kinds: Mapping[str, StateKind]
     matrix_step: WholeStep  # the optimizer's own; engines may step by something faster
-    landing: LandingStep | None  # what that is, where it is known
+    landing: LandingStep | None  # a description of matrix_step, if known
     name_of: Callable[[Tensor], str]  # of a weight, for messages
     rescaled: Callable[[float], "Plan"]  # the plan of ``Z = W / scale``, made anew
-    scale_option: Scale = 1.0  # weights are this times orthonormal
+    scale_option: Scale = 1.0  # weights are this multiple of orthonormal matrices
     scale: float = 1.0  # and this times what steps by this plan; 1 before :meth:`at_scale`
-    lasts: bool = True  # whether what was made once is of use in the next step
+    lasts: bool = True  # whether results can be reused in the next step
     why_not_landing: str = ""  # why engines must call matrix_step, where landing is None
     why_not_compiled: str | None = None  # why compiled code cannot step any weight of the group
     warned: set[str] = field(default_factory=set)  # the optimizer's own: what it has warned of
@@ -42,11 +42,11 @@ class Plan:
     scaled: dict[float, "Plan"] = field(default_factory=dict)  # plans by scale, while they last
 
     def scale_of(self, shape: torch.Size) -> float:
-        """The number that weights of this shape are times orthonormal."""
+        """The multiple of orthonormal matrices that weights of this shape are."""
         return scale_of(self.scale_option, shape, self.view)
 
     def at_scale(self, scale: float) -> "Plan":
-        """The plan by which ``Z = W / scale`` steps."""
+        """The plan for steps of ``Z = W / scale``."""
         if scale == 1:
             return self
         plan = self.scaled.get(scale)
@@ -60,12 +60,12 @@ class Plan:
 def why_not_compiled(
     landing: LandingStep | None, why_not_landing: str, fused: bool | None, foreach: bool | None
 ) -> str | None:
-    """Why compiled code cannot step any weight of a group; None where it may."""
+    """Why compiled code cannot step any weight of a group; None if it may."""
     if landing is None:
         return why_not_landing
     if fused is False:
         return "fused=False"
     if fused is None and foreach is not None:
-        # Whoever asks for batches or single steps gets them, as in torch.
+        # A user who asks for batches or single steps gets them, as in torch.
         return f"foreach={foreach} without fused=True"
     return landing.why_not_compiled

@@ -17,9 +17,9 @@ from ortholand.retractions import RETRACTIONS, Retraction, find_retraction
 class RiemannianSGD(OrthogonalSGD):
     """SGD with orthogonal weights, by a retraction: ``X = R(X, -lr A)``.
 
-    All that is not the algorithm itself is as in :class:`ortholand.LandingSGD`: arguments, groups,
+    Everything but the algorithm itself is as in :class:`ortholand.LandingSGD`: arguments, groups,
     views, types, momentum on the relative gradients (transported by projection for tall and wide
-    matrices), what happens to non-finite gradients. There is no safe step: a retraction stays on
+    matrices), handling of non-finite gradients. There is no safe step: a retraction stays on
     the manifold by construction, up to rounding, which ``"exponential"`` and ``"cayley"``
     accumulate.
 
@@ -31,8 +31,8 @@ class RiemannianSGD(OrthogonalSGD):
         nesterov: Nesterov momentum.
         weight_decay: for groups with ``orthogonal=False`` only.
         retraction: ``"exponential"``, ``"polar"``, ``"cayley"``, ``"qr"``, or a function (X, A) as
-            in :mod:`ortholand.retractions`, which is entered there under its name, so that a
-            state_dict holds nothing but that name.
+            in :mod:`ortholand.retractions`, which is registered there under its name, so that a
+            state_dict holds only that name.
         maximize: ascend instead of descend.
         foreach: as in :class:`ortholand.LandingSGD`.
         orthogonal: default of the group option.
@@ -70,25 +70,25 @@ class RiemannianSGD(OrthogonalSGD):
         super().__init__(params, options_of(locals()))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; a retraction that is a function is entered in the registry."""
+        """Add a group; a retraction given as a function is registered."""
         if "retraction" in param_group:
             param_group["retraction"] = _registered(param_group["retraction"])
         super().add_param_group(param_group)
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """SGD's conditions, and a retraction that exists."""
+        """Check SGD's conditions, and that the retraction exists."""
         super().check_options(options)
         find_retraction(options["retraction"])
 
     def start_radius(self, group: Mapping[str, Any]) -> float:  # noqa: ARG002
-        """On the manifold, with room for a start in bfloat16: no retraction mends a bad one."""
+        """Small, with room for bfloat16: no retraction repairs a start off the manifold."""
         return 0.1
 
     def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """The retracted point."""
         lr = scalar_lr(group["lr"])
         A = -lr * B
-        # Decompositions raise on what is not finite, so it must not get there.
+        # Decompositions raise on non-finite input, so it must not reach them.
         sound = finite_matrices(A) & descends(lr)
         A = torch.where(sound[..., None, None], A, 0)
         moved = find_retraction(group["retraction"])(X, A)
@@ -98,7 +98,7 @@ class RiemannianSGD(OrthogonalSGD):
 
 
 def _registered(retraction: str | Retraction) -> str:
-    """The name of a retraction, entered in the registry if it is a function."""
+    """The name of a retraction, which is registered if it is a function."""
     if isinstance(retraction, str):
         return retraction
     if not callable(retraction):
@@ -106,6 +106,6 @@ def _registered(retraction: str | Retraction) -> str:
     name = getattr(retraction, "__name__", type(retraction).__name__)
     if RETRACTIONS.setdefault(name, retraction) is not retraction:
         raise ValueError(
-            f"A retraction named {name!r} exists already. Give the function another __name__."
+            f"A retraction named {name!r} already exists. Give the function another __name__."
         )
     return name

@@ -1,4 +1,4 @@
-"""Learning rate schedules that the theory of landing asks for."""
+"""Learning rate schedules from the theory of landing."""
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -11,12 +11,12 @@ class PowerLawLR(LRScheduler):
     """``lr_k = lr_0 k^(-alpha)`` for k = 1, 2, ...: the paper's decreasing steps.
 
     For alpha in (1/2, 1) the iterates land on the manifold and approach critical points; the best
-    proved rate, ``inf ||psi||^2 = O(k^(-1/3))``, is that of alpha = 2/3.
+    proven rate, ``inf ||psi||^2 = O(k^(-1/3))``, is attained at alpha = 2/3.
 
     Args:
         optimizer: any optimizer.
         alpha: exponent, at least 0.
-        last_epoch: as for every torch scheduler, -1 to start anew.
+        last_epoch: as for every torch scheduler, -1 to start afresh.
 
     >>> import torch
     >>> X = torch.nn.Parameter(torch.eye(2))

@@ -1,4 +1,4 @@
-"""What optimizers share that are SGD except for the move: momentum, plain groups, checks."""
+"""Base of the optimizers that are SGD except for the move: momentum, plain groups, checks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,11 +16,11 @@ class OrthogonalSGD(OrthogonalOptimizer):
     """SGD on orthogonal weights. A subclass says how a matrix moves in a direction."""
 
     def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Where X goes in the direction that B stands for, and which matrices may go there."""
+        """The new X in the direction that B represents, and which matrices may move there."""
         raise NotImplementedError
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """SGD's own conditions."""
+        """Check SGD's conditions."""
         check_sgd_options(options)
 
     @known_to_engines
@@ -30,12 +30,12 @@ class OrthogonalSGD(OrthogonalOptimizer):
 
     @known_to_engines
     def generator(self, X: Tensor, G: Tensor) -> Tensor:
-        """What is accumulated: by default, what stands for the relative gradient."""
+        """What is accumulated: by default, a generator of the relative gradient."""
         return generator(X, G)
 
     @known_to_engines
     def transport(self, X: Tensor, buffer: Tensor) -> Tensor:
-        """What is kept of what was accumulated."""
+        """The buffer to keep: by default, without its normal part if X is tall."""
         return transport(X, buffer)
 
     @known_to_engines

@@ -1,7 +1,7 @@
-"""torch's wrapper around ``step``, for hooks and profilers: left out while nobody watches.
+"""torch's wrapper around ``step``, for hooks and profilers: bypassed while there are none.
 
 It takes 9 microseconds, a quarter of the step of a small matrix, most of them for the label that a
-profiler would read. What it does when there is a hook or a profiler is torch's own.
+profiler would read. With a hook or a profiler, torch's own wrapper runs.
 """
 
 import functools
@@ -14,16 +14,16 @@ from torch.optim import Optimizer, optimizer
 
 Step = Callable[..., Any]
 
-# Of all optimizers; None where this torch has them under another name: then all are watched.
+# Of all optimizers; None if this torch has them under another name: then all are watched.
 _GLOBAL_PRE_HOOKS = getattr(optimizer, "_global_optimizer_pre_hooks", None)
 _GLOBAL_POST_HOOKS = getattr(optimizer, "_global_optimizer_post_hooks", None)
 _is_profiled_here: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
 
 def watched_on_demand(func: Step) -> Step:
-    """A ``step`` with hooks and a label for profilers, as torch wraps it, where there are any.
+    """A ``step`` that torch wraps with hooks and a profiler's label only if there are any.
 
-    An ``ExecutionTraceObserver`` without a profiler sees no label, but all else.
+    An ``ExecutionTraceObserver`` without a profiler sees everything but the label.
     """
     watched = Optimizer.profile_hook_step(func)
 

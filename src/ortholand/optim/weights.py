@@ -19,16 +19,16 @@ from ortholand.sharding.placement import is_dtensor, is_here, zeros_per_matrix
 State = dict[str, Any]
 NO_BUFFERS = ("step", *COUNTS, *ROUNDING_STATE)  # in the state of an unconstrained weight
 Group = Mapping[str, Any]
-LOOKS_ORTHONORMAL = 0.1  # the distance up to which that is not by chance, but for few columns
+LOOKS_ORTHONORMAL = 0.1  # a distance not reached by chance, except with few columns
 
 
 def prepare_state(
     p: Tensor, state: State, kinds: Mapping[str, StateKind], view: View, group: Group
 ) -> None:
-    """Give a weight all the state that it needs, each of the type and shape that it must have.
+    """Give a weight all the state that it needs, of the right types and shapes.
 
-    New state is zero. If the weight's type or device has changed, its state follows, as torch's
-    own optimizers do it; if its shape has, what the state was of is gone.
+    New state is zero. If the weight's type or device has changed, its state follows, as in
+    torch's own optimizers; if its shape has changed, the state no longer applies.
     """
     shape, dtype, device, on_cpu = p.shape, working_dtype(p.dtype), p.device, p.is_cpu
     number_shape = batch_shape(shape, view)
@@ -51,10 +51,10 @@ def prepare_state(
 
 
 def _prepare_rounding(p: Tensor, state: State, group: Group) -> None:
-    """Give a weight what its group's way to round half precision needs, of its type, and there."""
+    """Give a half-precision weight the state that its group's rounding needs, on its device."""
     rest = state.get(COMPENSATION)
     if rest is not None and rest.shape != p.shape:
-        del state[COMPENSATION]  # of a weight that is gone: less than its rounding is lost
+        del state[COMPENSATION]  # of a former weight: what is lost is below rounding
     is_new = SEED not in state
     prepare_rounding(p, state, group.get("rounding"))
     if is_new and SEED in state and is_dtensor(p):
@@ -65,9 +65,9 @@ def _prepare_rounding(p: Tensor, state: State, group: Group) -> None:
 
 
 def check_memory(slot: Slot, name: Callable[[Tensor], str]) -> None:
-    """Raise if a tensor's memory was freed or cut (``untyped_storage().resize_(0)``).
+    """Raise if a tensor's memory was freed or truncated (``untyped_storage().resize_(0)``).
 
-    torch would crash, or read and write what is beyond it.
+    torch would crash, or read and write beyond it.
     """
     p = slot.weight
     if torch.compiler.is_compiling() or type(p) not in PLAIN_TYPES:
@@ -93,7 +93,7 @@ def _has_memory(tensor: Tensor) -> bool:
 
 
 def prepare_plain_state(p: Tensor, state: State, group: Group) -> None:
-    """Let the state of an unconstrained weight follow its type; its shape must be the weight's."""
+    """Let an unconstrained weight's state follow its type; the shapes must match."""
     wanted = working_dtype(p.dtype)
     for name, value in state.items():
         if not isinstance(value, Tensor) or name in NO_BUFFERS or value.ndim == 0 < p.ndim:
@@ -109,7 +109,7 @@ def prepare_plain_state(p: Tensor, state: State, group: Group) -> None:
 def state_error(
     p: Tensor, view: str, name: str, value: Tensor, shape: torch.Size, group: Group
 ) -> ValueError:
-    """What is wrong with a state that does not fit its weight."""
+    """The error for a state that does not fit its weight."""
     seen = f", view {view!r}," if view else ""
     return ValueError(
         "The state of a weight must fit its shape, but "
@@ -120,7 +120,7 @@ def state_error(
 
 
 def zero_state(p: Tensor, kind: StateKind, view: View) -> Tensor:
-    """A state that has not started."""
+    """New state, all zero."""
     dtype = working_dtype(p.dtype)
     if kind == "matrix":
         return torch.zeros_like(p, dtype=dtype)
@@ -131,12 +131,12 @@ def zero_state(p: Tensor, kind: StateKind, view: View) -> Tensor:
 
 
 def batch_shape(shape: torch.Size, view: View) -> torch.Size:
-    """The shape of numbers of which each matrix of a weight has one."""
+    """The shape of a state with one number per matrix of a weight."""
     return torch.Size() if view == "matrix" else shape[:-2]
 
 
 def number_of_matrices(p: Tensor, view: View) -> int:
-    """How many matrices a weight is."""
+    """How many matrices a weight holds."""
     return matrices_shape(p.shape, view)[:-2].numel()
 
 
@@ -147,7 +147,7 @@ def name_of(group: Group, i: int) -> str:
 
 
 def position_of(p: Tensor, group: Group) -> int:
-    """Which of the weights of a group this is."""
+    """The index of a weight in its group."""
     return next(i for i, other in enumerate(group["params"]) if other is p)
 
 
@@ -157,8 +157,8 @@ def check_start(
 ) -> None:
     """Raise if a matrix of the weight is outside the ball, or not finite.
 
-    Rounding may have left it a little outside: that of the weight's own type, over many steps.
-    ``scale``: the weight is this times what must be in the ball.
+    It may be slightly outside, by the rounding of the weight's own type over many steps.
+    ``scale``: the matrix that must be in the ball is the weight divided by this.
     """
     check_scale_fits(scale, p.dtype, name)
     columns = matrices_shape(p.shape, view)[-1]
@@ -166,7 +166,7 @@ def check_start(
     d = float(distances(p, view, scale=scale).max())
     if d <= limit:
         return
-    if spectral:  # eigenvalues only where the free bound does not tell
+    if spectral:  # eigenvalues only where the free bound does not decide
         d = float(distances(p, view, spectral=True, scale=scale).max())
         if d <= limit:
             return
@@ -186,7 +186,7 @@ def _all_advice(p: Tensor, view: View, radius: float, scale: float) -> str:
 
 
 def _scale_advice(p: Tensor, view: View, scale: float) -> str:
-    """Which scale would do, if one would."""
+    """Advice on a scale that would fit, if there is one."""
     found = apparent_scale(p, view)
     if not torch.finfo(p.dtype).tiny <= found < torch.inf:  # nothing to divide by
         return ""
