@@ -1,4 +1,4 @@
-"""Different ways for matrices of different sizes, whatever else is in their batch."""
+"""Different methods for matrices of different sizes, whatever else is in their batch."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ Way = Callable[..., Tensor]
 def by_size(
     size: Tensor, branches: list[tuple[float, Way]], otherwise: Way, *batches: Tensor
 ) -> Tensor:
-    """Each matrix by the first way whose limit its size is below; not-a-number by the last.
+    """Each matrix by the first method whose limit exceeds its size; NaN sizes by the last.
 
     Reads the sizes on the host, as torch's own ``matrix_exp`` does.
     """
@@ -28,7 +28,7 @@ def by_size(
 
 
 def extremes(size: Tensor) -> list[float]:
-    """The smallest and the largest of the sizes, read on the host."""
+    """The smallest and largest size, read on the host."""
     if size.numel() < 2:
         return size.flatten().tolist() or [0.0]
     return torch.stack(torch.aminmax(size)).tolist()

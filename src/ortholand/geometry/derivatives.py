@@ -3,8 +3,8 @@
 ``G`` is the Euclidean gradient of f at X, in torch's convention for complex X:
 ``f(X + E) = f(X) + Re <G, E> + o(E)``.
 
-A wide X has orthonormal rows. The derivatives that are matrices like X accept it; the relative
-ones, which act from the left as ``X + A X``, are meant for square and tall X.
+A wide X has orthonormal rows. Derivatives of X's own shape accept it; the relative ones, which
+act from the left as ``X + A X``, are meant for square and tall X.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def relative_gradient(X: Tensor, G: Tensor) -> Tensor:
     P = product(G, X.mH)
     if P.shape[-1] <= SMALL or is_tracked(P):
         return skew(P)
-    return P.sub_(P.mH.contiguous()).mul_(0.5)  # it is ours: two temporaries less
+    return P.sub_(P.mH.contiguous()).mul_(0.5)  # in place: two temporaries fewer
 
 
 def relative_gradient_times_x(X: Tensor, G: Tensor) -> Tensor:
@@ -45,8 +45,8 @@ def relative_gradient_times_x(X: Tensor, G: Tensor) -> Tensor:
 def tangent_from_gram(X: Tensor, G: Tensor, D: Tensor, lam: float = 0.0) -> Tensor:
     """``(G S - X G^H X) / 2 + lam X D`` for tall X with residual ``D = S - I``: three products.
 
-    The tangent part of the landing field in the right form, and with lam its normal part, which
-    costs no product of its own.
+    The tangent part of the landing field in the right form and, with lam, its normal part, which
+    costs no extra product.
     """
     half = add_product(G, G, D, beta=0.5, alpha=0.5)  # (G + G D) / 2
     inner = G.mH @ X
@@ -74,8 +74,8 @@ def riemannian_gradient(X: Tensor, G: Tensor, metric: str = "euclidean") -> Tens
 def remove_normal(X: Tensor, G: Tensor) -> Tensor:
     """``G - X Sym(X^H G)``: G without its normal part.
 
-    On the manifold, the orthogonal projection on the tangent space. At any X whatever it leaves
-    the relative gradient as it is, because ``X H X^H`` is Hermitian when H is.
+    On the manifold this is the orthogonal projection onto the tangent space. At every X it leaves
+    the relative gradient unchanged, because ``X H X^H`` is Hermitian when H is.
     """
     return G - X @ sym(X.mH @ G)
 
@@ -147,7 +147,7 @@ def _derivatives_by_autograd(
     """Gradient at X, and the Hessian applied to the direction, by differentiating twice."""
     with torch.enable_grad():
         Y = X.detach().requires_grad_()
-        # One scalar for a batch of costs: the matrices of a batch do not see each other.
+        # One scalar for a batch of costs: the matrices of a batch do not interact.
         (G,) = torch.autograd.grad(fun(Y).sum(), Y, create_graph=True)
         if not G.requires_grad:  # f is linear
             return G.detach(), torch.zeros_like(X)

@@ -1,9 +1,9 @@
 """``exp(A) - I`` of matrices of any size, by products.
 
 Without the identity a short step keeps its relative accuracy, and thousands of them do not drift.
-torch's ``matrix_exp`` (2.13; pytorch issue 196592) moreover loses half the digits for a single
+Moreover, torch's ``matrix_exp`` (2.13; pytorch issue 196592) loses half the digits for a single
 matrix of norm 0.05 to 0.58 in float32, 0.005 to 0.05 in float64; and its derivative is another
-exponential, of twice the size, where autograd goes back through a few products.
+exponential, of twice the size, where autograd here differentiates a few products.
 """
 
 import math
@@ -24,10 +24,10 @@ POLISH_EVERY = 8  # squarings, each of which doubles the distance from the unita
 
 
 def exponential_minus_identity(A: Tensor, *, is_skew: bool = False) -> Tensor:
-    """``exp(A) - I`` of each square matrix; if A is skew, with ``exp(A)`` unitary to rounding.
+    """``exp(A) - I`` of each square matrix; if A is skew, ``exp(A)`` is unitary up to rounding.
 
-    The norms decide on the degree of the series, and are read on the host. Where they cannot be
-    (``torch.compile``, ``vmap``), torch's function serves for the norms that it is right for.
+    The norms decide the degree of the series, and are read on the host. Where they cannot be
+    (``torch.compile``, ``vmap``), torch's function is used for the norms at which it is accurate.
     """
     size = _one_norm(A)
     if not _is_readable(size):
@@ -45,20 +45,20 @@ def _is_readable(size: Tensor) -> bool:
         return False
     try:
         size.flatten()[:1].tolist()
-    except RuntimeError:  # vmap's word for no; it has no question
+    except RuntimeError:  # how vmap says no; there is no way to ask
         return False
     return True
 
 
 def _without_reading(A: Tensor, size: Tensor) -> Tensor:
     short = (size < _reach(A, 9))[..., None, None]
-    # What is not taken must be finite all the same: its gradient is multiplied by zero.
+    # The branch not taken must be finite too: its gradient is multiplied by zero.
     by_series = _of_degree_9(torch.where(short, A, 0))
     return torch.where(short, by_series, subtract_identity(torch.linalg.matrix_exp(A)))
 
 
 def _reach(A: Tensor, degree: int) -> float:
-    """Up to which norm the exponential series of this degree errs by less than rounding."""
+    """The norm up to which the exponential series of this degree is accurate to rounding."""
     unit = torch.finfo(A.dtype).eps / 2
     return (unit * math.factorial(degree + 1)) ** (1 / degree)
 
@@ -105,7 +105,7 @@ def _by_squaring(A: Tensor, polish: bool = False) -> Tensor:
 
 
 def _squarings(A: Tensor) -> Tensor:
-    """How often to halve A to come within reach; as often as its type allows for an infinite A."""
+    """How often to halve A to come within reach; for an infinite A, as often as its type allows."""
     limit = math.log2(torch.finfo(A.dtype).max) + 20
     needed = (_one_norm(A) / _reach(A, 16)).log2().ceil()
     return needed.nan_to_num(0).clamp(0, math.ceil(limit))
@@ -120,7 +120,7 @@ def _where(chosen: Tensor, F: Tensor, otherwise: Tensor) -> Tensor:
 
 
 def _polish(F: Tensor) -> Tensor:
-    """A Newton-Schulz step of ``I + F``. It corrects rounding, of which there is no derivative."""
+    """A Newton-Schulz step of ``I + F``. It corrects rounding, so it is not differentiated."""
     with torch.no_grad():
         E = add_product(F + F.mH, F.mH, F)
         correction = add_product(E, F, E) / 2

@@ -1,4 +1,4 @@
-"""The manifold of matrices with orthonormal columns: how far, the nearest point, a random point.
+"""The manifold of matrices with orthonormal columns: distance, nearest point, random points.
 
 Orientation: a tall or square matrix has orthonormal *columns*, a wide one orthonormal *rows*.
 """
@@ -28,7 +28,7 @@ def distance(X: Tensor, *, spectral: bool = False) -> Tensor:
 
     Args:
         X: matrices ``(..., n, p)``.
-        spectral: in the spectral norm instead, by eigenvalues.
+        spectral: use the spectral norm instead, by eigenvalues.
 
     Below 1, X has full rank. An iteration that keeps ``d <= eps < 1``, as every safe step here
     does, never crosses a singular matrix, so the sign of a square X's determinant never changes:
@@ -42,7 +42,7 @@ def distance(X: Tensor, *, spectral: bool = False) -> Tensor:
 
 
 def residual_norm(D: Tensor, *, spectral: bool = False) -> Tensor:
-    """The norm of Hermitian matrices; infinite for a spectral norm of what is not finite."""
+    """The norm of Hermitian matrices; the spectral norm of a non-finite one is infinite."""
     if not spectral:
         return torch.linalg.vector_norm(D, dim=(-2, -1))
     finite = torch.isfinite(D).all(-1).all(-1)
@@ -58,7 +58,7 @@ def potential(X: Tensor) -> Tensor:
 def polar_projection(X: Tensor) -> Tensor:
     """Nearest matrix with orthonormal columns (rows if wide): the factor ``U V^H`` of the SVD.
 
-    Unique where X has full rank.
+    It is unique if X has full rank.
     """
     U, _, Vh = torch.linalg.svd(to_working_dtype(X), full_matrices=False)
     return (U @ Vh).to(X.dtype)
@@ -86,11 +86,11 @@ def random_orthogonal(
     Args:
         *shape: ``(..., n, p)``, as for :func:`torch.randn`.
         seed: an integer, or a generator on ``device``.
-        special: square matrices only: determinant +1, that is Haar on SO(n) (SU(n) if complex).
+        special: for square matrices, determinant +1: Haar on SO(n) (SU(n) if complex).
         dtype: real or complex; torch's default type if not given.
-        device: where the result lives.
-        scale: what the matrices are multiplied with: a positive number, or ``"fan"`` for
-            ``sqrt(max(1, n / p))``, as the group option of the optimizers.
+        device: the device of the result.
+        scale: factor of the matrices: a positive number, or ``"fan"`` for
+            ``sqrt(max(1, n / p))``, like the group option of the optimizers.
 
     >>> X = random_orthogonal(5, 3, seed=0)
     >>> bool(distance(X) < 1e-5)

@@ -11,7 +11,7 @@ SMALL = 128  # up to this many columns a matrix fits a cache, and calls cost mor
 def skew(M: Tensor) -> Tensor:
     """Skew-Hermitian part ``(M - M^H) / 2`` of each square matrix."""
     if M.shape[-1] <= SMALL:
-        return (M - M.mH) * 0.5  # torch 2.6 divides complex numbers with an error
+        return (M - M.mH) * 0.5  # torch 2.6 divides complex numbers inexactly
     # A transposed copy first: rows and columns at once are slow to read where caches are small.
     return (M - M.mH.contiguous()).mul_(0.5)
 
@@ -22,7 +22,7 @@ def sym(M: Tensor) -> Tensor:
 
 
 def identity_like(X: Tensor) -> Tensor:
-    """The p x p identity in the type and on the device of X. Not to be written to."""
+    """The p x p identity in the type and on the device of X. It must not be written to."""
     p = X.shape[-1]
     if p > SMALL or torch.compiler.is_compiling():
         return torch.eye(p, dtype=X.dtype, device=X.device)
@@ -38,7 +38,7 @@ def identity_like(X: Tensor) -> Tensor:
     return identity
 
 
-# Where making it costs as much as using it: a step of small matrices.
+# For steps of small matrices, where making it costs as much as using it.
 _identities: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
 
@@ -52,8 +52,8 @@ def subtract_identity(S: Tensor) -> Tensor:
 def product(A: Tensor, B: Tensor) -> Tensor:
     """``A B`` for each pair of matrices.
 
-    torch.compile does not look into batched products, and tiny ones run at a hundredth of a
-    processor's speed. Spelled out, entry by entry, it fuses them with all around them.
+    torch.compile does not look into batched products, and tiny ones run at a hundredth of the
+    processor's speed. Spelled out entry by entry, they are fused with the operations around them.
     """
     if not spelled_out(A):
         return A @ B
@@ -69,14 +69,14 @@ def spelled_out(X: Tensor) -> bool:
 SPELL_OUT_UP_TO = 8
 
 
-HERMITIAN_FROM = 192  # columns from which half of a Gram matrix is computed, the rest copied
+HERMITIAN_FROM = 192  # columns from which half of a Gram matrix is computed, the other copied
 BLOCKS = 4  # of columns: 5/8 of the products, in 0.7 of the time
 
 
 def gram_matrix(X: Tensor, out: Tensor | None = None) -> Tensor:
-    """``X^H X`` of each matrix, in new memory or in that of another.
+    """``X^H X`` of each matrix, in new memory or in ``out``.
 
-    It is Hermitian: of large ones only the blocks of columns on and above the diagonal are
+    It is Hermitian: for large ones only the blocks on and above the diagonal are
     computed. (On the CPU, where products take as long as their arithmetic.)
     """
     if X.shape[-1] < HERMITIAN_FROM or not is_plain_cpu(X) or is_tracked(X):
@@ -93,7 +93,7 @@ def gram_matrix(X: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def is_plain_cpu(X: Tensor) -> bool:
-    """Whether a tensor's memory is the CPU's, and operations on it are done as they are called."""
+    """Whether a tensor is in CPU memory, and operations on it run when they are called."""
     if torch.compiler.is_compiling():
         return False
     plain = type(X) in (Tensor, nn.Parameter) and X.is_cpu
@@ -101,12 +101,12 @@ def is_plain_cpu(X: Tensor) -> bool:
 
 
 def is_tracked(X: Tensor) -> bool:
-    """Whether autograd follows what is done with a tensor."""
+    """Whether autograd records operations on a tensor."""
     return X.requires_grad and torch.is_grad_enabled()
 
 
 def gram_minus_identity(X: Tensor) -> Tensor:
-    """``X^H X - I`` of each matrix, in one product where torch has one for it."""
+    """``X^H X - I`` of each matrix, in one call where torch has one for it."""
     if X.shape[-1] > SMALL:
         D = gram_matrix(X)
         D.diagonal(dim1=-2, dim2=-1).sub_(1)
@@ -124,8 +124,8 @@ def gram_minus_identity(X: Tensor) -> Tensor:
 def shared_gram_minus_identity(X: Tensor, share: float) -> Tensor:
     """The part of ``X^H X - I`` that some rows of X contribute, with their share of the identity.
 
-    The shares of all rows add up to 1. Taken off here rather than from the sum, so that what is
-    summed is small and rounding with it.
+    The shares of all rows add up to 1. The identity is subtracted here rather than from the sum,
+    so that the terms, and with them rounding, are small.
     """
     D = gram_matrix(X)
     D.diagonal(dim1=-2, dim2=-1).sub_(share)
@@ -133,7 +133,7 @@ def shared_gram_minus_identity(X: Tensor, share: float) -> Tensor:
 
 
 def add_product(C: Tensor, A: Tensor, B: Tensor, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
-    """``beta C + alpha A B`` for each triple, in one product where torch has one for it."""
+    """``beta C + alpha A B`` for each triple, in one call where torch has one for it."""
     if C.ndim == 2:
         return torch.addmm(C, A, B, beta=beta, alpha=alpha)
     if C.ndim == 3 and not spelled_out(C):
@@ -158,8 +158,8 @@ def subtract_product_(C: Tensor, A: Tensor, B: Tensor) -> Tensor:
 def sharp_gram_minus_identity(X: Tensor) -> Tensor:
     """:func:`gram_minus_identity` of nearly orthogonal X with its diagonal summed in float64.
 
-    The diagonal's sums are almost 1, where single precision is coarse: they make up half of what
-    rounding leaves of ``||X^H X - I||`` at p = 100, and a tenth at p = 512.
+    The diagonal's sums are almost 1, where single precision is coarse: they make up half of the
+    rounding error in ``||X^H X - I||`` at p = 100, and a tenth at p = 512.
     """
     D = gram_minus_identity(X)
     if torch.finfo(X.dtype).bits > 32 or X.device.type == "mps":
@@ -195,12 +195,12 @@ def is_square(X: Tensor) -> bool:
 
 
 def max_abs(M: Tensor) -> Tensor:
-    """Largest modulus in each matrix; NaN where there is one."""
+    """Largest modulus in each matrix; NaN if the matrix contains one."""
     return M.abs().amax(dim=(-2, -1))
 
 
 def is_finite(size: Tensor) -> Tensor:
-    """True for each number, none of them negative, that is neither infinite nor NaN."""
+    """True for each non-negative number that is neither infinite nor NaN."""
     return size < math.inf  # false for NaN too
 
 
@@ -212,9 +212,9 @@ def finite_matrices(M: Tensor) -> Tensor:
 def frobenius_norm(M: Tensor) -> Tensor:
     """Frobenius norm of each matrix, finite for finite matrices and never too small.
 
-    Squares of float32 entries overflow from 1e19 on, so they are summed in float64. Where a device
-    has none, the bound ``max|M_ij| sqrt(n p)`` takes over where squares would over- or underflow:
-    what a safe step needs is a bound from above.
+    Squares of float32 entries overflow from 1e19, so they are summed in float64. On a device
+    without it, the bound ``max|M_ij| sqrt(n p)`` is used where squares would over- or underflow:
+    a safe step needs an upper bound.
     """
     if M.device.type == "mps":
         return bounded_norm(M)
@@ -230,18 +230,18 @@ PART = 2**16  # entries of a matrix that torch widens at once: it makes a copy f
 
 
 def in_parts(M: Tensor) -> bool:
-    """Whether a matrix is so large that what widens it does so in parts."""
+    """Whether a matrix is so large that it is widened in parts."""
     return M.ndim == 2 and M.numel() > PART and is_plain_cpu(M) and not is_tracked(M)
 
 
 def parts(M: Tensor) -> tuple[Tensor, ...]:
-    """Parts of a large matrix that are each together in memory: rows, or columns."""
+    """Parts of a large matrix, each contiguous in memory: rows, or columns."""
     dim = 0 if M.stride(0) >= M.stride(1) else 1
     return M.split(max(1, PART // M.shape[1 - dim]), dim=dim)
 
 
 def wide_dtype(M: Tensor) -> torch.dtype:
-    """The type in double precision."""
+    """The double-precision counterpart of the matrix's type."""
     return torch.complex128 if M.is_complex() else torch.float64
 
 
@@ -255,7 +255,7 @@ def bounded_norm(M: Tensor) -> Tensor:
 
 
 def per_matrix(value: Tensor, X: Tensor) -> Tensor:
-    """A number per matrix of X, in X's precision, to be multiplied with X."""
+    """One number per matrix of X, in X's precision and shaped to multiply X."""
     if value.ndim == 0:
         return value  # a tensor without dimensions never changes the type of the other factor
     return value.to(real_dtype(X.dtype))[..., None, None]
@@ -276,6 +276,6 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def to_working_dtype(X: Tensor) -> Tensor:
-    """``X`` in the type in which arithmetic on it is done."""
+    """X in its :func:`working_dtype`."""
     dtype = working_dtype(X.dtype)
     return X if X.dtype == dtype else X.to(dtype)

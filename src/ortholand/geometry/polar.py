@@ -1,8 +1,8 @@
 """Polar factors by products only: msign, and roots of Gram matrices.
 
 ``msign(M) = U V^H`` for ``M = U diag(s) V^H``: every singular value becomes 1, and zero stays zero.
-An odd polynomial of M is one of its singular values, so compositions of odd quintics that take
-[l, 1] to 1 do it with three products each.
+An odd polynomial of M acts on its singular values, so compositions of odd quintics that map
+[l, 1] to 1 compute it with three products each.
 """
 
 from numbers import Integral
@@ -29,7 +29,7 @@ from ortholand.geometry.precision import without_autocast
 
 
 class Level(NamedTuple):
-    """An odd quintic ``a x + b x^3 + c x^5`` that takes [low, 1] into that of the level below."""
+    """An odd quintic ``a x + b x^3 + c x^5`` that maps [low, 1] into the level below's [low, 1]."""
 
     low: float
     a: float
@@ -37,13 +37,13 @@ class Level(NamedTuple):
     c: float
 
 
-# The first level takes [low, 1] to 1 within 1e-6, and never above 1; each other one the interval of
-# its own into that of the level before, less 1/256 at the upper end, where the next quintic is
-# steep and rounding must not lead beyond. Each is the best approximation of 1, by
-# tools/polar_levels.py; that compositions of such are the best of all was shown by Amsel, Persson,
-# Musco and Gower (2025). Theirs go on to lower and lower intervals, for a slope of 4.24 in place of
-# 4.04, and take large singular values to tiny ones on the way, from where rounding comes back
-# larger by a thousand times. So here the last level is repeated: it leads to 0.2 at least.
+# The first level maps [low, 1] to 1 within 1e-6, and never above 1; each other one maps its own
+# interval into that of the level before, less 1/256 at the upper end, where the next quintic is
+# steep and rounding must not overshoot. Each is the best approximation of 1, computed by
+# tools/polar_levels.py; that their compositions are the best of all was shown by Amsel, Persson,
+# Musco and Gower (2025). Theirs go on to lower and lower intervals, for a slope of 4.24 instead of
+# 4.04, and take large singular values to tiny ones on the way, which magnifies rounding a
+# thousandfold. So here the last level is repeated: it leads to at least 0.2.
 LEVELS = (
     Level(0.9816, 1.8924965893582677, -1.2852389397804085, 0.39274235042214083),
     Level(0.6314, 2.341056326883348, -2.388692203307979, 1.0437448258409734),
@@ -63,14 +63,14 @@ def msign(M: Tensor, steps: int = STEPS) -> Tensor:
         M: matrices ``(..., n, p)`` of any shape, rank and scale. Half precision is computed in
             float32.
         steps: quintic steps, of three products each, from 1 to 11. Singular values of at least
-            ``low`` times the largest become 1 within 1e-6 (in double precision, 1e-15); those below
-            something between 0 and 1, never more. ``low`` is 0.05 with 4 steps, 8e-4 with 7, and
-            smaller by 4 with each further one, as long as it is above the type's rounding. (The
+            ``low`` times the largest become 1 within 1e-6 (in double precision, 1e-15); smaller
+            ones end between 0 and 1, never above. ``low`` is 0.05 with 4 steps, 8e-4 with 7, and
+            a quarter as large with each further one, while it exceeds the type's rounding. (The
             largest is known by a bound, which may be too large by ``p^(1/8)``.)
 
     Returns:
-        Matrices of M's shape and type. Zero gives zero, a matrix with NaN or infinite entries NaN,
-        and a skew matrix a matrix that is skew to the last bit.
+        Matrices of M's shape and type. Zero gives zero, a matrix with NaN or infinite entries gives
+        NaN, and a skew matrix gives one that is skew to the last bit.
 
     >>> import torch
     >>> msign(torch.tensor([[0.0, -3.0], [3.0, 0.0]])).round(decimals=4)
@@ -96,7 +96,7 @@ def msign(M: Tensor, steps: int = STEPS) -> Tensor:
 
 
 def check_steps(steps: int) -> None:
-    """Raise unless there are quintics for as many steps."""
+    """Raise unless there are quintics for that many steps."""
     if isinstance(steps, bool) or not isinstance(steps, Integral):
         raise TypeError(f"steps must be an integer, got {steps!r}.")
     if not 1 <= steps <= MOST_STEPS:
@@ -107,14 +107,14 @@ def check_steps(steps: int) -> None:
 
 
 def lowest(steps: int) -> float:
-    """The share of the largest singular value that so many steps take to 1."""
+    """The smallest share of the largest singular value that this many steps take to 1."""
     last = LEVELS[-1]
     more = steps - len(LEVELS)
     return LEVELS[steps - 1].low if more <= 0 else last.low / last.a**more
 
 
 def levels(steps: int) -> tuple[Level, ...]:
-    """The quintics of so many steps, the first to be applied first."""
+    """The quintics of this many steps, in order of application."""
     more = max(0, steps - len(LEVELS))
     return (LEVELS[-1],) * more + LEVELS[:steps][::-1]
 
@@ -122,15 +122,15 @@ def levels(steps: int) -> tuple[Level, ...]:
 def polar_factor(
     M: Tensor, steps: int, *, exact: bool = False, columns: int | None = None
 ) -> Tensor:
-    """:func:`msign` of matrices with n >= p in a type that is computed in.
+    """:func:`msign` of matrices with n >= p in a type suitable for computation.
 
-    ``exact``: with a step more in double precision. Without, every type has the same function.
-    ``columns``: how many columns of it are wanted, if not all; the last step computes no others.
+    ``exact``: take one more step in double precision. Without it, all types share one function.
+    ``columns``: how many columns to compute, if not all; the last step computes no others.
     """
     M = in_range(M)
     E = gram_matrix(M)
     F = product(E, E)
-    scale = inverse_bound(F)  # the products of the first step tell, for nothing, how large M is
+    scale = inverse_bound(F)  # the products of the first step bound M for free
     M, E, F = M * per_matrix(scale, M), _times(E, scale, 2), _times(F, scale, 4)
     first, *others = levels(steps)
     if exact and torch.finfo(M.dtype).bits > 32:
@@ -145,7 +145,7 @@ def polar_factor(
 
 
 def in_range(M: Tensor) -> Tensor:
-    """Each matrix divided by a number so that its Frobenius norm is about 1; zero stays zero."""
+    """Each matrix divided by a number to have Frobenius norm about 1; zero stays zero."""
     tiny = torch.finfo(M.dtype).tiny
     M = M / per_matrix(max_abs(M).clamp(min=tiny), M)
     norm = per_matrix(frobenius_norm(M).clamp(min=tiny), M)
@@ -154,7 +154,7 @@ def in_range(M: Tensor) -> Tensor:
 
 
 def inverse_bound(F: Tensor) -> Tensor:
-    """A number that takes M below norm 1, from ``F = (M^H M)^2``, for M of Frobenius norm 1.
+    """A factor that takes M below norm 1, from ``F = (M^H M)^2``, for M of Frobenius norm 1.
 
     ``||M||_2 <= ||F||_F^(1/4) <= p^(1/8) ||M||_2``.
     """
@@ -171,11 +171,11 @@ def gram_roots(D: Tensor, farthest: float) -> tuple[Tensor, Tensor]:
 
     Args:
         D: residuals ``X^H X - I``.
-        farthest: how large ``||D||_2`` may be, below 1: so many steps are taken. Larger D give
-            something finite as well.
+        farthest: the largest ``||D||_2`` expected, below 1; it decides how many steps are taken.
+            Larger D give a finite result too.
     """
     d = torch.linalg.vector_norm(D, dim=(-2, -1))
-    scale = ((1 + d) / 2).clamp(min=1)  # steps lead somewhere from below 3 only
+    scale = ((1 + d) / 2).clamp(min=1)  # steps converge only from below 3
     S = D.clone()
     S.diagonal(dim1=-2, dim2=-1).add_(1)
     root = S / per_matrix(scale, S)

@@ -1,4 +1,4 @@
-"""Arithmetic in the types that a function asks for, whatever surrounds its call."""
+"""Arithmetic in the types that a function asks for, whatever context it is called in."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -14,10 +14,10 @@ _is_any_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enable
 def without_autocast(
     tensors: Iterable[Tensor] | Callable[[], Iterable[Tensor]],
 ) -> AbstractContextManager[object]:
-    """A context without automatic casts on the devices of these tensors, or of those to ask for.
+    """A context without automatic casts on the devices of the given (or yet to be given) tensors.
 
     Automatic mixed precision is for networks. In a step it would round products to half
-    precision, and hand compiled code matrices of another type than it was promised.
+    precision, and pass compiled code matrices of the wrong type.
     """
     if not torch.compiler.is_compiling() and not _is_any_enabled():
         return _NOTHING

@@ -20,7 +20,7 @@ Coefficients = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def skew_exponential(A: Tensor) -> Tensor:
-    """``exp(Skew(A))`` of each matrix ``(..., n, n)``: orthogonal (unitary) to rounding.
+    """``exp(Skew(A))`` of each matrix ``(..., n, n)``: orthogonal (unitary) up to rounding.
 
     >>> import torch
     >>> skew_exponential(torch.tensor([[0.0, -torch.pi / 2], [torch.pi / 2, 0.0]])).round()
@@ -31,7 +31,7 @@ def skew_exponential(A: Tensor) -> Tensor:
 
 
 def skew_exponential_minus_identity(A: Tensor) -> Tensor:
-    """``exp(Skew(A)) - I``, to the relative accuracy of A however small it is."""
+    """``exp(Skew(A)) - I``, to the relative accuracy of A, however small A is."""
     if has_closed_form(A):
         return _closed_form(A, _exponential_coefficients)
     return exponential_minus_identity(skew(A), is_skew=True)
@@ -40,7 +40,7 @@ def skew_exponential_minus_identity(A: Tensor) -> Tensor:
 def skew_cayley(A: Tensor) -> Tensor:
     """``(I - S/2)^-1 (I + S/2)`` of each matrix's skew part S: orthogonal (unitary).
 
-    To rounding where there is a closed form; else rounding grows with S, as in every solve.
+    Up to rounding if there is a closed form; otherwise rounding grows with S, as in every solve.
     """
     if has_closed_form(A):
         return identity_like(A) + skew_cayley_minus_identity(A)
@@ -49,7 +49,7 @@ def skew_cayley(A: Tensor) -> Tensor:
 
 
 def skew_cayley_minus_identity(A: Tensor) -> Tensor:
-    """:func:`skew_cayley` less the identity, where there is a closed form."""
+    """:func:`skew_cayley` minus the identity, if there is a closed form."""
     return _closed_form(A, _cayley_coefficients)
 
 
@@ -68,7 +68,7 @@ def _closed_form(A: Tensor, coefficients: Coefficients) -> Tensor:
 
 
 def _in_the_plane(angle: Tensor, coefficients: Coefficients) -> tuple[Tensor, Tensor]:
-    """Cosine less one, and sine."""
+    """Cosine minus one, and sine."""
     t = angle * angle
     a, b = coefficients(t)
     return -b * t, a * angle
@@ -80,7 +80,7 @@ def _plane_rotation(A: Tensor, coefficients: Coefficients) -> Tensor:
 
 
 def _space_rotation(A: Tensor, coefficients: Coefficients) -> Tensor:
-    """Entry by entry: three times faster than whole matrices, of which A^2 would be a product."""
+    """Entry by entry: three times faster than with whole matrices, which need a product for A^2."""
     x = (A[..., 2, 1] - A[..., 1, 2]) / 2
     y = (A[..., 0, 2] - A[..., 2, 0]) / 2
     z = (A[..., 1, 0] - A[..., 0, 1]) / 2
@@ -100,8 +100,8 @@ def _cayley_coefficients(t: Tensor) -> tuple[Tensor, Tensor]:
 def _exponential_coefficients(t: Tensor) -> tuple[Tensor, Tensor]:
     """``sin(angle) / angle`` and ``(1 - cos(angle)) / angle^2``; by their series up to angle 1.
 
-    There the quotients have no digits, or no derivative. Each formula is kept to its own range, so
-    that neither is 0/0 or overflows where the other is taken: gradients would be NaN.
+    There the quotients have no digits, or no derivative. Each formula is confined to its own
+    range, so neither is 0/0 or overflows where the other is used: gradients would be NaN.
     """
     is_short = t < 1
     short, long = t.clamp(max=1), t.clamp(min=1)
@@ -112,7 +112,7 @@ def _exponential_coefficients(t: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _series(t: Tensor, first: int) -> Tensor:
-    """``sum_k (-t)^k / (2k + first)!`` for t up to 1: to rounding, two derivatives included."""
+    """``sum_k (-t)^k / (2k + first)!`` for t up to 1, to rounding, with two derivatives."""
     terms = [(-1) ** k / math.factorial(2 * k + first) for k in range(13)]
     negligible = torch.finfo(t.dtype).eps / 2 * abs(terms[2])  # in the second derivative
     needed = [c for k, c in enumerate(terms) if k < 3 or k * (k - 1) * abs(c) > negligible]

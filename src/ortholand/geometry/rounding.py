@@ -1,16 +1,16 @@
-"""How what is computed in float32 is kept in a weight of half precision.
+"""How float32 results are stored in a half-precision weight.
 
-A step is often less than half of the distance to the next bfloat16 number: rounded to the nearest
-one, the weight does not move. Three ways to keep it:
+A step is often less than half the distance to the next bfloat16 number: rounded to the nearest
+one, the weight does not move. There are three ways to store it:
 
 - *nearest*: as torch does.
-- *stochastic*: up or down at random, so that the mean is what was computed.
-- *compensated*: what rounding has left over is kept in the state, in the weight's type, and
-  belongs to it in the next step.
+- *stochastic*: up or down at random, so that the mean is the computed value.
+- *compensated*: the rounding remainder is kept in the state, in the weight's type, and
+  added back in the next step.
 
-What a way needs to remember is in the weight's state, and the state tells the way. So code that
-reads and writes a weight (:func:`exact_value`, :func:`keep_`) needs to know nothing else. All of
-it is entry by entry, so it holds for any part of a weight.
+Whatever a method must remember is in the weight's state, and the state identifies the method. So
+code that reads and writes a weight (:func:`exact_value`, :func:`keep_`) needs to know nothing else.
+Everything is entry by entry, so it works on any part of a weight.
 """
 
 from collections.abc import Mapping, MutableMapping
@@ -25,8 +25,8 @@ ROUNDINGS = ("nearest", "stochastic", "compensated")
 DEFAULT_ROUNDING = "compensated"
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
-COMPENSATION = "compensation"  # the state that a compensated weight has: what is to be added to it
-SEED = "rounding_seed"  # that one rounded stochastically has: a number that every step counts up
+COMPENSATION = "compensation"  # state of a compensated weight: the remainder to add to it
+SEED = "rounding_seed"  # state of a stochastically rounded one: a number each step increments
 ROUNDING_STATE = (COMPENSATION, SEED)
 
 # Bits of a float32 that a type has no room for, where its numbers are normal.
@@ -34,7 +34,7 @@ _DROPPED = {torch.float16: 13, torch.bfloat16: 16}
 
 
 def check_rounding(rounding: object) -> None:
-    """Raise unless it is one of those that exist, or None for the default."""
+    """Raise unless it is a known rounding, or None for the default."""
     if rounding is not None and rounding not in ROUNDINGS:
         raise ValueError(
             f"rounding must be one of {ROUNDINGS}, or None for {DEFAULT_ROUNDING!r}, got "
@@ -43,7 +43,7 @@ def check_rounding(rounding: object) -> None:
 
 
 def prepare_rounding(weight: Tensor, state: MutableMapping[str, Any], rounding: str | None) -> None:
-    """Give a weight the state that this way to keep it needs, and none that another needs."""
+    """Give a weight the state that this rounding needs, and remove any other's."""
     way = (rounding or DEFAULT_ROUNDING) if weight.dtype in HALF_TYPES else "nearest"
     if way != "compensated":
         state.pop(COMPENSATION, None)
@@ -56,7 +56,7 @@ def prepare_rounding(weight: Tensor, state: MutableMapping[str, Any], rounding: 
 
 
 def exact_value(weight: Tensor, state: Mapping[str, Any]) -> Tensor:
-    """The weight in the type in which it is computed with, and what rounding has left over."""
+    """The weight in the type used for computation, including the rounding remainder."""
     dtype = working_dtype(weight.dtype)
     if weight.dtype == dtype:
         return weight
@@ -64,12 +64,12 @@ def exact_value(weight: Tensor, state: Mapping[str, Any]) -> Tensor:
     if rest is None:
         return X
     total = X + rest
-    # Else someone has set the weight to something else, and the rest is not of it.
+    # Otherwise other code has set the weight, and the remainder does not belong to it.
     return torch.where(rounded(total, weight.dtype) == X, total, X)
 
 
 def keep_(weight: Tensor, exact: Tensor, state: Mapping[str, Any]) -> None:
-    """Write down what was computed, in the way that the weight's state tells."""
+    """Store a computed value, rounded in the way that the weight's state says."""
     if COMPENSATION in state:
         kept, rest = with_rest(exact, weight.dtype)
         weight.copy_(kept)
@@ -81,14 +81,14 @@ def keep_(weight: Tensor, exact: Tensor, state: Mapping[str, Any]) -> None:
         weight.copy_(exact)
 
 
-# What follows takes and gives float32; what it gives are numbers of the type of 16 bits.
+# The functions below take and return float32; their results are exact in the 16-bit type.
 
 
 def rounded(exact: Tensor, dtype: torch.dtype) -> Tensor:
     """The nearest numbers of a type."""
     if not torch.compiler.is_compiling():
         return exact.to(dtype).to(exact.dtype)
-    # Inductor takes a cast there and back for nothing to do; it leaves bits alone.
+    # Inductor removes a cast there and back; it leaves bit operations alone.
     dropped, bits = _DROPPED[dtype], exact.view(torch.int32)
     to_even = (bits >> dropped) & 1
     kept = _without_last_bits(bits + (2 ** (dropped - 1) - 1) + to_even, dropped)
@@ -99,10 +99,10 @@ def rounded(exact: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def with_rest(exact: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The nearest numbers of a type, and the nearest to what they leave over.
+    """The nearest numbers of a type, and the nearest to their remainders.
 
-    Twice, because a rest of half a unit, to which one may be rounded, belongs to another number:
-    the sum of what is returned gives the same two again, bit for bit.
+    Done twice, because a remainder that is rounded up to half a unit belongs to another number:
+    the sum of the two results yields the same two again, bit for bit.
     """
     kept = rounded(exact, dtype)
     total = kept + rounded(exact - kept, dtype)
@@ -111,10 +111,10 @@ def with_rest(exact: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def rounded_at_random(exact: Tensor, dtype: torch.dtype, seed: Tensor) -> Tensor:
-    """One of the two neighbours in a type, so that the mean is the number itself.
+    """One of the two neighbours in a type, chosen so that the mean is the number itself.
 
-    Numbers of that type stay as they are. What is nearer to the largest number than to infinity
-    does not become infinite.
+    Numbers of that type are unchanged. Numbers closer to the largest number than to infinity
+    do not become infinite.
     """
     dropped, noise = _DROPPED[dtype], random_bits(exact, seed)
     bits = exact.view(torch.int32) + (noise & (2**dropped - 1))
@@ -131,15 +131,15 @@ def _without_last_bits(bits: Tensor, count: int) -> Tensor:
 
 
 def _where_subnormal(exact: Tensor, units: Tensor, otherwise: Tensor) -> Tensor:
-    """Multiples of the smallest float16 number where numbers of that type are such."""
+    """Multiples of the smallest float16 number, where float16 is subnormal."""
     return torch.where(exact.abs() < 2.0**-14, units * 2.0**-24, otherwise)
 
 
 def random_bits(like: Tensor, seed: Tensor) -> Tensor:
-    """Integers of 24 bits that depend on the seed and on their place only.
+    """24-bit integers that depend only on the seed and their position.
 
-    So a run that is resumed goes on bit for bit, ranks that have the same weight and seed round
-    alike, and torch's own random numbers are the same as without.
+    So a resumed run continues bit for bit, ranks with the same weight and seed round alike, and
+    torch's own random numbers are unaffected.
     """
     columns = like.shape[-1] if like.ndim else 1
     rows = like.numel() // max(columns, 1)
@@ -154,7 +154,7 @@ _MASK = 2**32 - 1
 
 
 def _mixed(z: Tensor) -> Tensor:
-    """A number of 32 bits, in 64, from another, so that all bits depend on all."""
+    """Map one 32-bit number (stored in 64 bits) to another, mixing all its bits."""
     for _ in range(2):
         z = ((z >> 16) ^ z) * 0x45D9F3B & _MASK  # below 2^59: nothing overflows
     return (z >> 16) ^ z

@@ -1,4 +1,4 @@
-"""Weights that are a number times orthonormal, ``W = s Z``: which number, from W to Z and back."""
+"""Weights ``W = s Z`` with orthonormal Z: the scale s, and from W to Z and back."""
 
 import math
 from numbers import Integral, Rational, Real
@@ -10,7 +10,7 @@ from torch import Tensor
 from ortholand.geometry.matrices import to_working_dtype
 from ortholand.geometry.views import View
 
-FAN = "fan"  # sqrt(max(1, out / in)), as modular norms want it
+FAN = "fan"  # sqrt(max(1, out / in)), as modular norms prescribe
 Scale = float | Literal["fan"]
 
 
@@ -26,7 +26,7 @@ def check_scale(scale: object) -> None:
         kind = type(scale).__name__
         raise TypeError(f"{rule}, got {scale!r} of type {kind}: use float(...).")
     if not 0 < _as_float(scale) < math.inf:
-        raise ValueError(f"{rule}, got {scale!r}. To turn weights around, negate them.")
+        raise ValueError(f"{rule}, got {scale!r}. To flip the sign of weights, negate them.")
 
 
 def _as_float(number: Real) -> float:
@@ -47,7 +47,7 @@ def check_scale_fits(scale: float, dtype: torch.dtype, name: str) -> None:
 
 
 def scale_of(scale: Scale, shape: torch.Size, view: View) -> float:
-    """The number that the option stands for, of a weight of this shape."""
+    """The number that the option means for a weight of this shape."""
     if not isinstance(scale, str):
         return float(scale)
     out, inner = (shape[0], shape[1:].numel()) if view == "matrix" else shape[-2:]
@@ -55,13 +55,13 @@ def scale_of(scale: Scale, shape: torch.Size, view: View) -> float:
 
 
 def unscaled(W: Tensor, scale: float) -> Tensor:
-    """``Z = W / scale``, in the type that it is computed with; W itself at scale 1."""
+    """``Z = W / scale``, in the type used for computation; W itself at scale 1."""
     return W if scale == 1 else to_working_dtype(W) / scale
 
 
 def follow(W: Tensor, Z: Tensor, moved: Tensor, scale: float) -> Tensor:
     """W after ``Z = W / scale`` has moved: ``W + scale (moved - Z)``; ``moved`` itself at scale 1.
 
-    Not ``scale * moved``: rounded there and back in each step, weights would creep.
+    Not ``scale * moved``: rounded twice in each step, weights would drift.
     """
     return moved if scale == 1 else torch.add(W, moved - Z, alpha=scale)

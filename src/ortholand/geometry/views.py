@@ -1,7 +1,7 @@
-"""How a weight of any rank is seen as matrices with orthonormal columns.
+"""How a weight of any rank is viewed as matrices with orthonormal columns.
 
-``"matrix"`` sees a weight ``(out, ...)`` as one matrix ``out x prod(...)``: a linear layer as it
-is, a convolution as ``(out, in * kh * kw)``. ``"kernel"`` sees the last two dimensions as the
+``"matrix"`` treats a weight ``(out, ...)`` as one matrix ``out x prod(...)``: a linear layer as it
+is, a convolution as ``(out, in * kh * kw)``. ``"kernel"`` treats the last two dimensions as the
 matrix and all others as a batch: each kh x kw slice of a convolution, as the paper does.
 """
 
@@ -26,13 +26,13 @@ _FLOAT_TYPES = (
 
 
 def check_view(view: str) -> None:
-    """Raise unless the view is one of those that exist."""
+    """Raise unless the view exists."""
     if view not in VIEWS:
         raise ValueError(f"view must be one of {VIEWS}, got {view!r}.")
 
 
 def check_weight(weight: Tensor, name: str = "weight", view: View = "matrix") -> None:
-    """Raise unless the weight can be seen as matrices with orthonormal columns."""
+    """Raise unless the weight can be viewed as matrices with orthonormal columns."""
     shape = tuple(weight.shape)
     if is_fixed(weight, view):
         raise ValueError(
@@ -59,7 +59,7 @@ def check_weight(weight: Tensor, name: str = "weight", view: View = "matrix") ->
 
 
 def is_fixed(weight: Tensor, view: View) -> bool:
-    """Whether a weight is a convolution whose kernels are all 1 or -1, and cannot move."""
+    """Whether a weight is a convolution of 1 x 1 kernels, which are 1 or -1 and cannot move."""
     one_by_one = view == "kernel" and weight.ndim > 3 and weight.shape[-2:] == (1, 1)
     return one_by_one and not weight.is_complex()
 

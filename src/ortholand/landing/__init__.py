@@ -8,11 +8,10 @@ A step has three parts, each an object that may be swapped:
 
 Square matrices step by formulas on the matrices themselves. Tall ones step in the *Gram form*
 (:mod:`.gram`): one pass over the rows for some p x p matrices, then coefficients, then one pass
-that combines columns. Rows may be anywhere: what is shared is the sum of Gram matrices.
+that combines columns. Rows may be anywhere: only the sum of Gram matrices is shared.
 
-A new attraction is a subclass of :class:`Attraction` with a ``move``, entered by :func:`register`;
-what else it offers (Gram form, compiled twin) makes it faster, and what it does not offer falls
-back to ``move``.
+A new attraction is a subclass of :class:`Attraction` with a ``move``, passed to :func:`register`.
+Further forms (Gram form, compiled code) make it faster; where they are missing, ``move`` is used.
 """
 
 from ortholand.landing.after import After

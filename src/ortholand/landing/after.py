@@ -1,4 +1,4 @@
-"""Move, then land: a Newton-Schulz step that sees where the tangent move has led."""
+"""Move, then land: a Newton-Schulz step at the point that the tangent move has reached."""
 
 import torch
 from torch import Tensor
@@ -26,16 +26,16 @@ from ortholand.safe_step import FieldBounds, largest_step_before_landing
 
 
 class After(Attraction):
-    """The move to ``Y = c (X - eta R)``, and the Newton-Schulz step ``Y - Y (Y^H Y - I) / 2``.
+    """The move to ``Y = c (X - eta R)``, then the Newton-Schulz step ``Y - Y (Y^H Y - I) / 2``.
 
-    It leaves an error of order eta^4. A tangent move only ever adds to the singular values of X:
+    It leaves an error of order eta^4. A tangent move can only increase the singular values of X:
     ``E = (X - eta R)^H (X - eta R) - I`` is ``D + eta^2 R^H R``. With ``c = (1 + m)^(-1/2)``, m the
-    mean eigenvalue of the second term, the step leaves ``3/4 (e - m)^2`` of an eigenvalue e of E in
-    place of ``3/4 e^2``, for nothing, and the safe step still holds: taking its mean from a matrix
-    makes its Frobenius norm smaller, and leaves the eigenvalues between ``-(delta + m)`` and
-    ``delta + eta^2 ||R||_2^2``, where m is no more than the latter adds. With ``landings = 2``
-    another Newton-Schulz step follows: an eigenvalue e of what is left becomes ``-3/4 e^2`` again,
-    so that the error is of order eta^8.
+    mean eigenvalue of the second term, the step leaves ``3/4 (e - m)^2`` of an eigenvalue e of E
+    instead of ``3/4 e^2``, at no cost, and the safe step still holds: subtracting its mean from a
+    matrix reduces its Frobenius norm, and leaves the eigenvalues between ``-(delta + m)`` and
+    ``delta + eta^2 ||R||_2^2``, where m is at most what the latter adds. With ``landings = 2``
+    another Newton-Schulz step follows: an eigenvalue e of the residual becomes ``-3/4 e^2`` again,
+    so the error is of order eta^8.
     """
 
     name = "after"
@@ -43,7 +43,7 @@ class After(Attraction):
     compiled = 2
 
     def move(self, X: Tensor, B: Tensor, options: LandingOptions) -> Move:
-        """Y's Gram matrix is measured, so that it also sees what rounding did to R."""
+        """As the class says; Y's Gram matrix is measured, so it includes R's rounding errors."""
         R, D, d, tangency_error = tangent(X, B)
         field = field_bounds(options, R, d, tangency_error, residual_of(X, D))
         del D
@@ -55,9 +55,9 @@ class After(Attraction):
         return LimitedMove.of(unless_zero(options.lr, Y, X), taken, limited)
 
     def coefficients(self, gram: Gram, options: LandingOptions) -> Coefficients:
-        """``Y^H Y - I`` is derived: ``c^2 (D + eta^2 R^H R) + (c^2 - 1) I``.
+        """The Gram form, with ``Y^H Y - I`` derived as ``c^2 (D + eta^2 R^H R) + (c^2 - 1) I``.
 
-        What rounding adds to it is in the D of the next step.
+        What rounding adds to it appears in the D of the next step.
         """
         near = gram.is_near(options.lr)
         field = FieldGram(gram, near=near)
@@ -71,7 +71,7 @@ class After(Attraction):
         W.diagonal(dim1=-2, dim2=-1).add_((1.5 * c - 1 - cube)[..., None])
         for _ in range(options.landings - 1):
             W = land_again(E, W)
-        taken = taken & finite_matrices(W)  # where R^H R overflows and its norm does not
+        taken = taken & finite_matrices(W)  # R^H R may overflow where its norm does not
         a, b = field.tangent_coefficients
         a = times(tangent, a)
         new_a = add_product(W + a, a, W)
@@ -103,7 +103,7 @@ def step_and_taken(
     length = eta * field.norm
     taken = is_finite(length)
     if options.rule is not None:
-        taken = taken & (distance < 1)  # from there on Newton-Schulz steps may lead anywhere
+        taken = taken & (distance < 1)  # beyond it Newton-Schulz steps may lead anywhere
     if isinstance(options.lr, Tensor):
         taken = taken & (options.lr >= 0)
     return eta, length.square() / p, taken, limited

@@ -1,4 +1,4 @@
-"""What an attraction to the manifold is and offers, its options, and those that exist."""
+"""What an attraction to the manifold is and offers, its options, and the registry."""
 
 import math
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from ortholand.safe_step import (
 
 @dataclass(frozen=True)
 class LandingOptions:
-    """How a matrix lands, whatever made the direction. The optimizers make it from a group."""
+    """How a matrix lands, wherever its direction comes from; made from an optimizer's group."""
 
     lr: float | Tensor
     attraction: "Attraction"
@@ -36,41 +36,41 @@ class LandingOptions:
     lam: float = 1.0
     eps: float = 0.5
     omega: float = 0.5
-    landings: int = 1  # Newton-Schulz steps after a move, where the attraction is "after"
-    # Bound of ||A||_2 for the directions A X, A skew, where they have one by construction.
+    landings: int = 1  # Newton-Schulz steps after a move, if the attraction is "after"
+    # Bound on ||A||_2 for the directions A X, A skew, if they have one by construction.
     turn: float | None = None
 
     @property
     def aim(self) -> float:
-        """The distance that a step may lead to."""
+        """The largest distance that a step may end at."""
         return self.eps if self.rule is None else self.rule.aim(self.eps)
 
     @property
     def is_ball_spectral(self) -> bool:
-        """Whether the ball is one in the spectral norm."""
+        """Whether the ball is in the spectral norm."""
         return self.rule is not None and self.rule.spectral
 
     @property
     def start_radius(self) -> float:
-        """How far from the manifold a matrix may start: the safe step holds in the ball only."""
+        """How far from the manifold a matrix may start: the safe step holds only in the ball."""
         return math.inf if self.rule is None else self.eps
 
 
 class Move(NamedTuple):
-    """Where matrices go, and which of them may."""
+    """Where matrices go, and which of them may go there."""
 
     moved: Tensor  # (..., n, p)
     taken: Tensor  # (...)
 
 
 class LimitedMove(Move):
-    """A move that also tells for which matrices the safe step was less than lr."""
+    """A move that also says for which matrices the safe step was less than lr."""
 
     limited: Tensor
 
     @classmethod
     def of(cls, moved: Tensor, taken: Tensor, limited: Tensor | None) -> Move:
-        """The move; a plain one where lr was safe for all."""
+        """The move; a plain one if lr was safe for all."""
         if limited is None:
             return Move(moved, taken)
         move = cls(moved, taken)
@@ -79,24 +79,24 @@ class LimitedMove(Move):
 
 
 class Attraction(OfferedInForms):
-    """A way to be attracted to the manifold: one object, in up to three forms of the same step.
+    """An attraction to the manifold: one object, with up to three forms of the same step.
 
     Attributes:
-        name: what the option ``attraction`` calls it.
-        coefficients: the *Gram form*, ``(gram, options) -> Coefficients``, by which tall and wide
-            matrices step, also where their rows are spread over ranks; None: they step by
-            :meth:`move`, each whole in one place.
+        name: its name in the option ``attraction``.
+        coefficients: the *Gram form*, ``(gram, options) -> Coefficients``, for tall and wide
+            matrices, including rows spread over ranks. If None, they step by :meth:`move`, each
+            whole in one place.
         field_coefficients: for an attraction whose step is ``X - eta L`` with one field
-            ``L = X a + B b``: ``(D, M, options) -> (a, b)``, and :attr:`along` for the step. Where
-            a matrix is whole it then needs no more products than L's; None: by
-            :attr:`coefficients`.
+            ``L = X a + B b``: ``(D, M, options) -> (a, b)``, with :attr:`along` for the step. A
+            whole matrix then needs no more products than L's. If None, :attr:`coefficients` is
+            used.
         along: ``(X, L, d, tangency_error, options) -> Move``, for such an attraction.
-        sharp: whether the Gram form wants the diagonal of D to full precision, because it takes
-            all of D away at once.
-        compiled: its number in the compiled code (``native/landing.cpp``); None: there is none.
+        sharp: whether the Gram form needs the diagonal of D to full precision, because it removes
+            all of D at once.
+        compiled: its number in the compiled code (``native/landing.cpp``), or None.
 
     A subclass that redefines anything inherits none of the faster forms: they would step as its
-    parent does. (It inherits ``move``, so redefine that too where it should differ.)
+    parent does. (It inherits ``move``, so redefine that too if it should differ.)
     """
 
     reference = "move"
@@ -112,7 +112,7 @@ class Attraction(OfferedInForms):
         """The reference: where X ``(..., n, p)``, n >= p, goes with ``eta = min(lr, safe step)``.
 
         B is the generator of the direction (:mod:`.moments`). A matrix whose step would not be
-        finite may not go; its neighbours in the batch are not touched. No value leaves the device.
+        finite may not move; others in the batch are unaffected. No value leaves the device.
         """
         raise NotImplementedError
 
@@ -124,7 +124,7 @@ class FunctionAttraction(Attraction):
         self.name, self.function = name, function
 
     def move(self, X: Tensor, B: Tensor, options: LandingOptions) -> Move:
-        """What the function says."""
+        """The function's move."""
         return Move(*self.function(X, B, options))
 
 
@@ -133,7 +133,7 @@ ATTRACTIONS: dict[str, Attraction | Callable[..., tuple[Tensor, Tensor]]] = {}
 
 
 def register(attraction: Attraction) -> Attraction:
-    """Enter an attraction under its name, for the option ``attraction`` of the optimizers."""
+    """Register an attraction under its name, for the option ``attraction`` of the optimizers."""
     if not isinstance(attraction, Attraction):
         raise TypeError(f"An attraction must be an Attraction, got {attraction!r}.")
     if type(attraction).move is Attraction.move:
@@ -143,7 +143,7 @@ def register(attraction: Attraction) -> Attraction:
 
 
 def find_attraction(name: str) -> Attraction:
-    """The attraction of that name."""
+    """The attraction with that name."""
     if not isinstance(name, str) or name not in ATTRACTIONS:
         raise ValueError(f"attraction must be one of {tuple(ATTRACTIONS)}, got {name!r}.")
     attraction = ATTRACTIONS[name]
@@ -156,7 +156,7 @@ Largest = Callable[[Tensor, Tensor], Tensor]  # (bound of a field, distance) -> 
 
 
 class Length(NamedTuple):
-    """How far matrices go, with what was found out on the way."""
+    """How far matrices go, with by-products of finding out."""
 
     eta: Tensor  # min(lr, safe step), (...)
     distance: Tensor  # or a bound of it, in the norm of the rule
@@ -166,13 +166,13 @@ class Length(NamedTuple):
 def step_length(
     options: LandingOptions, field: FieldBounds, largest: Largest, pull: float | None = None
 ) -> Length:
-    """How far a field may be followed, ``largest`` being the attraction's safe step.
+    """How far a field may be followed; ``largest`` is the attraction's safe step.
 
-    ``pull``: lam, for a field ``A X + lam X D``; None: the field is not known to be of that form.
+    ``pull``: lam, for a field ``A X + lam X D``; None if the field is not known to have that form.
 
-    The free bounds first, then better ones: where some allow lr for all matrices, none is asked
-    for that is dearer. That is a branch, on the CPU; elsewhere it would wait for the device, and
-    the best are computed always.
+    The free bounds come first, then better ones: once some allow lr for all matrices, no costlier
+    ones are computed. That is a branch, taken on the CPU; elsewhere it would wait for the device,
+    so the best bounds are always computed.
     """
     rule, lr, (norm, d) = options.rule, options.lr, field[:2]
     if rule is None:
@@ -186,7 +186,7 @@ def step_length(
     safe, distance = norm, d
     for bound, distance in bounds:
         safe = largest(_tightened(bound, distance, options, pull), distance)
-        # Outside of the ball a Frobenius norm promises nothing of the spectral one.
+        # Outside the ball a Frobenius norm says nothing about the spectral one.
         if stops and bool(((safe >= lr) & (distance <= options.aim)).all()):
             return Length(torch.full_like(norm, float(lr)), distance, None)
     return _limited(lr, safe, distance)
@@ -195,11 +195,11 @@ def step_length(
 def _tightened(
     bound: Tensor, distance: Tensor, options: LandingOptions, pull: float | None
 ) -> Tensor:
-    """The bound of a field, or what is known by construction, ``(turn + lam delta) ||X||_2``."""
+    """The bound on a field, or the one by construction, ``(turn + lam delta) ||X||_2``."""
     rule, turn = options.rule, options.turn
     if turn is None or pull is None or rule is None or rule.is_patched:
         return bound
-    if not (rule.spectral and rule.improves):  # another norm, or a rule of someone's own
+    if not (rule.spectral and rule.improves):  # another norm, or a custom rule
         return bound
     return torch.minimum(bound, (turn + pull * distance) * (1 + distance).sqrt())
 
@@ -216,7 +216,7 @@ def field_bounds(
     tangency_error: Tensor | float,
     residual: Callable[[], Tensor],
 ) -> FieldBounds:
-    """What is known of a field L that is there; ``residual`` gives ``X^H X - I``."""
+    """What is known about a field L that was formed; ``residual`` returns ``X^H X - I``."""
 
     def better(stops: bool) -> BetterBounds:
         return better_bounds(options, L, d, residual, stops=stops)
@@ -225,7 +225,7 @@ def field_bounds(
 
 
 def residual_of(X: Tensor, D: Tensor) -> Callable[[], Tensor]:
-    """Gives ``X^H X - I``, which is D: once more where it is large, so that it is not kept."""
+    """A function that returns ``X^H X - I = D``, recomputed if it is too large to keep."""
     if X.shape[-1] > SMALL:
         return lambda: gram_minus_identity(X)
     return lambda: D
@@ -239,10 +239,10 @@ def better_bounds(
     *,
     stops: bool,
 ) -> BetterBounds:
-    """The rule's bounds of a field that is there; only the best unless one may stop before."""
+    """The rule's bounds on a field that was formed; only the best, unless one may stop early."""
     rule, distance = options.rule, d
     assert rule is not None
-    # Where the Frobenius norm tells that a matrix is in the ball, it may do for the distance.
+    # If the Frobenius norm shows that a matrix is in the ball, it may serve as the distance.
     does = not rule.spectral or (stops and bool((d <= options.aim).all()))
     if not does:
         distance = spectral_distance(residual(), options.eps).to(d.dtype)
@@ -257,24 +257,24 @@ def better_bounds(
 
 
 def may_go(bound: Tensor, eta: Tensor, d: Tensor, pull: float, options: LandingOptions) -> Tensor:
-    """Whether a field is finite and something moves, or will: not from distance 1 on.
+    """Whether a field is finite and something moves, or will: not beyond distance 1.
 
-    Where no step is safe for now, a matrix that is pulled back stays and goes on with its moments:
-    they decay. With no pull it would stay for ever, and has not stepped. ``eta * inf`` is infinite
-    for steps, and NaN for what is none. A tensor lr that is no rate is not stepped by.
+    If no step is safe for now, a matrix that is pulled back stays, but its moments continue:
+    they decay. Without a pull it would stay for ever, and counts as not stepped. ``eta * inf`` is
+    infinite for steps, and NaN for non-steps. An invalid tensor lr takes no step.
     """
     lr = options.lr
     if isinstance(lr, Tensor):
         bound = torch.where(lr >= 0, bound, math.inf)
         eta = torch.where(lr == 0, 1.0, eta)
     stuck = pull == 0 and (isinstance(lr, Tensor) or lr > 0)
-    # A better bound than the free one may overflow where that does not: eta is NaN then.
+    # A better bound may overflow where the free one does not: eta is NaN then.
     finite = bound < eta * math.inf if stuck else is_finite(bound) & is_finite(eta)
     return finite if options.rule is None else finite & (d < 1)
 
 
 def unless_zero(lr: float | Tensor, moved: Tensor, X: Tensor) -> Tensor:
-    """X itself where lr is zero: such a step changes nothing, attraction included."""
+    """X itself if lr is zero: such a step changes nothing, not even by attraction."""
     if isinstance(lr, Tensor):
         return torch.where(lr > 0, moved, X)
     return moved if lr > 0 else X

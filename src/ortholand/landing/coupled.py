@@ -25,7 +25,7 @@ class Coupled(Attraction):
     compiled = 0
 
     def move(self, X: Tensor, B: Tensor, options: LandingOptions) -> Move:
-        """Along the field, no further than is safe."""
+        """Move along the field, no further than is safe."""
         return self.along(X, *landing(X, B, options.lam), options)
 
     def along(
@@ -36,14 +36,14 @@ class Coupled(Attraction):
         tangency_error: Tensor | float,
         options: LandingOptions,
     ) -> Move:
-        """Along a field L that is not needed afterwards, from distance d."""
+        """Move along a field L, which is not needed afterwards, from distance d."""
         field = field_bounds(options, L, d, tangency_error, lambda: gram_minus_identity(X))
         eta, taken, limited = step_and_taken(field, options)
         moved = torch.addcmul(X, L, per_matrix(eta, X), value=-1, out=L)
         return LimitedMove.of(moved, taken, limited)
 
     def coefficients(self, gram: Gram, options: LandingOptions) -> Coefficients:
-        """From Gram matrices. ``L = nu L1`` with an L1 that neither over- nor underflows."""
+        """The Gram form: ``L = nu L1`` with an L1 that neither over- nor underflows."""
         nu = gram.unit.clamp(min=max(options.lam, torch.finfo(gram.D.dtype).tiny))
         field = FieldGram(gram, gram.unit / nu, options.lam / nu)
         bounds = field.bounds(nu, options.rule, options.eps)
@@ -56,7 +56,7 @@ class Coupled(Attraction):
     def field_coefficients(
         self, D: Tensor, M: Tensor, options: LandingOptions
     ) -> tuple[Tensor, Tensor]:
-        """a and b of ``L = X a + B b``: the tangent part's, and ``lam D`` more in a."""
+        """a and b of ``L = X a + B b``: those of the tangent part, with ``lam D`` added to a."""
         b = D / 2
         b.diagonal(dim1=-2, dim2=-1).add_(0.5)
         pull = D if options.lam == 1 else options.lam * D

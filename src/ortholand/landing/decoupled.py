@@ -27,7 +27,7 @@ class Decoupled(Attraction):
     compiled = 1
 
     def move(self, X: Tensor, B: Tensor, options: LandingOptions) -> Move:
-        """Tangent and normal parts, each with a factor of its own."""
+        """Move along the tangent and the normal part, each with its own factor."""
         R, D, d, tangency_error = tangent(X, B)
         XD = product(X, D)
         normal = torch.linalg.vector_norm(XD, dim=(-2, -1)) if options.rule is not None else d
@@ -40,7 +40,7 @@ class Decoupled(Attraction):
         return LimitedMove.of(moved, taken, limited)
 
     def coefficients(self, gram: Gram, options: LandingOptions) -> Coefficients:
-        """The same, from Gram matrices."""
+        """The Gram form of :meth:`move`."""
         field, D, unit = FieldGram(gram), gram.D, gram.unit
         normal = squared_normal_norm(D).sqrt()
         bounds = field.bounds(unit, options.rule, options.eps)
@@ -65,7 +65,7 @@ def steps_and_taken(
         size = normal
         if options.rule.spectral:
             size = torch.minimum(normal, distance * (1 + distance).sqrt())
-        # Near the edge of a ball of radius almost 1 a full pull would overshoot; this one cannot.
+        # Near the edge of a ball of radius almost 1 a full pull would overshoot; this cannot.
         gentle = distance * (1 - distance) / size.square().clamp(min=torch.finfo(d.dtype).tiny)
         return gentle.clamp(min=0, max=options.omega), size
 

@@ -19,27 +19,27 @@ GramStep = Callable[[Tensor, Tensor, dict[str, Tensor], Rows], PendingStep]
 
 @dataclass(frozen=True)
 class LandingStep:
-    """What engines step by where nothing of it is overridden."""
+    """The step that engines take if none of it is overridden."""
 
     moments: Moments
     options: LandingOptions
 
     @property
     def gram_step(self) -> GramStep | None:
-        """The step of tall matrices in the Gram form; None: :attr:`why_not_gram`."""
+        """The step of tall matrices in the Gram form, or None (see :attr:`why_not_gram`)."""
         return None if self.why_not_gram else self._gram_step
 
     @property
     def why_not_gram(self) -> str | None:
-        """What has no Gram form."""
+        """What has no Gram form; None if everything has one."""
         return self._patched or self._missing(
             "Gram", lambda a: a.coefficients is None, lambda r: r.squared_gram_bound is None
         )
 
     def gram_pays(self, n: int, p: int) -> bool:
-        """Whether the Gram form is the quicker one of whole matrices n x p.
+        """Whether the Gram form is quicker for whole n x p matrices.
 
-        It adds products of p x p matrices to those with n rows; not so along a field.
+        It adds products of p x p matrices to those with n rows, except along a field.
         """
         if not self.moments.gram_pays:
             return False
@@ -51,7 +51,7 @@ class LandingStep:
 
     @property
     def why_not_compiled(self) -> str | None:
-        """What has no compiled form; None where all has."""
+        """What has no compiled form; None if everything has one."""
         if isinstance(self.options.lr, Tensor):
             return "tensor lr, which compiled code would have to wait for"
         if self.moments.compiled is None:
@@ -66,7 +66,7 @@ class LandingStep:
 
     @property
     def _patched(self) -> str | None:
-        """What was changed after it was defined, so that its faster forms may no longer apply."""
+        """What was patched after it was defined, so that its faster forms may no longer apply."""
         attraction, rule = self.options.attraction, self.options.rule
         if attraction.is_patched:
             return f"patched attraction {attraction.name!r}"

@@ -1,4 +1,4 @@
-"""The Gram form of a tall step: p x p numbers in place of n x p ones.
+"""The Gram form of a tall step: p x p numbers instead of n x p ones.
 
 Every landing step is a combination of columns, ``X' = X + X a + B b``, B the generator of the
 direction, and the p x p coefficients a and b depend on three Gram matrices alone:
@@ -11,9 +11,9 @@ Norms come from the same matrices: with ``S = I + D`` the tangent part ``R = (B 
 ``4 R^H R = S T S - M M S - (M M S)^H + M S M^H``, which for "move, then land" also says where the
 moved point is.
 
-What differs from the forms on whole matrices (``Attraction.move``) is rounding. A norm from Gram
+It differs from the forms on whole matrices (``Attraction.move``) in rounding. A norm from Gram
 matrices is known up to ``sqrt(u) ||B||``, not ``u ||B||``: where the tangent part is smaller than
-that, the safe step is shorter than it would be.
+that, the safe step is shorter than necessary.
 """
 
 from typing import NamedTuple
@@ -38,14 +38,14 @@ from ortholand.safe_step import (
     spectral_distance,
 )
 
-# What is less than this share of what rounding does anyway is left out, with its products.
+# Terms below this share of the rounding error are left out, with their products.
 LITTLE = 0.125
 
 
 class Gram(NamedTuple):
     """What the coefficients of a step depend on, per matrix.
 
-    The generator is ``B = unit * B1``: large and small gradients would overflow in T otherwise.
+    The generator is ``B = unit * B1``: otherwise very large gradients would overflow in T.
     """
 
     D: Tensor  # X^H X - I, (..., p, p)
@@ -53,30 +53,30 @@ class Gram(NamedTuple):
     T: Tensor  # B1^H B1
     distance: Tensor  # ||D||_F, (...)
     unit: Tensor  # (...)
-    size: Tensor | float  # ||B1||_F before anything was taken from it: rounding is relative to it
+    size: Tensor | float  # ||B1||_F before any subtraction: rounding is relative to it
     roundoff: float  # relative rounding error of the products above
-    apart: bool = False  # whether others have the same matrices: then no value is read to branch
+    apart: bool = False  # whether other ranks share the matrices: then no branch reads a value
 
     @property
     def tangency_error(self) -> Tensor:
-        """Bound of what rounding leaves of ``Sym(X^H R)``, R the tangent part of B."""
+        """Bound on the rounding error in ``Sym(X^H R)``, R the tangent part of B."""
         return (1 + self.distance) * (self.unit * self.size) * self.roundoff
 
     def is_near(self, lr: float | Tensor) -> bool:
-        """Whether D changes less of ``R^H R``, for steps up to lr, than rounding does.
+        """Whether D changes ``R^H R``, for steps up to lr, by less than rounding does.
 
-        A branch, so only where that waits for no device.
+        This is a branch, so only where it waits for no device.
         """
         if isinstance(lr, Tensor):
             return False
         return self._is_little(4 * (lr * self.unit * self.size) ** 2)
 
     def hides(self, W: Tensor) -> bool:
-        """Whether ``D W`` is less than what rounding does to the identity."""
+        """Whether ``D W`` is below the rounding of the identity."""
         return self._is_little(torch.linalg.vector_norm(W, dim=(-2, -1)))
 
     def _is_little(self, factor: Tensor) -> bool:
-        """Whether D times so much is. A branch, so only where that waits for no device."""
+        """Whether D times this is negligible. A branch, so only where it waits for no device."""
         if self.apart or not is_plain_cpu(self.D):
             return False
         return bool((self.distance * factor <= LITTLE * self.roundoff).all())
@@ -94,8 +94,8 @@ class Coefficients(NamedTuple):
 class FieldGram:
     """A field ``L1 = share R1 + pull X D``, R1 the tangent part of B1; a ``FieldProducts``.
 
-    ``near``: D is so small that its products with M and T are left out; what they would have
-    changed is added to bounds, as what rounding may have eaten is.
+    ``near``: D is so small that its products with M and T are left out; their effect is
+    added to bounds, as rounding errors are.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class FieldGram:
         return square + self.pull.square() * squared_normal_norm(self.gram.D)
 
     def bound(self, rule: SafeStepRule | None) -> Tensor:
-        """The rule's bound of L1, with what rounding may have eaten of its square added again."""
+        """The rule's bound on L1, with the possible rounding error of its square added."""
         gram, rule = self.gram, FROBENIUS if rule is None else rule
         assert rule.squared_gram_bound is not None
         unknown = (1 + gram.distance).square() * gram.roundoff
@@ -158,7 +158,7 @@ class FieldGram:
         return (rule.squared_gram_bound(self).clamp(min=0) + error).sqrt()
 
     def bounds(self, unit: Tensor, rule: SafeStepRule | None, eps: float) -> FieldBounds:
-        """What is known of the field ``unit L1``."""
+        """What is known about the field ``unit L1``."""
         gram = self.gram
 
         def better(stops: bool) -> BetterBounds:

@@ -1,8 +1,8 @@
 """From gradients to a direction: SGD's momentum and Adam, for matrices of any shape; nothing n x n.
 
-A *generator* is a matrix that stands for a direction: for square X a skew matrix A, meaning
+A *generator* is a matrix that represents a direction: for square X a skew matrix A, meaning
 ``A X``; for tall X an n x p matrix B, meaning ``Skew(B X^H) X``, which is tangent for any B at any
-X. Moments are of generators.
+X. Moments are taken of generators.
 """
 
 import math
@@ -39,7 +39,7 @@ DOUBLE_FROM = 32  # rows per column from which p x p algebra is done in double p
 
 
 def generator(X: Tensor, G: Tensor) -> Tensor:
-    """What stands for the relative gradient: psi itself for square X, G for tall X.
+    """A generator of the relative gradient: psi itself for square X, G for tall X.
 
     The relative gradient of a tall X is n x n. Any n x p matrix B gives the skew ``Skew(B X^H)``,
     so B represents it without forming it; G represents psi.
@@ -50,7 +50,7 @@ def generator(X: Tensor, G: Tensor) -> Tensor:
 def accumulate(
     B: Tensor, buffer: Tensor, *, momentum: float, dampening: float, nesterov: bool
 ) -> tuple[Tensor, Tensor]:
-    """Momentum as ``torch.optim.SGD`` has it, per matrix: (direction, new buffer)."""
+    """Momentum as in ``torch.optim.SGD``, per matrix: (direction, new buffer)."""
     if dampening:
         # The first gradient enters whole, as in torch; a buffer of zeros is one not yet started.
         started = buffer.ne(0).any(dim=(-2, -1), keepdim=True)
@@ -62,10 +62,10 @@ def accumulate(
 
 
 def transport(X: Tensor, buffer: Tensor) -> Tensor:
-    """The buffer as it is kept for the next step.
+    """The buffer to keep for the next step.
 
-    Square: the relative gradients are accumulated, as in the paper, and stay as they are; the
-    buffer is skew, so ``A X`` is tangent wherever X will have gone. Tall: the buffer loses its
+    Square: relative gradients are accumulated, as in the paper, and kept unchanged; the
+    buffer is skew, so ``A X`` is tangent wherever X goes. Tall: the buffer loses its
     normal part, which changes neither the direction now nor the tangency later (any B gives a
     tangent step) and keeps past multipliers out of later directions.
     """
@@ -75,13 +75,13 @@ def transport(X: Tensor, buffer: Tensor) -> Tensor:
 def mean_square(norm: Tensor, p: int) -> Tensor:
     """Mean of the squared norms of p columns, from the norm of all; bounded against overflow.
 
-    A bound that is too small only makes the direction longer, and the safe step takes care of it.
+    A bound that is too small only makes the direction longer, which the safe step handles.
     """
     return (norm / math.sqrt(p)).clamp(max=1e18).square()
 
 
 def one_minus_power(beta: float, step: Tensor) -> Tensor:
-    """``1 - beta^step``, to full precision also where the power is almost 1."""
+    """``1 - beta^step``, to full precision even if the power is almost 1."""
     return -torch.expm1(step * math.log(beta)) if beta > 0 else torch.ones_like(step)
 
 
@@ -90,7 +90,7 @@ def one_minus_power(beta: float, step: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Momentum:
-    """SGD: the gradient, or with momentum an accumulation of gradients."""
+    """SGD: the gradient, or with momentum the accumulated gradients."""
 
     momentum: float = 0.0
     dampening: float = 0.0
@@ -110,7 +110,7 @@ class Momentum:
 
     @property
     def why_not_apart(self) -> str | None:
-        """Why rows that are on several ranks cannot step where they are; None if they can."""
+        """Why rows on several ranks cannot step where they are; None if they can."""
         if self.momentum and self.dampening == 1:
             # Nothing is left of a first gradient that only all ranks together know to be the first.
             return "dampening=1"
@@ -146,10 +146,10 @@ class Momentum:
     def _direction(
         self, X: Tensor, G: Tensor, buffer: Tensor, rows: Rows
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The direction in memory of its own, and more that is summed over rows.
+        """The direction in its own memory, and further sums over rows.
 
-        Nesterov's direction takes the place of the accumulated gradient, which is made once more
-        when it is kept: products are dear, and so is memory, but passes are cheap.
+        Nesterov's direction replaces the accumulated gradient, which is recomputed when it is
+        stored: products and memory are expensive, but passes are cheap.
         """
         total = self._accumulated(G, buffer, rows)
         if self.nesterov:
@@ -176,7 +176,7 @@ class Momentum:
         more: tuple[Tensor, ...],
         options: LandingOptions,
     ) -> PendingStep:
-        """Where an attraction goes along a field: without ``B^H B``, and known at once."""
+        """The step of an attraction along a field: without ``B^H B``, and known at once."""
         D, M = gram_minus_identity(X), X.mH @ B
         move = _step_along_field(X, B, D, M, norm, options)
         state = {}
@@ -247,7 +247,7 @@ class AdamMoments:
         return mean * per_matrix(scale, B), {"exp_avg": mean, **numbers}
 
     def scale(self, norm: Tensor, p: int, state: State) -> tuple[Tensor, State]:
-        """What the mean is multiplied with, from the norm of a generator; the new numbers."""
+        """The factor of the mean, from the norm of a generator; and the new numbers."""
         beta1, beta2 = self.betas
         step = state["step"] + 1
         square = beta2 * state["exp_avg_sq"] + (1 - beta2) * mean_square(norm, p)
@@ -259,9 +259,9 @@ class AdamMoments:
     ) -> PendingStep:
         """The step of tall matrices of which these rows are here.
 
-        The mean is ``F - X C``, ``F = beta1 m + (1 - beta1) G``: the normal part of the gradient is
-        taken from it. It is known only when ``X^H G`` is; but ``X C X^H`` is Hermitian, so F stands
-        for the same direction as the mean.
+        The mean is ``F - X C``, ``F = beta1 m + (1 - beta1) G``, without the normal part of the
+        gradient. It is known only when ``X^H G`` is; but ``X C X^H`` is Hermitian, so F represents
+        the same direction as the mean.
         """
         beta1, m = self.betas[0], state["exp_avg"]
         F = torch.mul(G, 1 - beta1).add_(m, alpha=beta1)
@@ -328,7 +328,7 @@ def _step_along_field(
 
 
 def _residual(X: Tensor, options: LandingOptions, rows: Rows) -> Tensor:
-    """``X^H X - I``, or the share of it that the rows here have."""
+    """``X^H X - I``, or the local rows' share of it."""
     if rows.apart:
         return shared_gram_minus_identity(X, rows.share)
     if options.attraction.sharp:
@@ -350,7 +350,7 @@ def _gram(
 
 
 def _divided(B: Tensor, unit: Tensor, *, ours: bool) -> Tensor:
-    """B in a unit, in its own memory if that is ours."""
+    """B divided by a unit, in place if its memory is ours."""
     unit = per_matrix(unit, B)
     return B.div_(unit) if ours else B / unit
 
@@ -362,7 +362,7 @@ def _in_range(norm: Tensor, like: Tensor) -> Tensor:
 
 
 def _in_algebra_type(X: Tensor, rows: Rows, *matrices: Tensor) -> list[Tensor]:
-    """p x p matrices in double precision where that costs little next to the passes over rows."""
+    """p x p matrices, in double precision if that costs little compared with passes over rows."""
     single = torch.finfo(X.dtype).bits <= 32 and X.device.type != "mps"
     if not single or rows.total < DOUBLE_FROM * X.shape[-1]:
         return list(matrices)
@@ -372,7 +372,7 @@ def _in_algebra_type(X: Tensor, rows: Rows, *matrices: Tensor) -> list[Tensor]:
 def _tangent_norm(H: Tensor, D: Tensor, norm: Tensor, n: int, dtype: torch.dtype) -> Tensor:
     """``||G - X H||_F`` for ``H = Sym(X^H G)`` and ``norm = ||G||_F``.
 
-    Never below what rounding leaves of it: too small a second moment makes steps too long.
+    Never below its rounding error: too small a second moment makes steps too long.
     """
     size = norm.square()
     floor = product_roundoff(n, dtype) * size

@@ -1,7 +1,7 @@
 """Muon on the manifold: steepest descent in the spectral norm, ``R = msign(Skew(B X^H)) X``.
 
 On the manifold no tangent direction of spectral norm 1 descends faster (``docs/muon.md``). The
-relative gradient psi of a tall X is n x n and of rank 2p at most. With ``X = Q S^(1/2)``,
+relative gradient psi of a tall X is n x n and has rank at most 2p. With ``X = Q S^(1/2)``,
 ``S = X^H X``, and an orthonormal basis W' of C, the part of ``B S^(1/2)`` that is orthogonal to X,
 psi is 2p x 2p in the basis ``[Q, W']``, and so is its polar factor N. The direction is again given
 by a *generator*, so attractions and safe steps are those of every other method.
@@ -41,12 +41,12 @@ from ortholand.landing.moments import accumulate, transport
 from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows, StateKind
 
 State = dict[str, Tensor]
-TURN = 1.01  # bound of the norm of a polar factor: no singular value is above 1, but for rounding
+TURN = 1.01  # bound on the norm of a polar factor: no singular value exceeds 1, up to rounding
 
 
 @dataclass(frozen=True)
 class MuonMoments:
-    """A running mean of gradients, as ``torch.optim.Muon`` has it, and the polar factor of it."""
+    """A running mean of gradients, as in ``torch.optim.Muon``, and its polar factor."""
 
     momentum: float = 0.95
     nesterov: bool = True
@@ -80,12 +80,12 @@ class MuonMoments:
         )
 
     def polar_generator(self, X: Tensor, B: Tensor, size: Tensor, eps: float) -> Tensor:
-        """The generator of ``msign(psi) X`` for the psi that the generator B stands for.
+        """The generator of ``msign(psi) X`` for the psi that the generator B represents.
 
         Args:
             X: matrices ``(..., n, p)``, n >= p, within eps of the manifold.
             B: psi itself for square X, else n x p.
-            size: ``||G||_F`` of the gradients: what is smaller by rounding is nothing.
+            size: ``||G||_F`` of the gradients: anything at their rounding level counts as zero.
             eps: radius of the ball.
         """
         if is_square(X):
@@ -101,8 +101,8 @@ class MuonMoments:
     ) -> PendingStep:
         """The step of tall matrices of which these rows are here.
 
-        A polar factor enlarges what rounding leaves of small singular values, and a Gram matrix
-        squares them: so sums over places are in double precision.
+        A polar factor magnifies rounding errors in small singular values, and a Gram matrix
+        squares them: so sums over ranks are in double precision.
         """
         if not rows.apart:
             return PendingStep.known(self._whole_step(X, G, state, options))
@@ -132,7 +132,7 @@ class MuonMoments:
     def _whole_step(
         self, X: Tensor, G: Tensor, state: State, options: LandingOptions
     ) -> MatrixStep:
-        """The step of tall matrices that are here."""
+        """The step of tall matrices that are whole."""
         B, new_state = G, {}
         if self.momentum:
             B, total = self.averaged(G, state["momentum_buffer"])
@@ -173,7 +173,7 @@ def moved_along(
 
 
 class TallPolar(NamedTuple):
-    """The same in terms of X and a well-conditioned W."""
+    """The polar generator in terms of X and a well-conditioned W."""
 
     D: Tensor  # X^H X - I
     W: Tensor
@@ -181,7 +181,7 @@ class TallPolar(NamedTuple):
 
 
 class Basis(NamedTuple):
-    """``[Q, (W - Q E) L^(-H)]``, with orthonormal columns where those of C are not zero.
+    """``[Q, (W - Q E) L^(-H)]``, with orthonormal columns wherever those of C are not zero.
 
     ``Q = X S^(-1/2)``, and the columns of W span those of X and C together with Q.
     """
@@ -196,10 +196,10 @@ class Basis(NamedTuple):
 def tall_polar(X: Tensor, B: Tensor, steps: int, eps: float) -> TallPolar:
     """The generator of ``msign(Skew(B X^H)) X``; nothing is n x n.
 
-    C is made orthonormal by Cholesky factors of its Gram matrix, twice. They are shifted by what
-    rounding may have taken from it, so small singular values are damped by the first and mended by
-    the second. That one needs no pass over rows: W is well conditioned, so it is in the
-    coefficients.
+    C is made orthonormal by Cholesky factors of its Gram matrix, twice. They are shifted by the
+    Gram matrix's possible rounding error, so small singular values are damped by the first and
+    restored by the second. That one needs no pass over rows: W is well conditioned, so the
+    second factor is part of the coefficients.
     """
     D, roundoff = sharp_gram_minus_identity(X), product_roundoff(X.shape[-2], X.dtype)
     root, inverse = gram_roots(D, eps)
@@ -210,7 +210,7 @@ def tall_polar(X: Tensor, B: Tensor, steps: int, eps: float) -> TallPolar:
     T = product(product(root, gram_matrix(C)), root)
     L = shifted_cholesky(T, (4 * roundoff * trace(T) + roundoff**2)[..., None])
     W = product(C, solved(L, root).mH)
-    E = product(inverse, product(X.mH, W))  # what rounding has left of Q in C
+    E = product(inverse, product(X.mH, W))  # the part of Q that rounding has left in C
     M = add_product(M, E, L.mH)
     T = add_product(gram_matrix(W), E.mH, E, alpha=-1)
     basis = Basis(root, inverse, E, T, shifted_cholesky(T, 4 * roundoff))
@@ -226,9 +226,9 @@ def polar_gram(
         D: ``X^H X - I``.
         M: ``X^H B``.
         T: ``B^H B``.
-        steps: of msign.
+        steps: steps of msign.
         eps: radius of the ball.
-        noise: what is smaller than that share of B is nothing.
+        noise: anything below this share of B counts as zero.
         roundoff: relative rounding error of the Gram matrices.
     """
     root, inverse = gram_roots(D, eps)
@@ -251,11 +251,11 @@ def polar_in(basis: Basis, M: Tensor, WC: Tensor, steps: int, noise: float) -> P
     direction ``(Q N11 + W' N21) S^(1/2)``.
 
     Args:
-        basis: in which psi is 2p x 2p.
+        basis: the basis in which psi is 2p x 2p.
         M: ``Q^H B S^(1/2)``.
         WC: ``(W - Q E)^H C``, C the part of ``B S^(1/2)`` that is orthogonal to Q.
-        steps: of msign.
-        noise: what is smaller than that is nothing.
+        steps: steps of msign.
+        noise: anything below this counts as zero.
     """
     root, inverse, E, T, L = basis
     p = T.shape[-1]
@@ -269,7 +269,7 @@ def polar_in(basis: Basis, M: Tensor, WC: Tensor, steps: int, noise: float) -> P
 
 
 def shifted_cholesky(T: Tensor, shift: Tensor | float) -> Tensor:
-    """The Cholesky factor L of ``T + shift I``; NaN where that is not positive."""
+    """The Cholesky factor L of ``T + shift I``; NaN if that is not positive."""
     L, info = torch.linalg.cholesky_ex(shifted(T, shift))
     return torch.where((info > 0)[..., None, None], torch.nan, L)
 
@@ -294,10 +294,10 @@ def skew_blocks(Omega: Tensor, K: Tensor) -> Tensor:
 
 
 def _unless_noise(A: Tensor, norm: Tensor, noise: Tensor | float) -> Tensor:
-    """A, or zero where what it is the polar factor of is nothing but rounding.
+    """A, or zero if the matrix whose polar factor it is consists of rounding errors only.
 
-    A gradient that is normal to the manifold has a relative gradient of zero, up to rounding; made
-    a polar factor, that would be a step of full length to anywhere.
+    A gradient normal to the manifold has a relative gradient of zero, up to rounding; its polar
+    factor would be a full-length step in an arbitrary direction.
     """
     return torch.where((norm <= noise)[..., None, None], torch.zeros_like(A), A)
 

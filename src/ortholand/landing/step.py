@@ -1,4 +1,4 @@
-"""What the parts of a step hand to each other."""
+"""What the parts of a step pass to each other."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -11,7 +11,7 @@ StateKind = Literal["matrix", "number"]
 
 
 SKIPPED = "skipped"  # the state that counts the steps of a weight that were not taken
-LIMITED = "limited"  # that counts those which the safe step made shorter than lr
+LIMITED = "limited"  # the state that counts those that the safe step made shorter than lr
 COUNTS = (SKIPPED, LIMITED)
 
 
@@ -34,13 +34,13 @@ def count_of(name: str, state: dict[str, Any], device: torch.device) -> Tensor:
 
 
 def prepare_counts(state: dict[str, Any], device: torch.device) -> None:
-    """Give a weight both its counts, of steps not taken and of steps made shorter."""
+    """Give a weight both its counts, of skipped and of shortened steps."""
     for name in COUNTS:
         count_of(name, state, device)
 
 
 def count_skipped(state: dict[str, Any], taken: Tensor) -> None:
-    """Add the steps not taken to the count."""
+    """Add the skipped steps to their count."""
     _add(SKIPPED, state, taken.logical_not())
 
 
@@ -55,7 +55,7 @@ def _add(name: str, state: dict[str, Any], which: Tensor) -> None:
 
 
 def descent(G: Tensor, maximize: bool) -> Tensor:
-    """A gradient with the sign of a descent."""
+    """The gradient, with its sign flipped if the step should ascend."""
     return -G if maximize else G
 
 
@@ -63,32 +63,32 @@ class MatrixStep(NamedTuple):
     """The step of a batch of matrices."""
 
     moved: Tensor  # where the matrices go, (..., n, p)
-    taken: Tensor  # which of them may go there, (...); the others stay as they are
+    taken: Tensor  # which of them may go there, (...); the others stay
     state: dict[str, Tensor]  # the state after a step that is taken, (..., n, p) or (...)
     limited: Tensor | None = None  # where the safe step was less than lr, (...); None: nowhere
 
     @classmethod
     def of(cls, move: tuple[Tensor, Tensor], state: dict[str, Tensor]) -> "MatrixStep":
-        """From where matrices go and which may; a move of the library's tells what limited it."""
+        """A step from a move and a state; the library's own moves also say what was limited."""
         moved, taken = move
         return cls(moved, taken, state, getattr(move, "limited", None))
 
 
 class Rows(NamedTuple):
-    """How many rows of tall matrices are here, of how many."""
+    """How many of the rows of tall matrices are local, and how many there are."""
 
     here: int
     total: int  # n
-    apart: bool = False  # whether others have a part in the matrices; a part may have no rows
+    apart: bool = False  # whether other ranks hold parts of the matrices; a part may be empty
 
     @property
     def share(self) -> float:
-        """The share of the identity; those of all parts add up to 1."""
+        """This part's share of the identity; the shares of all parts add up to 1."""
         return self.here / self.total
 
 
 class GramSums(NamedTuple):
-    """Sums over rows, of the rows that are here or of all."""
+    """Sums over rows: the local ones, or all."""
 
     hermitian: tuple[Tensor, Tensor]  # X^H X - I (the share of it) and B^H B, (..., p, p)
     others: tuple[Tensor, ...]  # X^H B and the like, and numbers per matrix
@@ -97,7 +97,7 @@ class GramSums(NamedTuple):
 class PendingStep(NamedTuple):
     """A step of tall matrices that waits for sums over all their rows.
 
-    Where all rows are here the sums are known; else they are added up over the places first.
+    If all rows are local the sums are known; otherwise they are first added up over the ranks.
     """
 
     sums: GramSums
@@ -110,5 +110,5 @@ class PendingStep(NamedTuple):
         return cls(GramSums((nothing, nothing), ()), lambda _: step)
 
     def alone(self) -> MatrixStep:
-        """The step where all rows are here."""
+        """The step, if all rows are local."""
         return self.finish(self.sums)

@@ -1,13 +1,13 @@
 """Compiled code for the CPU: steps of matrices, small and large, and a solver for small ones.
 
-Nothing here is needed: without it the optimizers use torch's operations, with the same results up
-to rounding. Small matrices are then slower, because a step of many operations costs their launches
-rather than their arithmetic.
+This code is optional: without it the optimizers use torch's operations, with the same results up
+to rounding. Small matrices are then slower, because a step of many operations mostly pays for
+launches rather than arithmetic.
 
 Wheels for Linux come with the libraries (:mod:`.prebuilt`). Elsewhere the sources (``*.cpp``) are
 compiled when a type and size of matrix first needs them, in a second or two, and kept in the user's
 cache folder for later runs (:mod:`.build`).
-``ORTHOLAND_NATIVE=0`` switches all this off. :func:`why_no_code` tells why there is none.
+``ORTHOLAND_NATIVE=0`` switches all this off. :func:`why_no_code` says why there is no code.
 """
 
 import ctypes
@@ -52,7 +52,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 LARGEST_SIZE = 128  # as in tiles.h
-LANES_FROM = 4  # matrices: from so many on, tall ones of few columns are computed side by side,
+LANES_FROM = 4  # matrices: from this many, tall ones with few columns are computed side by side,
 LARGEST_IN_LANES = 512  # if they have no more entries than this, as in tall.cpp
 SCALARS = {torch.float32: "float", torch.float64: "double"}
 COMPILED_ATTRACTIONS = (0, 1, 2)  # by number: coupled, decoupled, after
@@ -150,7 +150,7 @@ class Options(NamedTuple):
     scale: float  # weights are this times what steps
     lam: float
     eps: float
-    aim: float  # distance that a step may lead to: eps, or a little less
+    aim: float  # largest distance that a step may end at: eps, or a little less
     farthest: float  # distance from which a Newton-Schulz step still leads back within aim
     omega: float
     momentum: float
@@ -171,12 +171,12 @@ class Options(NamedTuple):
 
 
 def has_kernel(dtype: torch.dtype, size: int) -> bool:
-    """Whether matrices ``size x size`` can be stepped by compiled code here."""
+    """Whether compiled code can step ``size x size`` matrices here."""
     return kernel(dtype, size) is not None
 
 
 def kernel(dtype: torch.dtype, size: int) -> Kernel | None:
-    """The compiled step for matrices ``size x size``; None where there is none."""
+    """The compiled step for ``size x size`` matrices; None if there is none."""
     if dtype not in SCALARS or not 0 < size <= LARGEST_SIZE:
         return None
     library = _code("landing", SCALARS[dtype], _compiled_size(size))
@@ -184,7 +184,7 @@ def kernel(dtype: torch.dtype, size: int) -> Kernel | None:
 
 
 def tall_kernel(dtype: torch.dtype, n: int, p: int, count: int) -> TallKernel | None:
-    """The compiled step for ``count`` matrices ``n x p``, n > p; None where there is none."""
+    """The compiled step for ``count`` ``n x p`` matrices, n > p; None if there is none."""
     if dtype not in SCALARS or not 0 < p <= LARGEST_SIZE or n <= p:
         return None
     library = None
@@ -196,7 +196,7 @@ def tall_kernel(dtype: torch.dtype, n: int, p: int, count: int) -> TallKernel | 
 
 
 def large_steps(dtype: torch.dtype) -> ctypes.CDLL | None:
-    """The passes of a large matrix's step (``large.cpp``); None where there are none."""
+    """The passes of a large matrix's step (``large.cpp``); None if there are none."""
     return _code("large", SCALARS[dtype], 0) if dtype in SCALARS else None
 
 
@@ -206,13 +206,13 @@ def search_steps(dtype: torch.dtype) -> ctypes.CDLL | None:
 
 
 def why_no_code(dtype: torch.dtype, size: int = 0, columns: int | None = None) -> str | None:
-    """Why there is no compiled code for a type and size of matrix; None where there is.
+    """Why there is no compiled code for a type and size of matrix; None if there is.
 
     Args:
         dtype: type of the entries.
-        size: rows of a matrix, or 0 for the code that serves most sizes. Of more than
-            ``LARGEST_SIZE`` columns it is the passes of a large matrix that are asked for.
-        columns: of a tall matrix; None for a square one.
+        size: rows of a matrix, or 0 for the code that serves most sizes. With more than
+            ``LARGEST_SIZE`` columns, this refers to the passes for a large matrix.
+        columns: columns of a tall matrix; None for a square one.
     """
     if dtype not in SCALARS:
         name = str(dtype).removeprefix("torch.")
@@ -228,7 +228,7 @@ def why_no_code(dtype: torch.dtype, size: int = 0, columns: int | None = None) -
 
 
 def code_path(dtype: torch.dtype, size: int = 0) -> Path | None:
-    """The library that steps small matrices of a type and size, as it was loaded; or None."""
+    """The loaded library that steps small matrices of a type and size, or None."""
     library = _code("landing", SCALARS[dtype], _compiled_size(size)) if dtype in SCALARS else None
     return None if library is None else Path(library._name)
 
@@ -236,8 +236,8 @@ def code_path(dtype: torch.dtype, size: int = 0) -> Path | None:
 def all_below(limit: float, tensors: Sequence[Tensor]) -> bool:
     """Whether all entries are smaller than the limit in modulus, as far as compiled code can tell.
 
-    On the CPU this waits for nothing and launches nothing. False where the tensors are elsewhere,
-    of other types or layouts, or where there is no compiled code.
+    On the CPU this waits for nothing and launches nothing. False if the tensors are elsewhere or
+    of other types or layouts, or if there is no compiled code.
     """
     spans: dict[torch.dtype, list[int]] = {}  # struct Span of bounded.cpp, one after the other
     for tensor in tensors:

@@ -1,6 +1,6 @@
 """The border to compiled code: what a tensor must be for its address to leave Python.
 
-Beyond it nothing is checked any more; a wrong address or length reads or overwrites other memory.
+Beyond it nothing is checked; a wrong address or length reads or overwrites other memory.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ BYTES = {torch.float32: 4, torch.float64: 8, torch.int64: 8}  # what compiled co
 
 
 def address(tensor: Tensor, dtype: torch.dtype, numel: int) -> int:
-    """Where a tensor's numbers are: ``numel`` of them, of that type, one after the other.
+    """The address of a tensor's numbers: ``numel`` of them, of that type, contiguous.
 
     Raises:
         TypeError: if they are of another type, or not in plain memory of the CPU.
@@ -32,10 +32,10 @@ def address(tensor: Tensor, dtype: torch.dtype, numel: int) -> int:
 
 
 def address_if_plain(tensor: Tensor, dtype: torch.dtype, numel: int) -> int | None:
-    """The same; None where :func:`address` raises.
+    """The address, or None where :func:`address` raises.
 
-    A step asks this several times, and takes 25 microseconds: so one condition, of what torch
-    answers fastest. (Other layouts than strided, and what vmap shows, raise: they have no storage.)
+    A step takes 25 microseconds and calls this several times: hence a single condition, made of
+    torch's fastest queries. (Non-strided layouts and vmap's tensors raise: they have no storage.)
     """
     try:
         if (
@@ -75,14 +75,14 @@ def array_address(array: Any, dtype: np.dtype, size: int) -> int:
 
 
 class Extent(NamedTuple):
-    """What a tensor in plain memory must be beside its type."""
+    """What a tensor in plain memory must have besides its type."""
 
     shape: torch.Size
     numel: int
 
     @classmethod
     def of(cls, shape: torch.Size) -> "Extent":
-        """From a shape."""
+        """The extent of a shape."""
         return cls(shape, shape.numel())
 
 
@@ -119,7 +119,7 @@ def addresses_if_plain(
 def address_if_dense(
     tensor: Tensor, dtype: torch.dtype, shape: torch.Size, strides: Sequence[int]
 ) -> int | None:
-    """The same for numbers of that shape that lie at these strides, in whatever order."""
+    """The address of numbers of that shape at these strides, in any order; else None."""
     try:
         numel = shape.numel()
         if (
@@ -141,7 +141,7 @@ def address_if_dense(
 
 
 def _refusal(tensor: Tensor, dtype: torch.dtype, numel: int) -> TypeError | ValueError:
-    """What is wrong, with what would be right."""
+    """The error: what is wrong, and how to put it right."""
     return _wrong_kind(tensor, dtype) or _wrong_memory(tensor, numel)
 
 
@@ -153,7 +153,7 @@ def _wrong_kind(tensor: Tensor, dtype: torch.dtype) -> TypeError | None:
     elif tensor.layout is not torch.strided:
         given, fix = f"one of layout {tensor.layout}", "use tensor.to_dense()"
     elif not _has_storage(tensor):
-        given, fix = "one without memory of its own", "do not step inside of torch.func transforms"
+        given, fix = "one without memory of its own", "do not step inside torch.func transforms"
     elif dtype not in BYTES:
         given, fix = f"{dtype}", f"use one of {', '.join(map(str, BYTES))}"
     elif tensor.dtype is not dtype:

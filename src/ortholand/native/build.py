@@ -1,8 +1,8 @@
-"""Loads the C++ sources of this folder as libraries; compiles them first, unless that was done.
+"""Loads the C++ sources of this folder as libraries, compiling them first if necessary.
 
-What came with the package is taken (:mod:`.prebuilt`). Else each is compiled when a type and size
-of matrix first needs it, in a second or two, and kept in the user's cache folder for later runs
-(:mod:`.safekeeping`).
+Libraries that came with the package are used (:mod:`.prebuilt`). Otherwise each is compiled when a
+type and size of matrix first needs it, in a second or two, and kept in the user's cache folder for
+later runs (:mod:`.safekeeping`).
 """
 
 import ctypes
@@ -36,7 +36,7 @@ SANITIZE_FLAGS = (
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=all",
     "-fno-omit-frame-pointer",
-    "-g1",  # lines for the report, no more: it is compiled in half the time
+    "-g1",  # only line numbers for the report: this halves the compilation time
     "-O1",
 )
 COMPILE_SECONDS = 120
@@ -44,23 +44,23 @@ LONGEST_COMPLAINT = 200  # characters of what a compiler says
 
 
 def load(source: str, scalar: str, size: int, symbols: Sequence[str]) -> ctypes.CDLL:
-    """The compiled source for a type and size of matrix: prebuilt, from the cache, or made now.
+    """The compiled source for a type and size of matrix: prebuilt, cached, or compiled now.
 
     Args:
         source: the file's name without ``.cpp``.
         scalar: type of the entries in C++.
-        size: rows of the matrices where they are compiled by size, else 0.
+        size: rows of the matrices if they are compiled by size, else 0.
         symbols: functions that it must have.
 
     Raises:
-        NoCodeError: if that cannot be done here.
+        NoCodeError: if no code can be had here.
     """
     unit = Unit(source, scalar, size)
     try:
         library = _prebuilt(unit, symbols)
         return _compiled(unit, symbols) if library is None else library
     except PrebuiltError as why_not:
-        log.info("Not the code that came with the package: %s", why_not)
+        log.info("The code that came with the package is not used: %s", why_not)
         try:
             return _compiled(unit, symbols)
         except NoCodeError as error:
@@ -68,7 +68,7 @@ def load(source: str, scalar: str, size: int, symbols: Sequence[str]) -> ctypes.
 
 
 def why_not_prebuilt(source: str, scalar: str, size: int) -> str | None:
-    """Why code that came with the package is not used; None if it is, or none came."""
+    """Why code that came with the package is not used; None if it is, or if there is none."""
     try:
         _prebuilt(Unit(source, scalar, size), ())
     except PrebuiltError as reason:
@@ -77,7 +77,7 @@ def why_not_prebuilt(source: str, scalar: str, size: int) -> str | None:
 
 
 def _prebuilt(unit: Unit, symbols: Sequence[str]) -> ctypes.CDLL | None:
-    """What came with the package; None if nothing did, or if sanitizers want their own.
+    """The library that came with the package; None if none did, or if sanitizers need their own.
 
     Raises:
         PrebuiltError: if it cannot be used.
@@ -100,7 +100,7 @@ def _compiled(unit: Unit, symbols: Sequence[str]) -> ctypes.CDLL:
 
 
 def library_path(source: str, scalar: str, size: int) -> Path:
-    """Where the compiled source is kept; the name stands for all that goes into it."""
+    """Where the compiled source is kept; the name identifies everything that goes into it."""
     identity = hashlib.sha256("\n".join([*compile_command(scalar, size), _processor()]).encode())
     for path in (FOLDER / f"{source}.cpp", *sorted(FOLDER.glob("*.h"))):
         identity.update(path.read_bytes())
@@ -114,11 +114,11 @@ def compile_command(scalar: str, size: int) -> list[str]:
 
 
 def _kept(path: Path, symbols: Sequence[str]) -> ctypes.CDLL | None:
-    """The library in the cache; None where there is none, or one that must be made again."""
+    """The library in the cache; None if there is none, or if it must be recompiled."""
     try:
         return _opened(path, symbols) if is_sealed(path) else None
     except (OSError, AttributeError) as error:
-        log.info("Compiled code is made again, %s is damaged: %s", path, error)
+        log.info("Compiling again, because %s is damaged: %s", path, error)
         return None
 
 
@@ -126,8 +126,8 @@ def _made(unit: Unit, path: Path, symbols: Sequence[str]) -> ctypes.CDLL:
     """The library, compiled now and put into the cache."""
     _announce(path.parent)
     try:
-        # Elsewhere first, then moved: other processes may be doing the same. It is loaded before
-        # that, so that nothing that they do meanwhile can matter here.
+        # Made elsewhere, then moved: other processes may be doing the same. It is loaded before
+        # the move, so that nothing they do in the meantime can matter here.
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder) / path.name
             command = compile_command(unit.scalar, unit.size)
@@ -148,12 +148,12 @@ def _made(unit: Unit, path: Path, symbols: Sequence[str]) -> ctypes.CDLL:
 
 @cache
 def _announce(folder: Path) -> None:
-    """A few seconds pass without a word otherwise; said once per process."""
+    """Log, once per process, why a few seconds pass."""
     log.info("Compiling for this processor, a second or two each; kept in %s", folder)
 
 
 def _compile(command: Sequence[str], output: Path) -> None:
-    # A sanitizer that is loaded into this process is not meant for the compiler.
+    # A sanitizer loaded into this process is not meant for the compiler.
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     try:
         subprocess.run(
@@ -193,7 +193,7 @@ def _opened(path: Path, symbols: Sequence[str]) -> ctypes.CDLL:
 
 
 def compiler() -> str:
-    """Where a C++ compiler is.
+    """The path of a C++ compiler.
 
     Raises:
         NoCodeError: if there is none.
@@ -212,7 +212,7 @@ def _machine_flags() -> tuple[str, ...]:
 
 
 def _sanitize_flags() -> tuple[str, ...]:
-    """What ``make sanitize`` adds, so that wrong memory accesses end the process with a report."""
+    """Flags of ``make sanitize``, with which invalid memory accesses end the process."""
     if not _sanitizing():
         return ()
     # Loading such code without the sanitizer's own library would end the process.

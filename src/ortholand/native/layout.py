@@ -1,8 +1,8 @@
 """How the matrices of a weight lie in memory, for compiled code that takes strides.
 
-Weight, gradient and state of one parameter lie alike: what differs is copied first. Any dense
-layout is told as the strides of a matrix and of a stack in up to two levels: contiguous,
-column-major (``torch.linalg.qr`` makes such), channels last.
+Weight, gradient and state of one parameter have the same layout: any that differs is copied first.
+A dense layout is described by the strides of a matrix and of a stack in up to two levels:
+contiguous, column-major (as from ``torch.linalg.qr``), channels last.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Layout(NamedTuple):
-    """Matrices ``rows x columns``, rows >= columns: wide ones by their transposes."""
+    """``rows x columns`` matrices, rows >= columns: wide ones are transposed."""
 
     rows: int
     columns: int
@@ -23,7 +23,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(shape: Sequence[int], strides: Sequence[int], view: str) -> Layout | None:
-    """The layout of a weight; None if its memory has gaps, or an order that strides cannot tell."""
+    """The layout of a weight; None if its memory has gaps, or an order strides cannot describe."""
     if not is_dense(shape, strides):
         return None
     if view == "matrix" and len(shape) > 2:
@@ -35,7 +35,7 @@ def layout_of(shape: Sequence[int], strides: Sequence[int], view: str) -> Layout
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether a tensor's numbers lie one after the other, in whatever order of dimensions."""
+    """Whether a tensor's numbers are without gaps, in any order of dimensions."""
     expected = 1
     for stride, size in sorted(_longer_than_one(shape, strides)):
         if stride != expected:
@@ -45,15 +45,15 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def are_alike(shape: Sequence[int], strides: Sequence[int], others: Sequence[int]) -> bool:
-    """Whether two tensors of one shape lie alike; strides of dimensions of size 1 mean nothing."""
+    """Whether two tensors of one shape have the same layout; size-1 dimensions are ignored."""
     return all(a == b for size, a, b in zip(shape, strides, others, strict=True) if size != 1)
 
 
 def _flattened(shape: Sequence[int], strides: Sequence[int]) -> Layout | None:
-    """One matrix, (first dimension) x (all others), which are next to each other in any order.
+    """One matrix, (first dimension) x (all others), the latter contiguous in any order.
 
-    That order is one of rows of a wide matrix or columns of a tall one; a step does not depend
-    on it, as long as gradient and state have the same.
+    It only permutes columns of a wide matrix or rows of a tall one; a step does not depend
+    on it, as long as gradient and state have the same order.
     """
     rows, columns = shape[0], 1
     for size in shape[1:]:

@@ -1,8 +1,8 @@
 """Libraries that came with the package, for several vector widths, as wheels for Linux have them.
 
-They lie in the package's own folder, which is as trustworthy as the Python code beside them: owners
-are not asked for. What is not, byte for byte, what the manifest says is not loaded all the same: a
-library that was cut short would end the process.
+They are in the package's own folder, which is as trustworthy as its Python code, so owners are not
+checked. Still, a library is loaded only if it is what the manifest says, byte for byte: a
+truncated one would end the process.
 """
 
 import json
@@ -17,11 +17,11 @@ FOLDER = Path(__file__).parent / "libraries"
 
 
 class PrebuiltError(Exception):
-    """Code came with the package and must not be loaded; the message says why."""
+    """Code that came with the package must not be loaded; the message says why."""
 
 
 class Manifest(NamedTuple):
-    """What the libraries were when they were made."""
+    """What the libraries were when they were built."""
 
     machine: str
     compiler: str
@@ -54,7 +54,7 @@ def made_by() -> str:
 
 
 def _manifest() -> Manifest:
-    """What is known of the libraries; they are for this machine, and from these sources."""
+    """The manifest, after checking that it is for this machine and these sources."""
     try:
         manifest = Manifest(**json.loads((FOLDER / MANIFEST).read_bytes()))
         seals = dict(manifest.seals)

@@ -1,8 +1,8 @@
-"""Which vectors the processor has, by its own word: what code may be loaded.
+"""Which vector instructions the processor itself reports, and so which code may be loaded.
 
-Code for wider ones ends the process (SIGILL). Neither the name of a processor nor what
-``/proc/cpuinfo`` says is enough: emulators and containers may show the host's. So CPUID is asked,
-by a small library that runs everywhere; and XGETBV, which tells whether the operating system saves
+Code for wider vectors ends the process (SIGILL). Neither the name of a processor nor
+``/proc/cpuinfo`` is enough: emulators and containers may show the host's. So a small library that
+runs everywhere queries CPUID, and XGETBV, which says whether the operating system saves
 the wide registers.
 """
 
@@ -50,7 +50,7 @@ NEEDED = {"x86-64-v4": AVX512_GENERATION, "x86-64-v3": AVX2_GENERATION, "x86-64"
 
 
 def widest(registers: Sequence[int]) -> str:
-    """The widest vectors of which a processor has everything that a compiler may use."""
+    """The widest vectors for which the processor has every feature that a compiler may use."""
     return next(
         level
         for level, needed in NEEDED.items()
@@ -59,7 +59,7 @@ def widest(registers: Sequence[int]) -> str:
 
 
 def registers(library: Path) -> list[int]:
-    """What ``processor.cpp``, compiled, answers here.
+    """What the compiled ``processor.cpp`` reports here.
 
     Raises:
         OSError: if it cannot be loaded.

@@ -1,7 +1,7 @@
-"""What is compiled, and how: all that building a wheel must know, which has no torch at hand.
+"""What is compiled, and how: all that a wheel's build must know.
 
-So nothing is imported here but Python's own modules, and ``hatch_build.py`` loads this file by its
-path.
+The build has no torch, so this imports only the standard library, and ``hatch_build.py`` loads this
+file by its path.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 SOURCES = Path(__file__).parent
-PROCESSOR = "processor"  # asked which of the others may be loaded, and so for every processor
+PROCESSOR = "processor"  # says which of the others may be loaded, so it must run everywhere
 SCALARS = ("float", "double")
 LANES_UP_TO = 8  # matrices up to this size are computed side by side, and compiled by size
 FLAGS = (
@@ -32,7 +32,7 @@ MANIFEST = "manifest.json"
 
 
 class Unit(NamedTuple):
-    """What becomes one library."""
+    """One library: a source, compiled for a type and size."""
 
     source: str  # the file's name without .cpp
     scalar: str  # type of the entries in C++
@@ -50,7 +50,7 @@ class Unit(NamedTuple):
 
 
 def units() -> Iterator[Unit]:
-    """Everything there is to compile, but for the question to the processor."""
+    """Everything to compile, except the processor query."""
     for path in sorted(SOURCES.glob("*.cpp")):
         if path.stem != PROCESSOR:
             sizes = range(LANES_UP_TO + 1) if path.stem in ("landing", "tall") else (0,)
@@ -58,21 +58,21 @@ def units() -> Iterator[Unit]:
 
 
 def definitions(scalar: str, size: int) -> list[str]:
-    """The compiler's flags that tell a unit of a source from the others."""
+    """The compiler flags that distinguish the units of a source."""
     return [f"-DSCALAR={scalar}", f"-DSIZE={size}"]
 
 
 def portable_flags(vectors: str) -> list[str]:
-    """What makes a library run on every processor with these vectors, and on older systems."""
+    """Flags for a library that runs on every processor with these vectors, and on older systems."""
     return [f"-march={vectors}", "-s", "-include", str(SOURCES / "portable.h")]
 
 
 def sources_seal() -> str:
-    """What stands for all sources: prebuilt code is used while they are what it was made from."""
+    """The seal of all sources: prebuilt code is used only if it was made from these."""
     paths = sorted((*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")))
     return seal_of(b"".join(path.name.encode() + b"\n" + path.read_bytes() for path in paths))
 
 
 def seal_of(content: bytes) -> str:
-    """Length and hash."""
+    """The content's length and hash."""
     return f"{len(content)} {hashlib.sha256(content).hexdigest()}\n"

@@ -1,8 +1,8 @@
-"""The folder of compiled code: that it is the user's own, and that what is in it is whole.
+"""The folder of compiled code: checks that it is the user's own and its contents are intact.
 
-Loading a library runs it. So nothing is loaded that somebody else could have put there, and nothing
-that is not, byte for byte, what was once compiled: beside each library its *seal*, a small file
-with its length and hash. (A library that was cut short would end the process where it is loaded.)
+Loading a library runs it. So nothing is loaded that somebody else could have put there, or that is
+not, byte for byte, what was compiled: each library has a *seal*, a small file with its length and
+hash. (Loading a truncated library would end the process.)
 """
 
 import os
@@ -31,10 +31,10 @@ def library_folder() -> Path:
 
 
 def own_folder() -> Path:
-    """The folder of compiled code, made if need be.
+    """The folder of compiled code, created if necessary.
 
     Raises:
-        NoCodeError: if there can be none, or if others could put something into it.
+        NoCodeError: if it cannot be used, or if others could write to it.
     """
     try:
         folder = library_folder().absolute()
@@ -53,19 +53,19 @@ def own_folder() -> Path:
 
 
 def check_own_folder(folder: Path) -> None:
-    """See that nobody else can put something into a folder, or another folder in its place."""
+    """Raise if somebody else could write to a folder or replace it."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         raise NoCodeError(f"the cache folder {folder} is a link: remove it, or {ELSEWHERE}")
     _check_owner(status, f"the cache folder {folder}", folder)
     if _knows_owners():
-        # Also what the path says where links lead elsewhere: whoever can write there changes them.
+        # The literal path too, if links lead elsewhere: whoever can write there can change them.
         for parent in [*folder.parents, *folder.resolve().parents]:
             _check_parent(parent)
 
 
 def check_own_file(path: Path) -> None:
-    """See that a file in the cache is a plain one that nobody else can have written."""
+    """Raise unless a file in the cache is a plain one that nobody else can have written."""
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode):
         raise NoCodeError(f"{path} in the cache is not a plain file: remove it")
@@ -88,7 +88,7 @@ def _check_owner(status: os.stat_result, what: str, path: Path) -> None:
 
 def _check_parent(parent: Path) -> None:
     mode = parent.stat().st_mode
-    # With the sticky bit, as in /tmp, only owners can rename or remove what is there.
+    # With the sticky bit, as in /tmp, only owners can rename or remove its contents.
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         raise NoCodeError(
             f"the cache folder is inside {parent}, which everybody can write to "
@@ -106,7 +106,7 @@ def seal_path(library: Path) -> Path:
 
 
 def is_sealed(library: Path) -> bool:
-    """Whether a cached library is there and just as it was compiled.
+    """Whether a cached library exists and is unchanged since it was compiled.
 
     Raises:
         NoCodeError: if somebody else could have written it or its seal.

@@ -1,4 +1,4 @@
-"""What steps of sharded weights send: routes are chosen by it, and costs estimated on paper."""
+"""What steps of sharded weights send: used to choose routes, and to estimate costs."""
 
 import math
 
@@ -16,14 +16,15 @@ def received_by_owner(rows: int, columns: int, ranks: int, count: int, states: i
 def received_by_columns(
     rows: int, columns: int, ranks: int, count: int, states: int, summed: int
 ) -> float:
-    """Numbers that a rank receives when ``count`` matrices are turned from rows to columns.
+    """Numbers that a rank receives when ``count`` matrices go from rows to columns and back.
 
-    The same comes in and goes back, and a sum of ``summed`` numbers each lies between.
+    Weight, gradient and state go one way, all but the gradient back; in between, ``summed``
+    numbers per matrix are summed over ranks.
     """
     turned = count * (3 + 2 * states) * rows * columns / ranks
     return turned * (ranks - 1) / ranks + received_by_sum(ranks, count * summed)
 
 
 def received_by_sum(ranks: int, numbers: int) -> float:
-    """Numbers that a rank receives when as many are summed over ranks, in a ring."""
+    """Numbers that a rank receives when this many are summed over ranks, in a ring."""
     return 2 * numbers * (ranks - 1) / ranks

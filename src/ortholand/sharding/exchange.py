@@ -1,6 +1,6 @@
 """Messages between ranks: sums (all-reduce), and rows that change places (all-to-all).
 
-Through ``torch.distributed``, on lists of tensors that are packed into one message.
+They use ``torch.distributed``, on lists of tensors packed into one message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 
 
 def sums_over_ranks(parts: Sequence[Tensor], group: ProcessGroup) -> list[Tensor]:
-    """The sum over all ranks of each tensor: one all-reduce for all of them, of one type."""
+    """The sum over all ranks of each tensor, all of one type: one all-reduce."""
     packed = torch.cat([part.reshape(-1) for part in parts])
     dist.all_reduce(packed, group=group)
     pieces = packed.split([part.numel() for part in parts])
@@ -39,7 +39,7 @@ def sum_over_groups(tensor: Tensor, groups: Sequence[ProcessGroup]) -> Tensor:
 
 
 def same_on_all_ranks(number: Tensor, weight: DTensor) -> Tensor:
-    """An integer that all ranks of the weight's mesh agree on, from one that each has drawn."""
+    """An integer that all ranks of the weight's mesh agree on, from one drawn by each."""
     mesh = weight.device_mesh
     return sum_over_groups(number, [mesh.get_group(i) for i in range(mesh.ndim)])
 
@@ -67,7 +67,7 @@ def exchange(
 
 @dataclass(frozen=True)
 class Owners:
-    """Matrices that are brought together on one rank each, and spread again.
+    """Matrices that are gathered on one rank each, and scattered again.
 
     Matrix k has the layout ``layouts[k]`` (they differ in sizes only) and goes to ``owners[k]``.
     """
@@ -80,7 +80,7 @@ class Owners:
         return [k for k, owner in enumerate(self.owners) if owner == rank]
 
     def gather(self, parts: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
-        """From this rank's rows of each matrix, what this rank owns. One all-to-all.
+        """The matrices this rank owns, from every rank's rows. One all-to-all.
 
         ``parts[k]`` are tensors of one shape that belong to the matrix: weight, gradient, state.
         """
@@ -104,9 +104,9 @@ class Owners:
         """Undo :meth:`gather`. One all-to-all.
 
         Args:
-            wholes: what this rank owns.
+            wholes: the matrices this rank owns.
             numbers: ``(owned, length)``: a row for each of them, which goes to all ranks.
-            parts: tensors of the shapes of what this rank gets.
+            parts: tensors of the shapes that this rank receives.
 
         Returns:
             This rank's rows of each matrix, and the numbers ``(matrices, length)`` of all.

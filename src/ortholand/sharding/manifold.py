@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 
 def distances(weight: Tensor, view: View, *, spectral: bool = False, scale: float = 1.0) -> Tensor:
-    """``||X^H X - I||_F`` of each matrix of a weight, sharded or not; on every rank that of all.
+    """``||X^H X - I||_F`` of each matrix of a weight, sharded or not; every rank gets all.
 
-    ``spectral``: in the spectral norm instead. ``scale``: the weight is this times X.
+    ``spectral``: use the spectral norm instead. ``scale``: the weight is this times X.
 
-    Nobody gets the matrix if it is sharded by rows or columns: one all-reduce of its Gram matrix,
+    A matrix sharded by rows or columns is never gathered: its Gram matrix takes one all-reduce,
     for wide ones after an all-to-all from rows to columns; in the view "kernel" of convolutions
-    one number per matrix is gathered. A rank outside of the weight's mesh gets zero.
+    one number per matrix is gathered. A rank outside the weight's mesh gets zero.
     """
     if not is_dtensor(weight):
         return distance(unscaled(as_matrices(weight, view), scale), spectral=spectral)
@@ -65,7 +65,7 @@ def distances(weight: Tensor, view: View, *, spectral: bool = False, scale: floa
 
 
 def _residual_apart(X: Tensor, layout: Layout) -> Tensor:
-    """``X^H X - I`` of the matrix of which this rank has the rows X."""
+    """``X^H X - I`` of the whole matrix, of which this rank has the rows X."""
     rows, columns = sum(layout.sizes), X.shape[1]
     if rows < columns:
         X = rows_to_columns([X], [layout])[0].mT
@@ -76,7 +76,7 @@ def _residual_apart(X: Tensor, layout: Layout) -> Tensor:
 
 
 def apparent_scale(weight: Tensor, view: View) -> float:
-    """The number c for which c times orthonormal matrices are as large as those of a weight."""
+    """The number c for which c times orthonormal matrices have the norm of a weight's."""
     here = to_working_dtype(local_part(weight)).abs()
     square, groups = torch.linalg.vector_norm(here).cpu().double().square(), sharing_groups(weight)
     if groups:
@@ -88,11 +88,11 @@ def apparent_scale(weight: Tensor, view: View) -> float:
 def project_(weights: Sequence[tuple[Tensor, float]], view: View) -> None:
     """Replace the matrices of weights, sharded or not, in place, by the nearest orthonormal ones.
 
-    Each weight comes with its scale: the nearest of such times that number.
+    Each weight comes with its scale, the multiple of an orthonormal matrix that it becomes.
 
-    Each sharded matrix is brought together on one rank, a different one for each, and spread
-    again; a rank holds no more than one of them at a time. (Sharded otherwise than by rows or
-    columns, it is brought together on every rank.)
+    Each sharded matrix is gathered on one rank, a different one for each, and scattered
+    again; a rank holds no more than one of them at a time. (If it is not sharded by rows or
+    columns, it is gathered on every rank.)
     """
     spread: dict[tuple[Any, ...], list[_Spread]] = {}
     for weight, scale in weights:
@@ -128,7 +128,7 @@ def _nearest(weight: Tensor, view: View, scale: float) -> Tensor:
 
 
 def _project_whole(members: Sequence[_Spread]) -> None:
-    """Project matrices, at most one per rank, each on a rank of its own."""
+    """Project matrices, at most one per rank, each on a different rank."""
     owners = Owners([member.layout for member in members], range(len(members)))
     parts = [[to_working_dtype(rows_of(weight, layout))] for weight, layout, _ in members]
     wholes = [[polar_projection(X)] for (X,) in owners.gather(parts)]

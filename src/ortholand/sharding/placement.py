@@ -1,6 +1,6 @@
-"""Weights that are spread over ranks: DTensors, as FSDP2's ``fully_shard`` makes them.
+"""Which rank holds what of a weight spread over ranks (a DTensor, as FSDP2 makes them).
 
-Who holds what. How it is brought together is in :mod:`.exchange`.
+How it is gathered is in :mod:`.exchange`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def is_dtensor(tensor: object) -> TypeGuard[DTensor]:
     """Whether the tensor is spread over a device mesh.
 
-    Never imports DTensors: where nobody has, there are none.
+    This never imports DTensors: if nothing has imported them, there are none.
     """
     if type(tensor) in (Tensor, nn.Parameter):
         return False
@@ -33,9 +33,9 @@ def is_dtensor(tensor: object) -> TypeGuard[DTensor]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which rows of a weight (its first dimension) are where.
+    """Which rank has which rows of a weight (its first dimension).
 
-    Of a matrix that is sharded by columns these are the rows of its transpose (``turned``).
+    For a matrix sharded by columns these are the rows of its transpose (``turned``).
     """
 
     group: ProcessGroup
@@ -52,7 +52,7 @@ class Layout:
 def layout_of(weight: DTensor) -> Layout | None:
     """Which rows of the weight are on which rank; None if it is sharded in another way.
 
-    Known are weights sharded on their first dimension, and matrices on their second, over one
+    Weights may be sharded on their first dimension, and matrices on their second, over one
     dimension of the mesh; over others they may be replicated.
     """
     from torch.distributed.tensor import Shard
@@ -69,7 +69,7 @@ def layout_of(weight: DTensor) -> Layout | None:
 
 
 def is_elsewhere(tensor: Tensor) -> bool:
-    """Whether this rank has no part in a DTensor: it is outside of its mesh."""
+    """Whether this rank is outside a DTensor's mesh, and so has no part of it."""
     if type(tensor) in (Tensor, nn.Parameter):
         return False
     return is_dtensor(tensor) and tensor.device_mesh.get_coordinate() is None
@@ -84,7 +84,7 @@ def split_dims(weight: DTensor) -> list[int]:
 def sharing_groups(weight: Tensor) -> tuple[ProcessGroup, ...]:
     """The ranks that have different parts of the weight, for each dimension of the mesh.
 
-    None for a plain tensor, and on a rank outside of the mesh.
+    Empty for a plain tensor, and on a rank outside the mesh.
     """
     if not is_dtensor(weight) or is_elsewhere(weight):
         return ()
@@ -103,7 +103,7 @@ def is_here(weight: Tensor, view: View) -> bool:
 
 
 def chunk_sizes(total: int, ranks: int) -> tuple[int, ...]:
-    """Rows per rank as :func:`torch.chunk` and DTensors have it; the last may have none."""
+    """Rows per rank, as for :func:`torch.chunk` and DTensors; the last may have none."""
     chunk = math.ceil(total / ranks)
     return tuple(max(0, min(chunk, total - r * chunk)) for r in range(ranks))
 
@@ -119,7 +119,7 @@ def rows_of(tensor: Tensor, layout: Layout) -> Tensor:
 
 
 def set_rows_(tensor: Tensor, rows: Tensor, layout: Layout) -> None:
-    """Undo :func:`rows_of`: put rows in what this rank holds."""
+    """Undo :func:`rows_of`: write rows into what this rank holds."""
     here = local_part(tensor)
     here.copy_(from_rows(rows, here.shape, layout))
 
@@ -135,9 +135,9 @@ def from_rows(rows: Tensor, shape: torch.Size, layout: Layout) -> Tensor:
 
 
 def placed_like(local: Tensor, weight: DTensor) -> Tensor:
-    """A DTensor as the weight is, but with what this rank has of it: ``local``.
+    """A DTensor placed like the weight, whose part on this rank is ``local``.
 
-    Made from the weight, whose parts may be on another device than its mesh (CPU offload).
+    Made from the weight, whose parts may be on a different device from its mesh (CPU offload).
     """
     placed = torch.empty_like(weight.detach(), dtype=local.dtype)
     local_part(placed).copy_(local)
@@ -145,12 +145,12 @@ def placed_like(local: Tensor, weight: DTensor) -> Tensor:
 
 
 def zeros_per_matrix(weight: DTensor, dtype: torch.dtype) -> Tensor:
-    """A zero for each matrix of a weight ``(..., n, p)``, placed as the weight is."""
+    """A zero for each matrix of a weight ``(..., n, p)``, placed like the weight."""
     return torch.zeros_like(weight.detach()[..., 0, 0], dtype=dtype)
 
 
 def gathered_numbers(local: Tensor, weight: DTensor) -> Tensor:
-    """From a number for each matrix that this rank has, those of all, on every rank."""
+    """The numbers of all matrices, on every rank, from those of this rank's matrices."""
     from torch.distributed.tensor import DTensor
 
     shape = weight.shape[:-2]
@@ -168,7 +168,7 @@ def whole_of(tensor: Tensor) -> Tensor:
 
 
 def part_of(whole: Tensor, weight: DTensor) -> Tensor:
-    """Of a tensor that every rank has, the part that this one keeps, as it does of the weight."""
+    """This rank's part of a tensor that every rank has, split like the weight."""
     from torch.distributed.tensor import DTensor, Replicate
 
     mesh = weight.device_mesh
@@ -177,7 +177,7 @@ def part_of(whole: Tensor, weight: DTensor) -> Tensor:
 
 
 def restored(value: Tensor, weight: Tensor, device: torch.device) -> Tensor:
-    """A copy of a saved state that belongs to the weight, placed as the weight is.
+    """A copy of a weight's saved state, placed like the weight.
 
     Each rank takes its own part of a state that was saved whole; numbers are on all ranks.
     """

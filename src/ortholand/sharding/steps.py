@@ -1,4 +1,4 @@
-"""Steps of weights that are spread over ranks.
+"""Steps of weights spread over ranks.
 
 A weight takes one of five routes, by its shape, its view and how it is sharded:
 
@@ -6,22 +6,22 @@ A weight takes one of five routes, by its shape, its view and how it is sharded:
   step of a single process, on the local part.
 - *rows*: tall matrices. Each rank moves its own rows; one all-reduce of Gram matrices for all of a
   group.
-- *columns*: wide matrices. An all-to-all gives each rank columns in place of rows, which are the
+- *columns*: wide matrices. An all-to-all gives each rank columns instead of rows, which are the
   rows of a tall matrix; then as above, and an all-to-all back.
-- *owners*: square ones. An all-to-all brings each matrix together on one rank, a different one
-  for each, which takes the step of a single process; an all-to-all spreads it again.
-- *everywhere*: what is sharded along several dimensions of a mesh (FSDP2 on top of tensor
-  parallelism). Each rank gathers it all and takes the step of a single process.
+- *owners*: square matrices. An all-to-all gathers each matrix on one rank, a different one
+  for each, which takes the step of a single process; an all-to-all scatters it again.
+- *everywhere*: weights sharded along several dimensions of a mesh (FSDP2 on top of tensor
+  parallelism). Each rank gathers everything and takes the step of a single process.
 
-Matrices that are sharded by columns are the transposes of such that are sharded by rows. Wide
-ones go the route on which the busiest rank receives less. Square ones have owners: the skew matrix
-that their momentum accumulates has no form that is local to rows. Without a Gram form all have
-owners; where fewer bytes are preferred, tall ones too if that moves less. What each route costs is
-in :mod:`.costs` and ``docs/at_scale.md``.
+Matrices sharded by columns are treated as transposes of matrices sharded by rows. Wide
+ones take the route on which the busiest rank receives less. Square ones have owners: the skew
+matrix that their momentum accumulates has no form local to rows. Without a Gram form all matrices
+have owners; if fewer bytes are preferred, so do tall ones whenever that moves less. The costs of
+each route are in :mod:`.costs` and ``docs/at_scale.md``.
 
-State is sharded as its weight is, or equal on all ranks, and has the shape it has in a single
-process. Every rank must step the same parameters in the same order. Nothing here knows an
-optimizer: it is handed pure functions (:class:`ShardedStep`) and slots.
+State is sharded like its weight, or equal on all ranks, and has the same shape as in a single
+process. Every rank must step the same parameters in the same order. Nothing here knows about
+optimizers: it is given pure functions (:class:`ShardedStep`) and slots.
 """
 
 from __future__ import annotations
@@ -84,34 +84,34 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.tensor import DTensor
 
-# Numbers that a rank brings to a message, about. A group with more of them steps in several
+# About how many numbers a rank contributes to a message. A group with more of them steps in several
 # portions, so that copies stay small: half a gigabyte of float32.
 LONGEST_MESSAGE = 2**27
 
 
 @dataclass(frozen=True)
 class ShardedStep:
-    """What is to be done with the matrices of a group."""
+    """What to do with the matrices of a group."""
 
     view: View
     maximize: bool
     foreach: bool | None
     prefers_fewer_bytes: bool  # whether tall matrices have owners where that moves less
     state_kinds: Mapping[str, StateKind]
-    # Of rows that are here, of weights of a scale; None: matrices must be whole.
+    # Step of local rows, for weights of a given scale; None: matrices must be whole.
     gram_step: Callable[[float], GramStep] | None
     scale_of: Callable[[torch.Size], float]  # of a weight of this shape
-    summed_numbers: Callable[[int], int] | None  # by it, for a matrix with so many columns
+    summed_numbers: Callable[[int], int] | None  # by that step, for a matrix with p columns
     step_whole: Callable[[list[Slot]], None]  # the step of a single process
 
     @property
     def buffers(self) -> list[str]:
-        """State of a weight's shape."""
+        """Names of the state that has a weight's shape."""
         return [name for name, kind in self.state_kinds.items() if kind == "matrix"]
 
     @property
     def numbers(self) -> list[str]:
-        """State that is a number per matrix."""
+        """Names of the state with one number per matrix."""
         return [name for name, kind in self.state_kinds.items() if kind == "number"]
 
     def summed(self, p: int) -> int:
@@ -127,7 +127,7 @@ class Member(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns of its matrix, seen so that it is sharded by rows."""
+        """Rows and columns of its matrix, viewed as sharded by rows."""
         rows = sum(self.layout.sizes)
         return rows, self.slot.weight.numel() // rows
 
@@ -194,7 +194,7 @@ def routes(members: Sequence[Member], step: ShardedStep) -> list[tuple[Route, li
 
 
 def by_shape(members: Sequence[Member]) -> dict[tuple[int, int], list[Member]]:
-    """The weights whose matrices are alike."""
+    """The weights by the shape of their matrices."""
     alike: dict[tuple[int, int], list[Member]] = {}
     for member in members:
         alike.setdefault(member.shape, []).append(member)
@@ -204,9 +204,9 @@ def by_shape(members: Sequence[Member]) -> dict[tuple[int, int], list[Member]]:
 def portions(
     members: Sequence[Member], step: ShardedStep, with_sums: bool
 ) -> Iterator[list[Member]]:
-    """The weights in portions that a message can hold, the same on every rank: mostly one.
+    """The weights in portions that fit a message, the same on every rank; usually one.
 
-    Without sums they have owners, of which a portion keeps all busy.
+    Without sums they have owners, and a portion keeps all owners busy.
     """
     tensors, ranks = 2 + len(step.buffers), members[0].layout.ranks
     portion: list[Member] = []
@@ -249,7 +249,7 @@ def _packed_counts(state: Mapping[str, Any]) -> Tensor:
 
 
 def _add_counts(slot: Slot, both: Tensor) -> None:
-    """Add what :func:`_packed_counts` gave, or a sum of such."""
+    """Add the result of :func:`_packed_counts`, or a sum of such results."""
     device = slot.weight.device
     count_of(SKIPPED, slot.state, device).add_(both & (2**32 - 1))
     count_of(LIMITED, slot.state, device).add_(both >> 32)
@@ -342,7 +342,7 @@ def step_owners(members: list[Member], step: ShardedStep) -> None:
 
 
 def share_out(members: Sequence[Member], ranks: int) -> list[int]:
-    """An owner for each matrix, so that all ranks have about as much to compute."""
+    """An owner for each matrix, so that all ranks have about equal work."""
     work = [math.prod(member.shape) * min(member.shape) for member in members]
     loads, owners = [0] * ranks, [0] * len(members)
     for k in sorted(range(len(members)), key=lambda k: -work[k]):
@@ -355,7 +355,7 @@ def share_out(members: Sequence[Member], ranks: int) -> list[int]:
 
 
 def step_plain(slots: Sequence[Slot], step: Callable[..., None]) -> None:
-    """torch's own step on the local parts; what one rank must leave alone, all leave alone."""
+    """torch's own step on the local parts; a parameter that one rank must skip, all skip."""
     alike: dict[tuple[ProcessGroup, ...], list[Slot]] = {}
     for slot in slots:
         alike.setdefault(sharing_groups(slot.weight), []).append(slot)
@@ -374,7 +374,7 @@ def step_plain(slots: Sequence[Slot], step: Callable[..., None]) -> None:
 
 
 def _agreed(process_groups: Sequence[ProcessGroup], taken: Tensor) -> Tensor:
-    """Which parameters all ranks may step, from those that this one may."""
+    """Which parameters all ranks may step, from those that this rank may."""
     return sum_over_groups(taken.logical_not().to(torch.int32), process_groups) == 0
 
 
@@ -382,7 +382,7 @@ def _agreed(process_groups: Sequence[ProcessGroup], taken: Tensor) -> Tensor:
 
 
 def step_parts(parts: Sequence[Part], step: ShardedStep, layout: Layout) -> list[MatrixStep]:
-    """The steps of matrices of which this rank has rows. One all-reduce for all of them."""
+    """The steps of matrices of which this rank has rows: one all-reduce for all of them."""
     kinds = [(part.rows.total, part.W.shape[1], part.scale) for part in parts]
     members = list(batches(kinds, step.foreach, layout.ranks))
     joined = [_joined([parts[k] for k in those]) for those in members]
@@ -414,7 +414,7 @@ def finished(steps: Sequence[PendingStep], group: ProcessGroup) -> list[MatrixSt
 
 
 def message_of(sums: GramSums) -> list[Tensor]:
-    """What is sent of Gram matrices: of Hermitian ones half."""
+    """What is sent of Gram matrices: only half of the Hermitian ones."""
     return [pack(*sums.hermitian), *sums.others]
 
 
@@ -449,7 +449,7 @@ def _stack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _unless_skipped(part: Part, X: Tensor, result: MatrixStep) -> MatrixStep:
-    """The matrices as they are after the step from X, whether or not it was taken."""
+    """The matrices after the step from X, whether or not it was taken."""
     moved, taken, state, limited = result
     moved = follow(part.W, X, moved, part.scale)
     whether = taken[:, None, None]
@@ -474,7 +474,7 @@ def _local_slot(slot: Slot, names: Iterable[str]) -> Slot:
 
 
 def _placed_gradient(slot: Slot) -> DTensor:
-    """The gradient of a weight, placed as the weight is."""
+    """The gradient of a weight, placed like the weight."""
     weight, gradient = slot.weight, slot.gradient
     assert is_dtensor(weight)
     assert is_dtensor(gradient)
@@ -492,18 +492,18 @@ def _fields(member: Member, step: ShardedStep) -> list[Tensor]:
 
 
 def _local_rounding(slot: Slot) -> dict[str, Tensor]:
-    """What this rank has of the state that tells how a weight is rounded; memory is shared."""
+    """What this rank has of a weight's rounding state; memory is shared."""
     return {name: local_part(slot.state[name]) for name in ROUNDING_STATE if name in slot.state}
 
 
 def _descent_fields(member: Member, step: ShardedStep) -> list[Tensor]:
-    """:func:`_fields`, the gradient with the sign of a descent."""
+    """:func:`_fields`, with the gradient's sign flipped if the step should ascend."""
     X, G, *buffers = _fields(member, step)
     return [X, descent(G, step.maximize), *buffers]
 
 
 def _turned(M: Tensor, member: Member) -> Tensor:
-    """From the matrix as it is sharded to the one that the weight is, and back."""
+    """From the matrix as it is sharded to the weight's own orientation, and back."""
     return M.mT.contiguous() if member.layout.turned else M
 
 
@@ -525,7 +525,7 @@ def _all_state(member: Member, buffers: Sequence[Tensor], step: ShardedStep) -> 
 
 
 def _keep(member: Member, moved: Tensor, state: Mapping[str, Tensor], skipped: Tensor) -> None:
-    """Write down where this rank's rows went, the new state, and whether the step was skipped."""
+    """Store this rank's new rows, the new state, and whether the step was skipped."""
     slot, layout = member
     here = local_part(slot.weight)
     keep_(here, from_rows(moved, here.shape, layout), _local_rounding(slot))

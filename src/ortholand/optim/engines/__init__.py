@@ -1,8 +1,8 @@
-"""Who computes a step: a short list, asked in order; one place asks.
+"""Who computes a step: a short list of engines, asked in order and in one place.
 
 Each engine says what it cannot step, and why (``refusal``), and takes what it can (``claim``). The
-last one can step everything. All is checked in ``claim``, and nothing done before it is run.
-Where torch's operations compute, autograd must not look on: an engine sees to that itself, because
+last one can step everything. ``claim`` checks everything, and nothing is done before it has run.
+While torch's operations compute, autograd must be off: an engine sees to that itself, because
 for compiled code of 10 microseconds even this counts.
 """
 
@@ -25,15 +25,15 @@ Run = Callable[[], None]
 
 
 class Engine(Protocol):
-    """What computes steps of orthogonal weights."""
+    """Computes steps of orthogonal weights."""
 
     name: str
 
     def refusal(self, slot: Slot, plan: Plan, *, alone: bool) -> str | None:
-        """Why the engine cannot step this weight; None if it can. ``alone``: no other steps too."""
+        """Why the engine cannot step this weight; None if it can. ``alone``: it is the only one."""
 
     def claim(self, slots: list[Slot], plan: Plan, *, alone: bool) -> tuple[Run | None, list[Slot]]:
-        """The step of the weights that it can step, checked but not done; and those it cannot."""
+        """The step of the weights it can step, checked but not done; and the other weights."""
 
 
 COMPILED = CompiledEngine()
@@ -49,7 +49,7 @@ def step_by_engines(slots: list[Slot], plan: Plan, engines: tuple[Engine, ...] =
 
 
 def claimed(slots: list[Slot], plan: Plan, engines: tuple[Engine, ...] = ENGINES) -> list[Run]:
-    """The same step, checked but not done: nothing has moved before all groups are checked."""
+    """That step, checked but not done: nothing moves before all groups are checked."""
     alone = len(slots) == 1
     runs: list[Run] = []
     for engine in engines:
@@ -64,9 +64,9 @@ def claimed(slots: list[Slot], plan: Plan, engines: tuple[Engine, ...] = ENGINES
 def renewed(
     params: Iterable[Tensor], states: Mapping[Tensor, dict[str, Any]], plan: Plan
 ) -> Run | None:
-    """The step of a group, checked but not done, by what compiled code knows of its last step.
+    """The step of a group, checked but not done, from what compiled code knows of its last step.
 
-    None where it cannot be had so quickly: prepare slots, and ask the engines for it.
+    None if there is no such shortcut: then prepare slots and ask the engines.
     """
     return COMPILED.renew(params, states, plan) if plan.standing else None
 

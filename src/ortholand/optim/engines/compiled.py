@@ -1,8 +1,8 @@
 """The engine of compiled code (:mod:`ortholand.native`), on the CPU.
 
-Matrices of up to 128 columns step all at once, those of one shape in one call; larger ones one by
-one: torch's products, and compiled passes between them. Whatever gets there was checked first;
-``matrix_step`` is the reference for it.
+Matrices of up to 128 columns take the whole step at once, those of one shape in one call; larger
+ones step one by one: torch's products, and compiled passes between them. All input is checked
+first; ``matrix_step`` is the reference.
 """
 
 import warnings
@@ -41,7 +41,7 @@ from ortholand.safe_step import SafeStepRule, farthest_before_landing
 
 
 class CompiledEngine:
-    """Steps real matrices in plain memory of the CPU; those of many columns by themselves."""
+    """Steps real matrices in plain CPU memory; those with many columns one by one."""
 
     name = "compiled"
 
@@ -96,9 +96,9 @@ class CompiledEngine:
     def renew(
         self, params: Iterable[Tensor], states: Mapping[Tensor, dict[str, Any]], plan: Plan
     ) -> Callable[[], None] | None:
-        """The step of a group all of whose weights, with their state, are as in an earlier step.
+        """The step of a group whose weights and state are all as in an earlier step.
 
-        None: prepare and claim them. All that this would check is checked here too, in one loop:
+        If None, prepare and claim them. All that this would check is checked here too, in one loop:
         the memory of weight, gradient and state, their types and shapes, and that there is no
         other state.
         """
@@ -109,7 +109,7 @@ class CompiledEngine:
             G = p.grad
             if G is None:
                 continue
-            verdict = standing.get(id(p))  # a guess; that it is right is checked
+            verdict = standing.get(id(p))  # a guess, checked below
             if verdict is None or type(G) is not Tensor or p.is_inference():
                 return None
             state, names = states[p], verdict.names
@@ -152,7 +152,7 @@ _Kind = tuple[torch.dtype, int, int, float]  # type, rows, columns and scale of 
 
 
 class _Verdict(NamedTuple):
-    """What compiled code says to weights of one type, shape and memory."""
+    """Whether and how compiled code steps weights of one type, shape and memory layout."""
 
     why_not: str  # empty if it can step them
     dtype: torch.dtype
@@ -165,7 +165,7 @@ class _Verdict(NamedTuple):
 
 
 def _known_verdict(weight: Tensor, plan: Plan) -> _Verdict:
-    """What compiled code says to a weight, and to all that are alike."""
+    """The verdict on a weight, and on all like it."""
     key = (weight.dtype, weight.shape, weight.stride())
     verdict = plan.verdicts.get(key)
     if verdict is None:
@@ -201,14 +201,14 @@ def _verdict(weight: Tensor, plan: Plan) -> _Verdict:
 
 
 def _extents(shape: torch.Size, plan: Plan) -> tuple[Extent, ...]:
-    """Of a weight, its gradient and its state."""
+    """The extents of a weight, its gradient and its state."""
     whole, numbers = Extent.of(shape), Extent.of(batch_shape(shape, plan.view))
     state = [whole if kind == "matrix" else numbers for kind in plan.state_kinds.values()]
     return (whole, whole, *state)
 
 
 def _memory_refusal(slot: Slot, kinds: Mapping[str, StateKind]) -> str:
-    """Why weight, gradient or state are no real numbers in plain memory."""
+    """Why weight, gradient or state are not real numbers in plain memory."""
     p, G = slot.weight, slot.gradient
     if type(p) not in PLAIN_TYPES or type(G) is not Tensor:
         return f"a {type(p).__name__} with a gradient that is a {type(G).__name__}"
@@ -219,7 +219,7 @@ def _memory_refusal(slot: Slot, kinds: Mapping[str, StateKind]) -> str:
     if G.dtype is not p.dtype:
         return f"gradient of {G.dtype}, weight of {p.dtype}"
     if any(type(slot.state[name]) not in PLAIN_TYPES for name in kinds):
-        return "state that is no plain tensor"
+        return "state that is not a plain tensor"
     return "memory that was freed, or is marked as negated"
 
 
@@ -249,7 +249,7 @@ class _Batch:
         self.gradients: list[Tensor] = []
 
     def add(self, row: _Row, verdict: _Verdict) -> None:
-        """One weight more."""
+        """Add a weight."""
         self.places += row.places
         self.places += verdict.rest
         self.states.append(row.state)
@@ -258,7 +258,7 @@ class _Batch:
 
 
 def _row(slot: Slot, plan: Plan, verdict: _Verdict) -> _Row | None:
-    """None unless all is real numbers in plain memory."""
+    """The row of a weight; None unless everything is real numbers in plain memory."""
     p, G = slot.weight, slot.gradient
     if type(G) is not Tensor or p.is_inference():
         return None
@@ -269,7 +269,7 @@ def _row(slot: Slot, plan: Plan, verdict: _Verdict) -> _Row | None:
 
 
 def _contiguous_row(slot: Slot, verdict: _Verdict) -> _Row | None:
-    """The row of what is contiguous, as nearly all is."""
+    """The row of a contiguous weight, the usual case."""
     p, G, state = slot
     written = [p, *(state[name] for name in verdict.names)]
     tensors = [p, G, *written[1:]]
@@ -278,7 +278,7 @@ def _contiguous_row(slot: Slot, verdict: _Verdict) -> _Row | None:
 
 
 def _strided_row(slot: Slot, plan: Plan, verdict: _Verdict) -> _Row | None:
-    """The row of a weight in any dense layout; what lies otherwise than the weight is copied.
+    """The row of a weight in any dense layout; tensors laid out differently are copied.
 
     State is kept in the layout of its weight from then on.
     """
@@ -305,7 +305,7 @@ def _strided_row(slot: Slot, plan: Plan, verdict: _Verdict) -> _Row | None:
 
 
 def _laid_out(tensor: Tensor, like: Tensor) -> Tensor | None:
-    """The tensor in memory as another; None where it cannot be read."""
+    """The tensor in another's memory layout; None if it cannot be read."""
     if type(tensor) not in PLAIN_TYPES or not tensor.is_cpu:
         return None
     if tensor.shape != like.shape or tensor.dtype is not like.dtype:
@@ -385,7 +385,7 @@ def _rule_number(rule: SafeStepRule | None) -> int:
 
 
 def _warn_once(reason: str, warned: set[str]) -> None:
-    """Warn, once per optimizer, those who ask for compiled steps that there are none."""
+    """Warn, once per optimizer, that the compiled steps requested are not available."""
     if reason not in warned:
         warned.add(reason)
         warnings.warn(

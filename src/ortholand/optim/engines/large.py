@@ -1,6 +1,6 @@
 """Large matrices, one by one: torch's products, and compiled passes between them.
 
-Every form of a step here has its reference in :mod:`ortholand.landing`; what is saved is passes
+Every form of a step here has its reference in :mod:`ortholand.landing`; it saves passes
 over memory, temporaries and, for "move, then land", a product. A matrix is ``(rows, columns)`` as
 it lies in memory.
 """
@@ -28,19 +28,19 @@ from ortholand.native import LARGEST_SIZE, address, large_steps
 from ortholand.optim.plan import Plan
 from ortholand.safe_step import farthest_before_landing
 
-SMALLEST_RATE = 1e-30  # below, omega / lr is no float
+SMALLEST_RATE = 1e-30  # below it omega / lr overflows
 
 
 def large_refusal(n: int, p: int, step: LandingStep) -> str | None:
-    """Why there is no compiled step for matrices of many columns; None if there is one."""
+    """Why there is no compiled step for matrices with many columns; None if there is one."""
     attraction, moments = step.options.attraction, step.moments
     along_field = attraction.field_coefficients is not None
     if n > p and not (along_field and isinstance(moments, Momentum) and not moments.momentum):
         what = f"{n} x {p} with {_described(step)}"
-        return f"{what}: compiled are square matrices, and those of up to {LARGEST_SIZE} columns"
+        return f"{what}: only square ones and those of up to {LARGEST_SIZE} columns are compiled"
     if not along_field and not isinstance(attraction, After | Decoupled):
         what = f"{n} x {p} with attraction {attraction.name!r}"
-        return f"{what}: compiled are matrices of up to {LARGEST_SIZE} columns"
+        return f"{what}: only matrices of up to {LARGEST_SIZE} columns are compiled"
     return None
 
 
@@ -54,7 +54,7 @@ def _described(step: LandingStep) -> str:
 
 @torch.no_grad()
 def step_large(slot: Slot, plan: Plan, options: bytes) -> None:
-    """Step the large matrices of a weight, each by itself."""
+    """Step the large matrices of a weight, one by one."""
     assert plan.landing is not None
     passes = large_steps(slot.weight.dtype)
     assert passes is not None  # refusal
@@ -85,7 +85,7 @@ class _Outcome(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """A state after a step that is taken: so much of the old one, and so much of a tensor."""
+    """A state after a step that is taken: a multiple of the old one plus one of a tensor."""
 
     value: Tensor
     share: float = 1.0
@@ -93,7 +93,7 @@ class _Kept(NamedTuple):
 
 
 class _Generator(NamedTuple):
-    """A square matrix's direction ``scale A X``; the first moment that will be kept is of A."""
+    """A square matrix's direction ``scale A X``; the first moment to keep is of A."""
 
     A: Tensor
     scale: float
@@ -114,7 +114,7 @@ def _matrices(slot: Slot, plan: Plan) -> Iterator[_Matrix]:
 
 
 class _LargeStep:
-    """The step of a plan, for one matrix after the other."""
+    """The step of a plan, for one matrix at a time."""
 
     def __init__(
         self,
@@ -140,13 +140,13 @@ class _LargeStep:
         return self._follow(matrix, self._square_field(matrix, generator, self.options.lam))
 
     def _address(self, M: Tensor, numel: int) -> int:
-        """Where M is, if it has so many numbers of the weight's type."""
+        """The address of M, if it has this many numbers of the weight's type."""
         return address(M, self.dtype, numel)
 
     # --- directions
 
     def _generator(self, matrix: _Matrix) -> _Generator:
-        """The skew matrix that a square one is turned by, in one product."""
+        """The skew matrix that rotates a square one, in one product."""
         _, X, G, state = matrix
         A, moments = torch.mm(G, X.mT), self.landing.moments
         if isinstance(moments, AdamMoments):
@@ -172,7 +172,7 @@ class _LargeStep:
         return _Generator(A, 1.0, {"momentum_buffer": kept})
 
     def _accumulate(self, P: Tensor, buffer: Tensor | None, decay: float, share: float) -> float:
-        """P becomes ``share Skew(P) + decay buffer``; the norm of Skew(P)."""
+        """Replace P by ``share Skew(P) + decay buffer``; return the norm of Skew(P)."""
         n = P.shape[0]
         place = 0 if buffer is None else self._address(buffer, n * n)
         return self.passes.ortholand_generator(
@@ -191,7 +191,7 @@ class _LargeStep:
     def _tall_field(self, matrix: _Matrix) -> "_Field":
         """The field of a tall matrix, or of a wide one by its transpose.
 
-        ``L = X a + G b`` with the attraction's own coefficients, which need no product but L's.
+        ``L = X a + G b`` with the attraction's own coefficients, which need no products beyond L's.
         """
         field, options = torch.empty_like(matrix.X), self.options
         X, G, L = tall(matrix.X), tall(matrix.G), tall(field)
@@ -215,7 +215,8 @@ class _LargeStep:
     def _follow(self, matrix: _Matrix, field: "_Field") -> _Outcome:
         """Follow a field as far as is safe.
 
-        As :func:`ortholand.landing.attraction.step_length`: better bounds where the free ones bind.
+        Like :func:`ortholand.landing.attraction.step_length`, with better bounds where the free
+        ones bind.
         """
         L, d, error, residual, new_state = field
         options, rule, lr = self.options, self.options.rule, self.options.lr
@@ -237,13 +238,13 @@ class _LargeStep:
     def _go(
         self, matrix: _Matrix, L: Tensor, eta: float, norm: float, d: float, pull: float
     ) -> bool:
-        """Go along a field, unless that would not be finite; whether it was done."""
+        """Move along a field if the result is finite; return whether it moved."""
         numel = matrix.W.numel()
         places = self._address(matrix.W, numel), self._address(L, numel)
         return bool(self.passes.ortholand_move(*places, numel, eta, norm, d, pull, self.packed))
 
     def _follow_decoupled(self, matrix: _Matrix, generator: _Generator) -> _Outcome:
-        """``X - lr R - omega X D`` in one product, where free bounds tell that lr is safe."""
+        """``X - lr R - omega X D`` in one product, if free bounds show that lr is safe."""
         X, (A, scale, new_state) = matrix.X, generator
         lr, omega, n = self.options.lr, self.options.omega, X.shape[0]
         assert not isinstance(lr, Tensor)
@@ -263,7 +264,7 @@ class _LargeStep:
         return _Outcome(taken, limited=False)
 
     def _is_pulled_back(self, length: float, d: float) -> bool:
-        """Whether lr and all of omega are safe by what is known for nothing.
+        """Whether free bounds show that lr and all of omega are safe.
 
         ``||lr R|| <= length sqrt(1 + d)`` and ``||X D|| <= d sqrt(1 + d)``, as
         :func:`ortholand.safe_step.largest_step_decoupled` needs them.
@@ -276,9 +277,9 @@ class _LargeStep:
         return omega * normal * normal <= d * (1 - d) and pulled <= self.options.aim
 
     def _move_and_land(self, matrix: _Matrix, generator: _Generator) -> _Outcome:
-        """To ``Y = c (X - lr R)``, and a Newton-Schulz step from there.
+        """Move to ``Y = c (X - lr R)``, then take a Newton-Schulz step from there.
 
-        Y's Gram matrix, which landing needs anyway, tells nearly always that lr was safe, and
+        Y's Gram matrix, which landing needs anyway, nearly always shows that lr was safe, so
         ``X^T X`` is never formed.
         """
         X, (A, scale, new_state) = matrix.X, generator
@@ -329,7 +330,7 @@ class _LargeStep:
 
 
 class _Field(NamedTuple):
-    """The field of a large matrix, and what was found out on the way."""
+    """The field of a large matrix, and by-products of forming it."""
 
     L: Tensor
     distance: float

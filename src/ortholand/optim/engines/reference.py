@@ -1,6 +1,6 @@
 """The engine that can step everything: torch's operations, on batches of equal matrices.
 
-Tall and wide weights step in the Gram form where the step has one and it pays; all others by the
+Tall and wide weights step in the Gram form if the step has one and it pays; all others by the
 optimizer's own ``matrix_step``.
 """
 
@@ -35,7 +35,7 @@ class ReferenceEngine:
     name = "reference"
 
     def refusal(self, slot: Slot, plan: Plan, *, alone: bool) -> str | None:  # noqa: ARG002
-        """Nothing is refused."""
+        """None: this engine refuses nothing."""
         return None
 
     def claim(
@@ -53,7 +53,7 @@ class ReferenceEngine:
 
 @torch.no_grad()
 def _step(slots: list[Slot], plan: Plan) -> None:
-    """Step the weights, those of one shape as a batch where that is quicker."""
+    """Step the weights, those of one shape as a batch if that is quicker."""
     scales = [plan.scale_of(slot.weight.shape) for slot in slots]
     if len(slots) == 1:
         _step_batch(slots, plan.at_scale(scales[0]))
@@ -69,13 +69,13 @@ def _kind_of(slot: Slot, view: View) -> tuple[int, int, torch.dtype, torch.devic
 
 
 def form_of(slot: Slot, plan: Plan) -> str:
-    """How this engine steps a weight, in a word."""
+    """The name of the form in which this engine steps a weight."""
     n, p = matrices_shape(slot.weight.shape, plan.view)[-2:]
     return "Gram form" if _gram_step(n, p, plan) is not None else "matrix_step"
 
 
 def _gram_step(n: int, p: int, plan: Plan) -> GramStep | None:
-    """The Gram form of matrices n x p, where there is one and it is the quicker one."""
+    """The Gram form of n x p matrices, if there is one and it is quicker."""
     landing = plan.landing
     if n == p or landing is None or not landing.gram_pays(n, p):
         return None
@@ -120,7 +120,7 @@ def _step_batch(slots: list[Slot], plan: Plan) -> None:
 
 
 def matrix_step(X: Tensor, G: Tensor, state: dict[str, Tensor], plan: Plan) -> MatrixStep:
-    """The step of a batch of matrices, in the Gram form where they are tall and there is one."""
+    """The step of a batch of matrices, in the Gram form if they are tall and there is one."""
     n, p = X.shape[-2:]
     gram_step = _gram_step(n, p, plan)
     if gram_step is None:
@@ -129,7 +129,7 @@ def matrix_step(X: Tensor, G: Tensor, state: dict[str, Tensor], plan: Plan) -> M
 
 
 def descent_gradient(slot: Slot, plan: Plan, dtype: torch.dtype) -> Tensor:
-    """The gradient as matrices, with the sign of a descent."""
+    """The gradient as matrices, with its sign flipped if the step should ascend."""
     return descent(as_matrices(slot.gradient, plan.view).to(dtype), plan.maximize)
 
 
@@ -138,7 +138,7 @@ def _as_batch(state: Tensor, kind: StateKind, view: View) -> Tensor:
 
 
 def _together(parts: list[Tensor], kind: StateKind = "matrix") -> Tensor:
-    """One batch of all the matrices, or their numbers; a single member stays as it is."""
+    """One batch of all the matrices, or their numbers; a single member is returned as is."""
     if len(parts) == 1:
         return parts[0]
     inner = parts[0].shape[-2:] if kind == "matrix" else ()

@@ -1,4 +1,4 @@
-"""The engine of weights that are spread over ranks (DTensors): see :mod:`ortholand.sharding`."""
+"""The engine for weights spread over ranks (DTensors): see :mod:`ortholand.sharding`."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,7 +14,7 @@ StepWhole = Callable[[list[Slot], Plan], None]
 
 
 class ShardedEngine:
-    """Steps DTensors; matrices that are whole in one place step by the engines of such."""
+    """Steps DTensors; passes matrices that are whole in one place to the other engines."""
 
     name = "sharded"
 
@@ -22,7 +22,7 @@ class ShardedEngine:
         self.step_whole = step_whole
 
     def refusal(self, slot: Slot, plan: Plan, *, alone: bool) -> str | None:  # noqa: ARG002
-        """Why this is not spread over ranks."""
+        """That the weight is not spread over ranks; None if it is."""
         return None if is_dtensor(slot.weight) else "not a DTensor"
 
     def claim(
@@ -32,13 +32,13 @@ class ShardedEngine:
         *,
         alone: bool,  # noqa: ARG002
     ) -> tuple[Callable[[], None] | None, list[Slot]]:
-        """The step of the weights that this rank has a part in, and those that are no DTensors."""
+        """The step of DTensors that this rank has a part of, and the weights that are not any."""
         spread, whole = split_spread(slots)
         return (partial(self.step, spread, plan) if spread else None), whole
 
     @torch.no_grad()
     def step(self, slots: list[Slot], plan: Plan) -> None:
-        """Step the weights that this rank has a part in."""
+        """Step the weights that this rank has a part of."""
         from ortholand.sharding.steps import ShardedStep, step_sharded  # not before a DTensor
 
         landing = plan.landing
