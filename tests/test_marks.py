@@ -364,7 +364,7 @@ def with_nan() -> nn.Module:
         (lambda: nn.Linear(3, 3), {"init": "zero"}, ValueError, "init must be one of"),
         (lambda: nn.Linear(3, 3), {"init": "random"}, ValueError, "needs a seed"),
         (lambda: nn.Linear(3, 3), {"seed": 1}, ValueError, "init='project' and seed=1"),
-        (lambda: nn.Linear(3, 3), {"options": {"params": []}}, ValueError, "'params' is none"),
+        (lambda: nn.Linear(3, 3), {"options": {"params": []}}, ValueError, "'params' is not one"),
         (
             lambda: nn.utils.parametrizations.orthogonal(nn.Linear(3, 3)),
             {},

@@ -1,4 +1,4 @@
-"""What all problems share: the names of their parts, random starts, and checks of their data."""
+"""What all problems share: their interface, random starts, and checks of their data."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ortholand.geometry.manifold import random_orthogonal
 class Problem(ABC):
     """A cost on matrices X with orthonormal columns, with its derivatives.
 
-    Every method takes one X of shape :attr:`shape`, or a batch ``(..., n, p)`` of them, on which
-    the same data act; costs then have the shape of the batch. Derivatives are Euclidean and follow
+    Every method takes one X of shape :attr:`shape`, or a batch ``(..., n, p)`` of them that share
+    the same data; costs then have the shape of the batch. Derivatives are Euclidean and follow
     torch's convention for complex X: ``f(X + E) = f(X) + Re <G, E> + o(E)``.
 
     A solver takes ``problem.fun_and_grad`` with ``jac=True``, or ``problem.fun`` and
-    ``problem.grad``, and ``problem.hessp`` if it is of second order.
+    ``problem.grad``; a second-order one also takes ``problem.hessp``.
     """
 
     @property
@@ -30,7 +30,7 @@ class Problem(ABC):
     @property
     @abstractmethod
     def data(self) -> Tensor:
-        """A tensor of the problem's data: X has its type and lives on its device."""
+        """A tensor of the problem's data, whose type and device X shares."""
 
     @abstractmethod
     def fun(self, X: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class Problem(ABC):
 
     @abstractmethod
     def fun_and_grad(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """:meth:`fun` and :meth:`grad`, with the work that both need done once."""
+        """:meth:`fun` and :meth:`grad`, with shared work done once."""
 
     @abstractmethod
     def hessp(self, X: Tensor, V: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class Problem(ABC):
 
     @abstractmethod
     def solution(self) -> Tensor:
-        """A minimiser; an error where none is known."""
+        """A minimiser; raises if none is known."""
 
     def optimum(self) -> Tensor:
         """The smallest cost: that of :meth:`solution`."""
@@ -60,8 +60,8 @@ class Problem(ABC):
         """A Haar-distributed X to start from.
 
         Args:
-            seed: a generator, or an integer. The same integer may have made the data: the numbers
-                drawn here are others, or a planted solution could be drawn once more.
+            seed: a generator, or an integer. It may be the integer that made the data: other
+                numbers are drawn here, so that a planted solution cannot be drawn again.
         """
         dtype, device = self.data.dtype, self.data.device
         if not isinstance(seed, torch.Generator):
@@ -73,17 +73,17 @@ OTHER_STREAM = 0x9E3779B9  # any number that nobody would choose
 
 
 class AtLastPoint:
-    """Keeps what was computed at the last X, for calls at an equal X.
+    """Caches what was computed at the last X, for calls at an equal X.
 
-    A Newton step asks for many products with one Hessian, and the part of it that depends on X
-    alone is often the most expensive. The price is a comparison with the last X, entry by entry.
+    A Newton step needs many products with one Hessian, and the part of it that depends on X
+    alone is often the most expensive. The price is an entry-by-entry comparison with the last X.
     """
 
     def __init__(self) -> None:
         self._last: tuple[Tensor, tuple[Tensor, ...]] | None = None
 
     def get(self, X: Tensor, compute: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """``compute(X)``, or what it gave the last time if X is the same."""
+        """``compute(X)``, or its last result if X is the same."""
         if not _has_plain_values(X):
             return compute(X)
         last = self._last
@@ -94,7 +94,7 @@ class AtLastPoint:
 
 
 def _has_plain_values(X: Tensor) -> bool:
-    """Whether X is numbers and nothing more: no graph, transform or compiler follows it."""
+    """Whether X is plain numbers: no graph, transform or compiler tracks it."""
     return not (
         X.requires_grad
         or X.is_inference()
@@ -115,7 +115,7 @@ def inner(X: Tensor, Y: Tensor) -> Tensor:
 
 
 def drawn_in(dtype: torch.dtype) -> torch.dtype:
-    """The type in which data are drawn: the seed gives the same problem in every precision."""
+    """The type in which data are drawn: a seed gives the same problem in every precision."""
     return torch.complex128 if dtype.is_complex else torch.float64
 
 
@@ -151,24 +151,24 @@ def draw_balanced(draw: Callable[[int], Tensor], rows: int, samples: int, balanc
 
 
 def check_balanced_minimum(scores: Tensor, slopes: Tensor, Y: Tensor) -> None:
-    """An error unless ``mean_t sum_i f_i(y_it)`` is strictly smallest among small rotations of Y.
+    """Raise unless ``mean_t sum_i f_i(y_it)`` is strictly smallest among small rotations of Y.
 
     Y are balanced sources, scores and slopes the first and second derivatives of f at them. Odd
-    moments of Y vanish, so the second derivative by a rotation has no terms but those of a single
+    moments of Y vanish, so the second derivative along a rotation has only terms of a single
     plane: ``E[f_i''(y_i) y_j^2 + f_j''(y_j) y_i^2 - f_i'(y_i) y_i - f_j'(y_j) y_j] > 0``.
     """
     H = slopes @ (Y * Y).mT / Y.shape[-1] - (scores * Y).mean(-1, keepdim=True)
     curvatures = (H + H.mT).fill_diagonal_(1)
     if bool((curvatures <= 0).any()):
         raise ValueError(
-            f"balanced=True with {Y.shape[-1]} samples of {len(Y)} sources holds too few "
-            "independent draws, so that mixed sources are better for "
+            f"balanced=True with {Y.shape[-1]} samples of {len(Y)} sources has too few "
+            "independent draws, so mixed sources are better for "
             f"{int((curvatures <= 0).sum()) // 2} of the pairs. Take more samples, or another seed."
         )
 
 
 def check_tensor(name: str, M: Tensor, ndim: int | tuple[int, ...], allow_complex: bool) -> None:
-    """An error unless M is a finite tensor of real (or complex) numbers with that many axes."""
+    """Raise unless M is a finite tensor of real (or complex) numbers with that many axes."""
     if not isinstance(M, Tensor):
         raise TypeError(
             f"{name} must be a torch.Tensor, got {type(M).__name__}; torch.as_tensor makes one."
@@ -187,7 +187,7 @@ def check_tensor(name: str, M: Tensor, ndim: int | tuple[int, ...], allow_comple
 
 
 def check_hermitian(name: str, M: Tensor) -> None:
-    """An error unless M is square and symmetric (Hermitian if complex) but for rounding."""
+    """Raise unless M is square and symmetric (Hermitian if complex) up to rounding."""
     if M.shape[-1] != M.shape[-2]:
         raise ValueError(f"{name} must be square, got shape {tuple(M.shape)}.")
     largest = M.abs().max()

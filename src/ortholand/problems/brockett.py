@@ -1,4 +1,4 @@
-"""Brockett's cost: not the subspace alone, but each eigenvector in its column."""
+"""Brockett's cost, which determines not only the subspace but each eigenvector."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Brockett(Problem):
     eigenvectors of the p smallest eigenvalues, the smallest one with the largest weight; it is
     unique up to the signs (phases) of its columns if these eigenvalues are distinct.
 
-    The condition of the problem is the ratio of the largest to the smallest product of a
+    The condition number of the problem is the ratio of the largest to the smallest product of a
     difference of eigenvalues and one of weights: with many columns it is large, and
-    methods of first order are slow.
+    first-order methods are slow.
 
     >>> problem = Brockett.linear(6, 3, seed=0)
     >>> round(problem.optimum().item(), 6)  # 3 * 1 + 2 * 2 + 1 * 3
@@ -102,7 +102,7 @@ class Brockett(Problem):
         return self.grad(V)
 
     def solution(self) -> Tensor:
-        """The minimiser: an eigenvector to each weight."""
+        """The minimiser: an eigenvector for each weight."""
         return self.eigenvectors[:, self.mu.argsort(descending=True).argsort()]
 
     @cached_property

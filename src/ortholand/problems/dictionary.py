@@ -29,7 +29,7 @@ class Dictionary(Problem):
     Attributes:
         Y: the data, ``(n, samples)``, real.
         truth: D, if the data were made from one.
-        exact: whether ``D^T`` is stationary to rounding, and not only up to sampling error.
+        exact: whether ``D^T`` is stationary up to rounding, not only up to sampling error.
 
     >>> problem = Dictionary.planted(4, 400, seed=0)
     >>> problem.recovery_error(problem.truth.mT).item() < 1e-12
@@ -59,14 +59,14 @@ class Dictionary(Problem):
 
         Args:
             n: size of the dictionary.
-            samples: how many there are.
-            density: chance of a code to be other than 0, in (0, 1).
+            samples: the number of samples.
+            density: probability that a code is not 0, in (0, 1).
             balanced: repeat fewer draws of the codes with signs that cancel their odd moments.
-                Then ``D^T`` is a minimiser to rounding (an error if there are too few samples for
-                that), and :meth:`solution` gives it. Otherwise the minimiser is off by the
+                Then ``D^T`` is a minimiser up to rounding (too few samples for that raise an
+                error), and :meth:`solution` returns it. Otherwise the minimiser is off by the
                 sampling error, about ``samples ** -0.5``.
-            seed: of the dictionary and the codes.
-            dtype: of Y.
+            seed: seed of the dictionary and the codes.
+            dtype: type of Y.
         """
         if not 0 < density < 1:
             raise ValueError(f"density must be in (0, 1), got {density}; 0.2 is usual.")
@@ -123,11 +123,11 @@ class Dictionary(Problem):
         return Dictionary(self.Y[:, index], self.truth)
 
     def solution(self) -> Tensor:
-        """``D^T``, where it is stationary to rounding; otherwise an error.
+        """``D^T``, if it is stationary up to rounding; otherwise an error.
 
-        It is a strict local minimiser, which was checked, and trusted to be the global one: for
-        many samples theory says so. With 200 independent draws and more no solver has found a
-        lower point; with 100 draws of 10 sources one did, in a few runs of a hundred.
+        It is checked to be a strict local minimiser, and trusted to be the global one, as theory
+        says for many samples. With 200 or more independent draws no solver has found a
+        lower point; with 100 draws of 10 sources one did, in a few runs out of a hundred.
         """
         if self.truth is None or not self.exact:
             raise ValueError(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
 
 LOG_COSH_OF_NORMAL = 0.374567207491438  # mean of log cosh over a standard normal
-RESTARTS = 50  # changes of signs in a run before they are left as they are
+RESTARTS = 50  # changes of signs in a run before they are left alone
 WHITE = 1e-3  # how far the covariance of white signals may be from the identity, entry by entry
 
 
@@ -36,28 +36,28 @@ class ICA(Problem):
     matrix (often called W), and ``X Z`` are the sources.
 
     With all signs ``s_i = +1`` this is the negative log-likelihood of super-Gaussian sources:
-    spiky ones, as speech or heart beats. A sub-Gaussian source, flat as uniform noise or a sine,
+    spiky ones, like speech or heartbeats. A sub-Gaussian source, flat like uniform noise or a sine,
     has a *larger* mean of log cosh than a Gaussian, so its row needs ``s_i = -1``; with the wrong
-    sign it is mixed with others. Signs are rarely known beforehand: :meth:`signs_at` tells
-    which suit an X, by the rule of Picard-O (Ablin et al., 2018), and :meth:`adapted` gives the
+    sign it is mixed with others. Signs are rarely known beforehand: :meth:`signs_at` says
+    which suit an X, by the rule of Picard-O (Ablin et al., 2018), and :meth:`adapted` returns the
     problem with these. Adapt them during the first iterations, not only at the end: a minimum for
-    the wrong signs is stationary for the right ones, too, as a maximum. :func:`separate` does all
-    that.
+    the wrong signs is also stationary for the right ones, as a maximum. :func:`separate` does all
+    this.
 
     The fixed points of symmetric FastICA with the nonlinearity tanh are stationary here, with the
-    signs that suit them. A stationary X is such a fixed point if, beyond its diagonal,
+    signs that suit them. A stationary X is such a fixed point if, off its diagonal,
     ``diag(s) (diag(E[tanh'(y)]) - E[tanh(y) y^T])`` is positive definite. Real data may have
     several stationary points; :meth:`contrast` compares them, so try a few starts.
 
-    X is known up to the order of its rows (among those of one sign) and their signs. How near it
-    comes to the true unmixing matrix is limited by the number of samples: the error of each entry
-    is about ``samples ** -0.5``.
+    X is determined up to the order of its rows (among those of one sign) and their signs. The
+    number of samples limits how close it comes to the true unmixing matrix: the error of each
+    entry is about ``samples ** -0.5``.
 
     Attributes:
         Z: white signals, ``(n, samples)``, real.
         signs: ``(n,)``, 1 for a super-Gaussian and -1 for a sub-Gaussian source; all 1 if None.
-        truth: the orthogonal X that the data were made with, if they were.
-        exact: whether ``truth`` is stationary to rounding, and not only up to sampling error.
+        truth: the orthogonal X that the data were made with, if any.
+        exact: whether ``truth`` is stationary up to rounding, not only up to sampling error.
         check: whether to raise an error if Z is not white.
 
     >>> problem = ICA.planted(4, 1024, balanced=True, seed=0)
@@ -95,14 +95,14 @@ class ICA(Problem):
         Args:
             n: number of sources, and of signals.
             samples: length of the signals.
-            sub_gaussian: so many of the sources, the last ones, are uniform, with sign -1.
+            sub_gaussian: how many of the sources, the last ones, are uniform, with sign -1.
             balanced: repeat fewer draws of the sources with signs that cancel their odd moments,
-                as they would cancel with infinitely many samples. Then ``truth`` is a minimiser to
-                rounding (an error if there are too few samples for that), and :meth:`solution`
-                gives it. Otherwise it is the orthogonal matrix nearest to the true unmixing, and
+                as they would cancel with infinitely many samples. Then ``truth`` is a minimiser up
+                to rounding (too few samples for that raise an error), and :meth:`solution`
+                returns it. Otherwise it is the orthogonal matrix nearest to the true unmixing, and
                 off by the sampling error.
-            seed: of the sources and the mixing.
-            dtype: of Z.
+            seed: seed of the sources and the mixing.
+            dtype: type of Z.
         """
         if not 0 <= sub_gaussian <= n:
             raise ValueError(f"sub_gaussian must be from 0 to n={n}, got {sub_gaussian}.")
@@ -182,7 +182,7 @@ class ICA(Problem):
         return torch.where(slope >= (T * Y).mean(-1), 1, -1).to(Y.dtype)
 
     def adapted(self, X: Tensor) -> ICA:
-        """The problem with the signs that suit X; itself if it has them already."""
+        """The problem with the signs that suit X; itself if it already has them."""
         signs = self.signs_at(X)
         current = torch.ones_like(signs) if self.signs is None else self.signs
         if torch.equal(signs, current):
@@ -192,18 +192,18 @@ class ICA(Problem):
     def contrast(self, X: Tensor) -> Tensor:
         """``sum_i |E log cosh(y_i) - E log cosh(g)|``, g standard normal: how far from Gaussian.
 
-        What FastICA maximises. It does not depend on the signs of the problem, so it can compare
-        points found with different ones: of several stationary points the largest is the best.
+        This is what FastICA maximises. It does not depend on the signs of the problem, so it can
+        compare points found with different signs: the best stationary point has the largest value.
         """
         Y = X @ self.Z
         return (mean_log_cosh(Y, fast_tanh(Y)) - LOG_COSH_OF_NORMAL).abs().sum(-1)
 
     def solution(self) -> Tensor:
-        """The true unmixing matrix, where it is stationary to rounding; otherwise an error.
+        """The true unmixing matrix, if it is stationary up to rounding; otherwise an error.
 
-        It is a strict local minimiser, which was checked, and trusted to be the global one: for
-        many samples theory says so. With 200 independent draws and more no solver has found a
-        lower point; with 100 draws of 10 sources one did, in a few runs of a hundred.
+        It is checked to be a strict local minimiser, and trusted to be the global one, as theory
+        says for many samples. With 200 or more independent draws no solver has found a
+        lower point; with 100 draws of 10 sources one did, in a few runs out of a hundred.
         """
         if self.truth is None or not self.exact:
             raise ValueError(
@@ -236,13 +236,13 @@ def log_cosh(Y: Tensor) -> Tensor:
 
 
 def fast_tanh(Y: Tensor) -> Tensor:
-    """``tanh`` with the rounding error of 1, in a third of the time that torch.tanh takes."""
+    """``tanh`` to the absolute rounding error of 1, in a third of torch.tanh's time."""
     if Y.requires_grad:
         return torch.tanh(Y)
     return (2 * Y).sigmoid_().mul_(2).sub_(1)  # in place: memory costs as much as arithmetic here
 
 
-BLOCK = 32  # factors from 1 to 2: even float32 could take the product of 127
+BLOCK = 32  # factors from 1 to 2: even float32 could hold the product of 127
 
 
 def mean_log_cosh(Y: Tensor, T: Tensor) -> Tensor:
@@ -264,18 +264,18 @@ def separate(
 ) -> OptimizeResult:
     """Unmix from a start X, each source with the sign of the likelihood that suits it.
 
-    Which sources are super-Gaussian is seen only while they are being found. So the solver stops
-    where a sign does not suit any more, and goes on from there with the right one.
+    Which sources are super-Gaussian becomes clear only while they are being found. So the solver
+    stops when a sign no longer suits, and continues from there with the right one.
 
     Args:
-        problem: the white signals; its signs are those that suit X, whatever they were.
+        problem: the white signals; its signs are replaced by those that suit X.
         X: an orthogonal matrix.
-        atol: the Riemannian gradient's norm to get to. The cost is about 1.
-        maxiter: number of iterations at most, of all runs together.
+        atol: the Riemannian gradient norm to reach. The cost is about 1.
+        maxiter: largest number of iterations, over all runs.
 
     Returns:
-        What :func:`ortholand.minimize` returns of the last run, with ``nit`` of all, and the
-        ``signs`` of the sources. It is a success only if these suit the sources found.
+        The :func:`ortholand.minimize` result of the last run, with ``nit`` summed over all runs,
+        and the ``signs`` of the sources. It is a success only if these suit the sources found.
 
     >>> problem = ICA.planted(3, 2048, sub_gaussian=1, seed=0)
     >>> result = separate(problem, problem.start(seed=1))
@@ -336,17 +336,17 @@ def whiten(
     if count > rank:
         raise ValueError(
             f"{channels} channels with {samples} samples have only {rank} independent signals "
-            f"after centring, fewer than the {count} components asked for. "
+            f"after centring, fewer than the {count} components requested. "
             f"whiten(signals, components={rank}) keeps these."
         )
-    # Signs are free: the largest weight of each row of K positive makes them the same everywhere.
+    # Signs are arbitrary: a positive largest weight in each row of K makes them reproducible.
     U, sizes, Vh = U[:, :count], sizes[:count], Vh[:count]
     signs = U.gather(0, U.abs().argmax(0, keepdim=True)).sign()
     return math.sqrt(samples) * signs.mT * Vh, math.sqrt(samples) * (U * signs / sizes).mT
 
 
 def amari_distance(W: Tensor, mixing: Tensor) -> Tensor:
-    """How far ``P = W mixing`` is from a permutation with scales: 0 there, 1 at the worst.
+    """How far ``P = W mixing`` is from a scaled permutation: 0 there, 1 at worst.
 
     ``[sum_i (sum_j |P_ij| / max_j |P_ij| - 1) + sum_j (sum_i |P_ij| / max_i |P_ij| - 1)]
     / (2 n (n - 1))`` (Amari et al., 1996). To compare two orthogonal unmixing matrices, give the
@@ -385,6 +385,6 @@ def _check_white(Z: Tensor) -> None:
     if error > WHITE:
         raise ValueError(
             "Z must be white, Z Z^T / samples = I, but an entry of its covariance is off by "
-            f"{error:.3g}. ortholand.problems.whiten(signals) makes it so; "
-            "check=False leaves it as it is."
+            f"{error:.3g}. ortholand.problems.whiten(signals) whitens it; "
+            "check=False accepts it as it is."
         )

@@ -1,4 +1,4 @@
-"""Joint diagonalisation: one rotation that makes many matrices as diagonal as can be."""
+"""Joint diagonalisation: one rotation that makes many matrices as diagonal as possible."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class JointDiagonalization(Problem):
     """``f(X) = sum_k ||off(X^H C_k X)||_F^2`` over square X with orthonormal columns.
 
     The ``C_k`` are symmetric or Hermitian, and off(M) is M without its diagonal. Permuting the
-    columns of X or changing their signs (phases) leaves the cost as it is. Where the C_k commute,
+    columns of X or changing their signs (phases) does not change the cost. If the C_k commute,
     the smallest cost is 0, at their common eigenvectors.
 
     Attributes:
         C: the matrices, ``(K, n, n)``.
-        truth: the X from which the data were made, if they were; :func:`amari_distance` of
-            ``X^H`` and this tells how near X comes.
+        truth: the X from which the data were made, if any; :func:`amari_distance` of
+            ``X^H`` and this measures how close X comes.
         exact: whether ``truth`` is a minimiser, that is, whether there is no noise.
 
     >>> problem = JointDiagonalization.planted(4, 10, seed=0)
@@ -61,9 +61,9 @@ class JointDiagonalization(Problem):
 
         Args:
             n: size of the matrices.
-            count: how many there are.
+            count: number of matrices.
             noise: its strength. With 0 the smallest cost is 0, at Q.
-            seed: of Q, the D_k and the E_k.
+            seed: seed of Q, the D_k and the E_k.
             dtype: real or complex.
         """
         generator = as_generator(seed)
@@ -106,10 +106,10 @@ class JointDiagonalization(Problem):
         return 4 * (self.C @ V @ M + CX @ without_diagonal(dM)).sum(-3)
 
     def solution(self) -> Tensor:
-        """The X from which the data were made, if without noise; otherwise an error."""
+        """The X from which the data were made, if without noise; otherwise raises."""
         if self.truth is None or not self.exact:
             raise ValueError(
-                "The minimiser is known only for matrices that have been made jointly "
+                "The minimiser is known only for matrices made jointly "
                 "diagonalisable without noise: JointDiagonalization.planted(..., noise=0)."
             )
         return self.truth

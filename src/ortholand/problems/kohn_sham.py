@@ -14,8 +14,8 @@ from ortholand.problems.base import Problem, inner
 class KohnSham(Problem):
     """``f(X) = Tr(X^H L X) / 2 + (alpha / 4) rho^T L^-1 rho``, ``rho = diag(X X^H)``.
 
-    L is the second difference on a line of n points, p orbitals are the columns of X, and rho is
-    the density of charge. The cost depends on the span of X alone. Neither L nor its inverse is
+    L is the second difference on a line of n points, the columns of X are p orbitals, and rho is
+    the charge density. The cost depends only on the span of X. Neither L nor its inverse is
     formed: both are applied in O(n).
 
     >>> problem = KohnSham(20, 3)
@@ -40,7 +40,7 @@ class KohnSham(Problem):
 
     @property
     def data(self) -> Tensor:
-        """A tensor of the type of X."""
+        """A tensor of X's type."""
         return torch.zeros(1, dtype=self.dtype)
 
     def fun(self, X: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class KohnSham(Problem):
         return laplacian(V) + self.alpha * (here[..., None] * V + change[..., None] * X)
 
     def solution(self) -> Tensor:
-        """Unknown, but for ``alpha = 0``: then the lowest modes of the line."""
+        """Unknown, except for ``alpha = 0``: then the lowest modes of the line."""
         if self.alpha:
             raise NotImplementedError("The ground state is known for alpha = 0 only.")
         place = torch.arange(1, self.n + 1, dtype=torch.float64)[:, None]
@@ -87,7 +87,7 @@ def laplacian(X: Tensor) -> Tensor:
 
 
 def potential(rho: Tensor) -> Tensor:
-    """``L^-1 rho``, by summing up twice."""
+    """``L^-1 rho``, by summing twice."""
     n = rho.shape[-1]
     # sum over k < i of (i - k) rho_k has second differences rho_i.
     twice = torch.cat([torch.zeros_like(rho[..., :1]), rho.cumsum(-1).cumsum(-1)], -1)

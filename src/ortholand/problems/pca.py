@@ -19,7 +19,7 @@ class PCA(Problem):
     Every orthonormal basis of the leading p-dimensional eigenspace is a minimiser, so progress is
     measured by :meth:`subspace_error`. A diagonal C may be given as the vector of its diagonal:
     the gradient then costs next to nothing, and the problem is as general as with any C, since
-    methods that respect orthogonality see both in the same way, up to a rotation of the start.
+    methods that respect orthogonality treat both alike, up to a rotation of the start.
 
     >>> problem = PCA.with_gap(6, 2)
     >>> round(problem.optimum().item(), 6)  # of the eigenvalues 1, 1/2, and 1/4 to 0
@@ -54,10 +54,10 @@ class PCA(Problem):
         Args:
             n: dimension.
             p: number of components, below n.
-            gap: between the two, in (0, 1/2].
-            diagonal: a diagonal C, given as a vector; otherwise a random rotation of it.
-            seed: of the rotation.
-            dtype: of C.
+            gap: the gap between the two, in (0, 1/2].
+            diagonal: whether C is diagonal, given as a vector; otherwise a random rotation of it.
+            seed: seed of the rotation.
+            dtype: type of C.
         """
         if not 0 < p < n or not 0 < gap <= 0.5:
             raise ValueError(
@@ -123,7 +123,7 @@ class PCA(Problem):
 
     @cached_property
     def leading(self) -> Tensor:
-        """Places of the leading eigenvalues of a diagonal C; otherwise their eigenvectors."""
+        """Indices of the leading eigenvalues of a diagonal C; otherwise their eigenvectors."""
         if self.C.ndim == 1:
             return self.C.topk(self.p).indices
         return torch.linalg.eigh(self.C).eigenvectors[:, -self.p :].flip(-1)

@@ -16,9 +16,9 @@ from ortholand.problems.base import Problem, as_generator, check_tensor, drawn_i
 class Procrustes(Problem):
     """``f(X) = ||X A - B||_F^2 / p`` over square X with orthonormal columns; real or complex.
 
-    A and B have p columns, in the paper as many as rows. The scale 1 / p makes its step eta = 0.1
-    behave as its figure shows; without it the landing algorithm rides the boundary of the safe ball
-    and never lands (see the errata page).
+    A and B have p columns, in the paper as many as rows. The factor 1 / p makes its step eta = 0.1
+    behave as its figure shows; without it the landing algorithm stays at the boundary of the safe
+    ball and never lands (see the errata page).
 
     >>> problem = Procrustes.planted(3, seed=0)
     >>> bool(problem.optimum() < 1e-20)
@@ -61,8 +61,8 @@ class Procrustes(Problem):
 
         Args:
             p: size of Q.
-            columns: of A; p if not given. With many more than p the problem is well conditioned.
-            seed: of A, Q and the noise.
+            columns: columns of A, p by default. With many more the problem is well conditioned.
+            seed: seed of A, Q and the noise.
             noise: its strength.
             dtype: real or complex.
         """

@@ -34,8 +34,8 @@ from ortholand.solve import GeneralizedStiefel, minimize
 Array = NDArray[Any]
 
 ADVICE = (
-    "Raise max_iter, tol, or ridge: directions of hardly any variance make the problem badly "
-    "conditioned."
+    "Raise max_iter, tol, or ridge: directions with hardly any variance make the problem "
+    "ill-conditioned."
 )
 
 
@@ -52,26 +52,27 @@ class LandingCCA(
     uncorrelated among themselves: ``[U; V] / 2^(1/2)`` minimises a quadratic cost on the
     generalised Stiefel manifold of the two covariances.
 
-    A stream is remembered by its means and covariances, so :meth:`partial_fit` on batches gives
-    what :meth:`fit` gives on all of them, by ``(n_features + n_targets)^2`` numbers.
+    A stream is summarised by its means and covariances, ``(n_features + n_targets)^2`` numbers, so
+    :meth:`partial_fit` on batches gives what :meth:`fit` gives on all the data.
 
     Args:
-        n_components: how many pairs; None: the smaller of the numbers of features and targets.
-        scale: whether all columns are brought to variance 1 first; constant ones stay 0.
-        ridge: added to the diagonal of each covariance, in parts of its mean. More than 0, so that
+        n_components: number of pairs; None: the number of features or targets, if smaller.
+        scale: whether all columns are first scaled to variance 1; constant ones stay 0.
+        ridge: added to the diagonal of each covariance, relative to its mean. More than 0, so that
             columns may be dependent or constant.
-        tol: the norm of the Riemannian gradient to get to; the cost is minus the correlations' sum.
-        max_iter: iterations at most, for each batch.
-        random_state: of the start.
+        tol: the Riemannian gradient norm to reach; the cost is minus the sum of correlations.
+        max_iter: largest number of iterations for each batch.
+        random_state: seed or state for the start.
 
     Attributes:
-        correlations_: of the pairs of scores, in decreasing order; a little less than the empirical
-            ones where ``ridge`` matters.
+        correlations_: of the pairs of scores, in decreasing order; a little below the empirical
+            ones if ``ridge`` matters.
         x_rotations_, y_rotations_: ``(n_features, n_components)``, ``(n_targets, n_components)``:
             scores are ``(X - mean) @ x_rotations_``.
-        x_weights_, y_weights_: the same for columns of variance 1, if ``scale``.
+        x_weights_, y_weights_: the same for columns scaled to variance 1, if ``scale``.
         x_loadings_, y_loadings_: covariances of columns with scores.
-        coef_, intercept_: y from the scores of X, by least squares: ``X @ coef_.T + intercept_``.
+        coef_, intercept_: least-squares prediction of y from the scores of X:
+            ``X @ coef_.T + intercept_``.
         n_iter_, n_samples_seen_, n_features_in_, feature_names_in_: as everywhere in scikit-learn.
 
     >>> import numpy as np
@@ -102,15 +103,15 @@ class LandingCCA(
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> "LandingCCA":
-        """Directions of X, ``(n_samples, n_features)``, and y, ``(n_samples, n_targets)``."""
+        """Find directions of X, ``(n_samples, n_features)``, and y, ``(n_samples, n_targets)``."""
         return self._learn(X, y, first=True)
 
     def partial_fit(self, X: Any, y: Any) -> "LandingCCA":
-        """Directions of all batches so far."""
+        """Find the directions of all batches so far."""
         return self._learn(X, y, first=not hasattr(self, "x_rotations_"))
 
     def transform(self, X: Any, y: Any = None) -> Array | tuple[Array, Array]:
-        """Scores of X; with y the pair of both scores."""
+        """Scores of X; with y, the scores of both."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
         x_scores = (X - self._x_mean) @ self.x_rotations_
@@ -121,7 +122,7 @@ class LandingCCA(
         return x_scores, (y - self._y_mean) @ self.y_rotations_
 
     def predict(self, X: Any) -> Array:
-        """y from the scores of X, by least squares."""
+        """Predict y from the scores of X, by least squares."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, reset=False)
         y = X @ self.coef_.T + self.intercept_
@@ -145,7 +146,7 @@ class LandingCCA(
         targets = len(self._moments.mean) - self.n_features_in_
         if y.shape[1] != targets:
             raise ValueError(
-                f"y must have the {targets} columns that it was fitted with, got {y.shape[1]}. "
+                f"y must have the {targets} columns of the fit, got {y.shape[1]}. "
                 "For other targets fit a new estimator."
             )
         return y
@@ -181,7 +182,7 @@ class LandingCCA(
         return self
 
     def _solve(self, moments: Moments) -> None:
-        """From the last solution, if there is one."""
+        """Solve, starting from the last solution, if there is one."""
         n, p = self.n_features_in_, self.n_components_
         units = self._units(moments)
         C = moments.scatter / moments.count / torch.outer(units, units)
@@ -208,7 +209,7 @@ class LandingCCA(
         self._publish(C, B, result.x, units)
 
     def _units(self, moments: Moments) -> Tensor:
-        """What columns are divided by: their deviations; without ``scale`` that of their block."""
+        """Divisors of the columns: their deviations, or without ``scale`` that of their block."""
         count, mean = moments.count, moments.mean
         variances = moments.scatter.diagonal() / count
         rounding = count * torch.finfo(mean.dtype).eps
@@ -220,7 +221,7 @@ class LandingCCA(
         return variances.sqrt().where(variances > 0, torch.ones_like(variances))
 
     def _publish(self, C: Tensor, B: Tensor, X: Tensor, units: Tensor) -> None:
-        """Pairs of directions, each of variance 1, in the order of their correlations."""
+        """Set the attributes: pairs of directions of variance 1, ordered by correlation."""
         n, count = self.n_features_in_, self._moments.count
         x, y = slice(None, n), slice(n, None)
         U, V = _normalized(X[x], B[x, x]), _normalized(X[y], B[y, y])
@@ -250,7 +251,7 @@ class LandingCCA(
 
 
 def _normalized(U: Tensor, B: Tensor) -> Tensor:
-    """U times a p x p matrix, with ``U^T B U = I``; zero in directions where U has none."""
+    """U times a p x p matrix, so that ``U^T B U = I``; zero in directions where U vanishes."""
     values, vectors = torch.linalg.eigh(U.mT @ B @ U)
     known = values > len(values) * torch.finfo(values.dtype).eps * values[-1]
     factors = values.clamp(min=torch.finfo(values.dtype).tiny).rsqrt()

@@ -27,30 +27,30 @@ Array = NDArray[Any]
 class LandingICA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Independent components: FastICA's interface, solved to a small gradient.
 
-    Minimises the likelihood of :class:`ortholand.problems.ICA` over orthogonal matrices, with a
-    sign for each source that is found on the way, so that sub-Gaussian sources are separated too
-    (as by Picard-O; Ablin, Cardoso and Gramfort, 2018).
+    Minimises the cost of :class:`ortholand.problems.ICA` over orthogonal matrices, with a
+    sign for each source determined along the way, so that sub-Gaussian sources are separated too
+    (as in Picard-O; Ablin, Cardoso and Gramfort, 2018).
 
     Args:
-        n_components: how many sources; None: as many as there are independent signals.
+        n_components: number of sources; None: as many as there are independent signals.
         fun: the contrast: ``"logcosh"``.
         whiten: ``"unit-variance"``, ``"arbitrary-variance"`` (sources of norm 1) or False (X is
             white already, and not centred here), as in FastICA.
-        max_iter: iterations at most, for each start.
-        tol: the norm of the Riemannian gradient to get to; the cost is of the order of 1.
+        max_iter: largest number of iterations for each start.
+        tol: the Riemannian gradient norm to reach; the cost is of order 1.
         w_init: unmixing matrix of white signals to start from, ``(n_components, n_components)``;
-            the nearest orthogonal matrix is taken. None: drawn, as FastICA draws it.
-        n_init: so many random starts; the least Gaussian sources win. Real data may have several
+            the nearest orthogonal matrix is used. None: drawn as in FastICA.
+        n_init: number of random starts; the least Gaussian sources win. Real data may have several
             stationary points.
-        random_state: of the starts.
+        random_state: seed or state for the starts.
 
     Attributes:
         components_: unmixing matrix of centred data, ``(n_components, n_features)``.
         mixing_: its pseudo-inverse, ``(n_features, n_components)``.
-        mean_: of the features; not if ``whiten=False``.
-        whitening_: ``(n_components, n_features)``; not if ``whiten=False``.
+        mean_: of the features; absent if ``whiten=False``.
+        whitening_: ``(n_components, n_features)``; absent if ``whiten=False``.
         signs_: 1 for a super-Gaussian and -1 for a sub-Gaussian source.
-        n_iter_: iterations, of the start that won.
+        n_iter_: iterations of the winning start.
         n_features_in_, feature_names_in_: as everywhere in scikit-learn.
 
     >>> import numpy as np
@@ -88,7 +88,7 @@ class LandingICA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         return self
 
     def fit_transform(self, X: Any, y: Any = None) -> Array:  # noqa: ARG002
-        """The sources of X, ``(n_samples, n_components)``; y is not used."""
+        """Find and return the sources of X, ``(n_samples, n_components)``; y is not used."""
         return self._sources(self._fit(X))
 
     def transform(self, X: Any) -> Array:
@@ -149,7 +149,7 @@ class LandingICA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         return whiten(signals, chosen_components(self.n_components, most, f"{samples} x {n} data"))
 
     def _separate(self, problem: ICA) -> OptimizeResult:
-        """The best of all starts."""
+        """The best result of all starts."""
         n = len(problem.Z)
         random = check_random_state(self.random_state)
         results = []
@@ -166,8 +166,8 @@ class LandingICA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         check_number("tol", self.tol, positive=True)
         if self.fun != "logcosh":
             raise ValueError(
-                f"fun must be 'logcosh', got {self.fun!r}. Sources of both kinds, super- and "
-                "sub-Gaussian, are found with it."
+                f"fun must be 'logcosh', got {self.fun!r}. It finds both super- and "
+                "sub-Gaussian sources."
             )
         if self.whiten is not False and self.whiten not in WHITENINGS[:2]:
             raise ValueError(f"whiten must be one of {WHITENINGS}, got {self.whiten!r}.")

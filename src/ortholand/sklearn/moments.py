@@ -1,4 +1,4 @@
-"""Means and scatter of a stream, exact, batch by batch."""
+"""Exact means and scatter of a stream, updated batch by batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Moments(NamedTuple):
-    """Of all rows so far."""
+    """Count, mean and scatter of all rows so far."""
 
     count: int
     mean: Tensor  # (n,)
@@ -17,13 +17,13 @@ class Moments(NamedTuple):
 
     @classmethod
     def of_nothing(cls, n: int, *, matrix: bool) -> Moments:
-        """Before the first row."""
+        """The moments before the first row."""
         shape = (n, n) if matrix else (n,)
         zero = torch.zeros(shape, dtype=torch.float64)
         return cls(0, torch.zeros(n, dtype=torch.float64), zero)
 
     def merged(self, deviations: Tensor, mean: Tensor) -> Moments:
-        """With a batch, given by its mean and the deviations of its rows from that."""
+        """The moments including a batch, given by its mean and its rows' deviations from it."""
         count = self.count + len(deviations)
         shift = mean - self.mean
         pairs = self.count * len(deviations) / count

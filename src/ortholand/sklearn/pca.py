@@ -26,10 +26,10 @@ from ortholand.solve import Grassmann, minimize
 
 Array = NDArray[Any]
 
-JITTER = 1e-2  # of random directions, in the start from the last ones
-EPSILON = 1e-9  # of a random matrix, so that a start has full rank whatever the data
+JITTER = 1e-2  # size of the random directions added when starting from the last ones
+EPSILON = 1e-9  # size of a random matrix that gives a start full rank, whatever the data
 ADVICE = (
-    "Raise max_iter or tol. Where variances beyond n_components are hardly smaller, another "
+    "Raise max_iter or tol. If variances beyond n_components are hardly smaller, another "
     "n_components has a clearer answer."
 )
 
@@ -37,29 +37,29 @@ ADVICE = (
 class LandingPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Principal components, of all data (:meth:`fit`) or batch by batch (:meth:`partial_fit`).
 
-    Minimises :class:`ortholand.problems.PCA` over subspaces, then turns the basis so that
-    components are in the order of their variances.
+    Minimises :class:`ortholand.problems.PCA` over subspaces, then rotates the basis so that
+    components are ordered by variance.
 
-    A stream is remembered by the ``n_components + n_oversamples`` leading directions of what has
-    been seen, with their variances; each batch is merged with these, as by IncrementalPCA. Batches
-    may be of any size: smaller than ``n_components``, too.
+    A stream is summarised by the ``n_components + n_oversamples`` leading directions seen so far,
+    with their variances; each batch is merged into these, as in IncrementalPCA. Batches
+    may have any size, even below ``n_components``.
 
     Args:
-        n_components: how many; None: as many as the (first) data have samples or features.
+        n_components: number of components; None: the number of samples or features of the (first)
+            data, if smaller.
         whiten: whether transformed data have variance 1.
-        n_oversamples: further directions that a stream is remembered by. More make it more
-            accurate.
-        tol: the norm of the gradient to get to, for data of total variance 1.
-        max_iter: iterations at most, for each batch.
-        random_state: of the start.
+        n_oversamples: extra directions kept for a stream. More make it more accurate.
+        tol: the gradient norm to reach, for data of total variance 1.
+        max_iter: largest number of iterations for each batch.
+        random_state: seed or state for the start.
 
     Attributes:
         components_: ``(n_components, n_features)``, orthonormal rows.
         explained_variance_: of each component, with ``n_samples - 1`` in the denominator.
-        explained_variance_ratio_: the same, in parts of the total variance.
+        explained_variance_ratio_: the same, relative to the total variance.
         singular_values_: of the centred data.
-        mean_, var_: of each feature, exact in a stream, too.
-        noise_variance_: mean of the variances that are left out.
+        mean_, var_: of each feature, exact even in a stream.
+        noise_variance_: mean of the variances left out.
         n_components_, n_samples_seen_, n_iter_: as in scikit-learn.
         n_features_in_, feature_names_in_: as everywhere in scikit-learn.
 
@@ -88,11 +88,11 @@ class LandingPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None) -> "LandingPCA":  # noqa: ARG002
-        """Components of X, ``(n_samples, n_features)``; y is not used."""
+        """Find the components of X, ``(n_samples, n_features)``; y is not used."""
         return self._learn(X, first=True, oversamples=0)
 
     def partial_fit(self, X: Any, y: Any = None) -> "LandingPCA":  # noqa: ARG002
-        """Components of all batches so far; y is not used."""
+        """Find the components of all batches so far; y is not used."""
         first = not hasattr(self, "components_")
         return self._learn(X, first=first, oversamples=self.n_oversamples)
 
@@ -120,7 +120,7 @@ class LandingPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         return tags
 
     def _scales(self) -> Array:
-        """Standard deviations of the components; tiny ones are left alone."""
+        """Standard deviations of the components; tiny ones are not divided by."""
         deviations = np.sqrt(self.explained_variance_)
         tiny = np.finfo(deviations.dtype).eps * deviations.max(initial=0)
         return np.where(deviations > tiny, deviations, 1).astype(deviations.dtype)
@@ -150,7 +150,7 @@ class LandingPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         return self
 
     def _merged(self, batch: Tensor) -> tuple[list[Tensor], Moments]:
-        """Rows with the scatter matrix of all so far; the batch is overwritten."""
+        """Rows whose scatter matrix is that of all data so far; the batch is overwritten."""
         before, mean = self._moments, batch.mean(0)
         deviations = batch.sub_(mean)
         after = before.merged(deviations, mean)
@@ -160,9 +160,9 @@ class LandingPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         return [self._memory, deviations, shift[None]], after
 
     def _start(self, n: int, p: int) -> Tensor:
-        """Where to start; also what completes a basis if the data have no rank for it.
+        """Where to start, and how to complete a basis if the data's rank is too low.
 
-        In a stream that is near the last directions, but not at them: a batch may go elsewhere.
+        In a stream this is near the last directions, but not at them: a batch may differ.
         """
         random = check_random_state(self.random_state).normal(size=(n, p))
         start = torch.from_numpy(random) / math.sqrt(n)
@@ -205,7 +205,7 @@ def leading_directions(
 ) -> Leading:
     """The leading right singular vectors of blocks of rows, as many as ``start`` has columns.
 
-    With fewer rows than columns everything happens in the span of the rows, which QR finds.
+    With fewer rows than columns all the work is done in the span of the rows, found by QR.
     """
     n, p = start.shape
     size = math.sqrt(sum(float(block.square().sum()) for block in blocks)) or 1.0
@@ -223,7 +223,7 @@ def leading_directions(
     values, turn = torch.linalg.eigh(V.mT @ C @ V)
     V = V @ turn.flip(-1)
     V = V if frame is None else frame @ V
-    if q < p:  # no row leads there: any directions will do
+    if q < p:  # no row determines the others: any directions work
         V = orthonormal_factor(torch.cat([V, start[:, q:]], dim=1))
     singular_values = size * values.flip(-1).clamp(min=0).sqrt()
     return Leading(_with_signs(V), torch.nn.functional.pad(singular_values, (0, p - q)), result)
@@ -243,5 +243,5 @@ def _leading_subspace(problem: PCA, start: Tensor, tol: float, max_iter: int) ->
 
 
 def _with_signs(V: Tensor) -> Tensor:
-    """The largest entry of each column positive, as in scikit-learn."""
+    """The columns with signs that make the largest entry positive, as in scikit-learn."""
     return V * V.gather(0, V.abs().argmax(0, keepdim=True)).sign()

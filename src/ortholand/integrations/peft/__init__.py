@@ -1,4 +1,4 @@
-"""Adapters of Hugging Face PEFT: orthonormal LoRA factors, OFT and BOFT blocks that stay rotations.
+"""Hugging Face PEFT adapters: orthonormal LoRA factors, OFT and BOFT blocks that stay rotations.
 
 Needs peft: ``pip install "ortholand[peft]"``.
 """

@@ -1,11 +1,11 @@
 """OFT and BOFT with blocks that are rotations themselves, not functions of skew matrices.
 
-PEFT's layers turn their inputs by ``R = (I - Q)(I + Q)^-1``, Q skew, in every forward pass, by a
-solve or, as is the default of OFT, by a truncated Neumann series, which is no rotation when Q is
-not small. Here R is the parameter: nothing is computed in a forward pass, and the optimizer keeps R
+PEFT's layers rotate their inputs by ``R = (I - Q)(I + Q)^-1``, Q skew. Every forward pass computes
+it by a solve or, by default in OFT, by a truncated Neumann series, which is not a rotation unless Q
+is small. Here R is the parameter: nothing is computed in a forward pass, and the optimizer keeps R
 orthogonal.
 
-What is saved is an ordinary adapter: in state_dicts Q stands for R.
+Saved adapters are ordinary ones: state_dicts hold Q instead of R.
 """
 
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ from ortholand.geometry import polar_projection
 from ortholand.geometry.matrices import identity_like, skew
 
 Layer = Any  # an OFTLayer or BOFTLayer; PEFT does not say of what types its attributes are
-LARGEST_SKEW = 1e4  # entries of Q; a rotation by half a turn would have infinite ones
+LARGEST_SKEW = 1e4  # largest entry of Q; a rotation by half a turn would need infinite ones
 
 
 class OrthogonalBlocks(OFTRotationModule):
-    """PEFT's rotation of inputs, by blocks ``(r, b, b)`` that are orthogonal as they are."""
+    """PEFT's rotation of inputs, by blocks ``(r, b, b)`` that are themselves orthogonal."""
 
     def __init__(self, module: Any) -> None:
-        """Blocks next to those that the module makes now."""
+        """Blocks nearest to those that the module computes now."""
         super().__init__(
             module.r,
             module.n_elements,
@@ -53,7 +53,7 @@ class OrthogonalBlocks(OFTRotationModule):
 
 @torch.no_grad()
 def make_blocks_orthogonal(layer: Layer, adapter: str) -> nn.Parameter:
-    """Let a layer's blocks be parameters themselves; the parameter that they are."""
+    """Turn a layer's blocks into a parameter, and return it."""
     module = layer.oft_R[adapter]
     if not isinstance(module, OrthogonalBlocks):
         module = layer.oft_R[adapter] = OrthogonalBlocks(module)
@@ -62,7 +62,7 @@ def make_blocks_orthogonal(layer: Layer, adapter: str) -> nn.Parameter:
 
 @torch.no_grad()
 def make_butterfly_orthogonal(layer: Layer, adapter: str) -> nn.Parameter:
-    """The same for BOFT, whose parameter has the shape of its blocks already."""
+    """The same for BOFT, whose parameter already has the shape of its blocks."""
     blocks = layer.boft_R[adapter]
     if layer.__dict__.get("cayley_batch") is not _as_it_is:
         shape = blocks.shape
@@ -81,9 +81,9 @@ def _as_it_is(blocks: Tensor) -> Tensor:
 
 def _refuse_another_adapter(adapter_name: str, *_: Any, **__: Any) -> None:
     raise ValueError(
-        "A BOFT layer whose blocks are orthogonal themselves has one adapter, but "
+        "A BOFT layer whose blocks are themselves orthogonal can have one adapter, but "
         f"{adapter_name!r} is to be added. Merge the first (merge_and_unload), or load both into a "
-        "model that no landing optimizer was made for."
+        "model that no landing optimizer was created for."
     )
 
 
@@ -91,7 +91,7 @@ def _refuse_another_adapter(adapter_name: str, *_: Any, **__: Any) -> None:
 
 
 def cayley(Q: Tensor) -> Tensor:
-    """``(I - Q)(I + Q)^-1`` of skew matrices, as PEFT has it."""
+    """``(I - Q)(I + Q)^-1`` of skew matrices, PEFT's convention."""
     Q = Q.double()
     identity = identity_like(Q)
     return torch.linalg.solve(identity + Q, identity - Q)  # they commute

@@ -1,13 +1,13 @@
 """LoRA with orthonormal factors: ``W + scaling B diag(s) A``, ``B^T B = I`` and ``A A^T = I``.
 
-PEFT's layers compute ``W + scaling B A``. One orthonormal factor needs nothing but an optimizer
-that keeps it so: the other factor takes what the first no longer says. If both are orthonormal, a
-diagonal s stands between them. It is a parameter of the layer, ``lora_diagonal``, that PEFT's own
-mechanism for variants of LoRA brings into forward passes and merges.
+PEFT's layers compute ``W + scaling B A``. One orthonormal factor needs only an optimizer that keeps
+it so: the other factor absorbs the rest. If both are orthonormal, a diagonal s goes between
+them. It is a parameter of the layer, ``lora_diagonal``, which PEFT's own mechanism for LoRA
+variants brings into forward passes and merges.
 
-A layer is converted without changing what it computes. And what is saved is an ordinary LoRA: in
-state_dicts ``diag(s) A`` stands for A, so that whoever loads it needs nothing of this library. s
-is saved too, so that a training resumes where it was.
+A layer is converted without changing what it computes. Saved adapters are ordinary LoRAs:
+state_dicts hold ``diag(s) A`` instead of A, so loading them does not need this library. s
+is saved too, so that training resumes where it was.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ Layer = Any  # a LoraLayer; PEFT does not say of what types its attributes are
 
 @torch.no_grad()
 def make_orthonormal(layer: Layer, adapter: str, factors: Factors, seed: int) -> None:
-    """Make factors of a layer orthonormal; the layer computes what it did."""
+    """Make factors of a layer orthonormal, without changing what the layer computes."""
     if has_diagonal(layer, adapter):
         return
     A, B = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
@@ -52,7 +52,7 @@ def has_diagonal(layer: Layer, adapter: str) -> bool:
 
 
 def singular_factors(B: Tensor, A: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """``U, s, V^T`` with ``U diag(s) V^T = B A``, by factorisations of tall and of small matrices.
+    """``U, s, V^T`` with ``U diag(s) V^T = B A``, by factorising tall and small matrices.
 
     Where s is zero, as at the start of a LoRA, the directions are random.
     """
@@ -63,7 +63,7 @@ def singular_factors(B: Tensor, A: Tensor, seed: int) -> tuple[Tensor, Tensor, T
 
 
 def _orthonormal_basis(M: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Q and ``Q^T M``, Q of orthonormal columns that span those of M, random if M is zero."""
+    """Q and ``Q^T M``; Q's orthonormal columns span those of M, and are random if M is zero."""
     if not M.any():
         return _random_like(M, seed), M.new_zeros(M.shape[1], M.shape[1])
     Q, R = torch.linalg.qr(M)
@@ -100,7 +100,7 @@ class DiagonalVariant(LoraVariant):
 
     @staticmethod
     def init(module: Layer, adapter_name: str, **kwargs: Any) -> None:
-        """Nothing: the diagonal is inserted into a layer that is there."""
+        """Do nothing: the diagonal is inserted into an existing layer."""
 
     @staticmethod
     def forward(module: Layer, active_adapter: str, x: Tensor, result: Tensor, **_: Any) -> Tensor:
@@ -129,7 +129,7 @@ class DiagonalVariant(LoraVariant):
 
 @torch.no_grad()
 def _update(layer: Layer, adapter: str) -> Tensor:
-    """The update as PEFT computes it from factors, of which A is multiplied by the diagonal."""
+    """The update as PEFT computes it from the factors, with A multiplied by the diagonal."""
     weight = layer.lora_A[adapter].weight
     A = weight.data
     weight.data = _times_rows(getattr(layer, DIAGONAL)[adapter], A)
@@ -177,7 +177,7 @@ def _unfold_diagonals(layer: Layer, state_dict: dict[str, Tensor], prefix: str, 
 
 
 def _keys(prefix: str, adapter: str) -> tuple[str, str, str]:
-    """Of A, B and the diagonal."""
+    """The keys of A, B and the diagonal."""
     return (
         f"{prefix}lora_A.{adapter}.weight",
         f"{prefix}lora_B.{adapter}.weight",
@@ -188,7 +188,7 @@ def _keys(prefix: str, adapter: str) -> tuple[str, str, str]:
 def _divide_by_diagonal(
     layer: Layer, adapter: str, state_dict: dict[str, Tensor], keys: tuple[str, str, str]
 ) -> None:
-    """What we saved: rows that were multiplied by zero are left as they are in the layer."""
+    """Load what we saved: rows that were multiplied by zero keep the layer's values."""
     folded, s = state_dict[keys[0]], state_dict[keys[2]]
     present = layer.lora_A[adapter].weight.to(folded)
     zero = s.reshape(-1, *[1] * (folded.ndim - 1)) == 0
@@ -197,7 +197,7 @@ def _divide_by_diagonal(
 
 
 def _factorise(state_dict: dict[str, Tensor], keys: tuple[str, str, str]) -> None:
-    """What someone else saved."""
+    """Load a plain LoRA, saved elsewhere, by factorising it."""
     A, B = state_dict[keys[0]], state_dict[keys[1]]
     columns, s, rows = singular_factors(
         to_working_dtype(B).flatten(1), to_working_dtype(A).flatten(1), seed=0

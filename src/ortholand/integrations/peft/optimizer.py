@@ -1,4 +1,4 @@
-"""An optimizer for the adapters of a PEFT model: the factory."""
+"""The factory of optimizers for the adapters of a PEFT model."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -37,14 +37,14 @@ def create_landing_optimizer(
     """An optimizer that trains the active adapters of a PEFT model with orthogonal weights.
 
     - **LoRA**: ``W + scaling B diag(s) A``. B has orthonormal columns, A orthonormal rows, and s is
-      free: a singular value decomposition that is learnt. Or only one of the factors is
+      free: a learnt singular value decomposition. Alternatively only one of the factors is
       orthonormal, and the other free.
     - **OFT and BOFT**: the blocks are rotations themselves. Forward passes no longer compute a
-      Cayley transform or its series, and R is orthogonal to rounding.
+      Cayley transform or its series, and R is orthogonal up to rounding.
 
-    The model is converted in place, without changing what it computes. (A Neumann series of OFT is
-    replaced by the nearest rotation; for a new adapter both are the identity.) Everything else that
-    can be trained takes the optimizer's step for unconstrained weights, AdamW's by default.
+    The model is converted in place, without changing what it computes. (OFT's Neumann series is
+    replaced by the nearest rotation; for a new adapter both are the identity.) All other
+    trainable weights take the optimizer's unconstrained step, AdamW's by default.
     ``save_pretrained`` writes ordinary adapters, which PEFT loads without this library;
     ``merge_and_unload``, ``load_adapter``, the Trainer and Accelerate work as before. Call it
     before ``accelerator.prepare``.
@@ -53,17 +53,17 @@ def create_landing_optimizer(
         model: a PeftModel with adapters of these types, or a model with such layers in it.
         optimizer_cls: :class:`ortholand.LandingAdam`, :class:`ortholand.LandingMuon` or
             :class:`ortholand.LandingSGD`.
-        lr: of what is not orthogonal; AdamW's.
-        orthogonal_lr: of the orthogonal weights, for LandingAdam and LandingMuon the angle in
-            radians by which columns or planes turn in a step; ``lr`` if not given.
-        factors: ``"both"``, ``"A"`` or ``"B"`` of a LoRA.
-        weight_decay: of what is not orthogonal.
-        seed: for orthonormal directions where a factor is zero.
+        lr: learning rate of unconstrained weights; AdamW's.
+        orthogonal_lr: learning rate of orthogonal weights, for LandingAdam and LandingMuon the
+            angle in radians by which columns or planes turn in a step; ``lr`` if not given.
+        factors: which factors of a LoRA are orthonormal: ``"both"``, ``"A"`` or ``"B"``.
+        weight_decay: weight decay of unconstrained weights.
+        seed: seed for orthonormal directions where a factor is zero.
         **options: further options of the optimizer.
 
     Raises:
-        ValueError: if there is no such adapter, or a layer that allows no orthonormal factor or no
-            rotation. Nothing was changed then.
+        ValueError: if there is no such adapter, or a layer allows no orthonormal factor or
+            rotation. Then nothing has been changed.
     """
     _check_arguments(optimizer_cls, factors)
     places = list(_places(model))
@@ -108,7 +108,7 @@ def _check_arguments(optimizer_cls: type[OrthogonalOptimizer], factors: str) -> 
 
 
 def _places(model: nn.Module) -> Iterator[_Place]:
-    """Adapters that are active and trained, of the types that there is something to do for."""
+    """The active, trainable adapters of supported types."""
     layers: Iterable[tuple[str, Any]] = model.named_modules()
     for name, layer in layers:
         if isinstance(layer, LoraLayer):
@@ -134,12 +134,12 @@ def _nothing_found(model: nn.Module) -> str:
     found = {type(m).__module__.split(".")[2] for m in model.modules() if _is_adapter(m)}
     given = f"adapters of the types {sorted(found)}" if found else f"a {type(model).__name__}"
     fix = (
-        "Use a LoraConfig, OFTConfig or BOFTConfig, and see that the adapter is active and not "
-        "frozen (is_trainable=True when it was loaded)."
+        "Use a LoraConfig, OFTConfig or BOFTConfig, and make sure the adapter is active and not "
+        "frozen (is_trainable=True when loading it)."
     )
     return (
         "A landing optimizer is for LoRA adapters of linear and convolution layers, OFT and BOFT, "
-        f"but got {given} with none that is trained. {fix}"
+        f"but got {given} with none that is trainable. {fix}"
     )
 
 
@@ -167,7 +167,7 @@ def _check_place(place: _Place, factors: Factors) -> None:
 def _check_factors(place: _Place, layer: Any, factors: Factors) -> None:
     if hasattr(layer, "parameter_name"):
         raise ValueError(
-            f"Factors must be of one weight each, but {place.name} holds those of stacked experts "
+            f"Factors must belong to one weight, but {place.name} holds those of stacked experts "
             "(target_parameters). Leave it out of the LoraConfig."
         )
     if factors == "both":
@@ -179,8 +179,8 @@ def _check_factors(place: _Place, layer: Any, factors: Factors) -> None:
             )
     elif has_diagonal(layer, place.adapter):
         raise ValueError(
-            f"Both factors of {place.name} were made orthonormal before, but now it is "
-            f"factors={factors!r}. Use factors='both', or load the saved adapter anew."
+            f"Both factors of {place.name} were made orthonormal before, but this call has "
+            f"factors={factors!r}. Use factors='both', or load the saved adapter again."
         )
     A, B = layer.lora_A[place.adapter].weight, layer.lora_B[place.adapter].weight
     rank, inputs, outputs = A.shape[0], A[0].numel(), B.shape[0]
@@ -197,7 +197,7 @@ def _check_oft(place: _Place, layer: Any) -> None:
     module = layer.oft_R[place.adapter]
     if module.coft:
         raise ValueError(
-            f"Constrained OFT keeps Cayley parameters small, but {place.name} shall have none. Use "
+            f"Constrained OFT keeps Cayley parameters small, but {place.name} will have none. Use "
             "OFTConfig(coft=False)."
         )
     _check_block_size(place, module.block_size, "oft_block_size")
@@ -222,7 +222,7 @@ def _check_block_size(place: _Place, size: int, option: str) -> None:
 
 
 def _check_ties(places: list[_Place]) -> None:
-    """A weight of two layers cannot be converted for one of them."""
+    """Raise if two layers share a weight: it cannot be converted for one of them."""
     names: dict[int, str] = {}
     for place in places:
         if isinstance(place.layer, LoraLayer):
@@ -235,7 +235,7 @@ def _check_ties(places: list[_Place]) -> None:
             other = names.setdefault(id(weight), place.name)
             if other != place.name:
                 raise ValueError(
-                    f"Each layer must have adapter weights of its own, but {other} and "
+                    f"Each layer must have its own adapter weights, but {other} and "
                     f"{place.name} share one. Leave one of them out of target_modules, or use "
                     "ensure_weight_tying=False."
                 )
@@ -258,7 +258,7 @@ def _convert(place: _Place, model: nn.Module, factors: Factors, seed: int, chose
 
 
 def _no_series(model: nn.Module, adapter: str) -> None:
-    """Who loads the saved adapter must not compute a truncated series from it."""
+    """Switch off the truncated series, so that a loaded adapter does not use it."""
     configs = getattr(model, "peft_config", {})
     if adapter in configs:
         configs[adapter].use_cayley_neumann = False
@@ -272,7 +272,7 @@ def _groups(
     groups = [
         dict(params=[n for n in named if id(n[1]) in chosen.matrices], view="matrix", **orthogonal),
         dict(params=[n for n in named if id(n[1]) in chosen.blocks], view="kernel", **orthogonal),
-        # A decay would pull the diagonal to zero, and with it the whole update.
+        # Decay would pull the diagonal to zero, and with it the whole update.
         dict(
             params=[n for n in named if f".{DIAGONAL}." in n[0]],
             orthogonal=False,

@@ -1,13 +1,13 @@
 """Learnt rotations for quantisation, as in SpinQuant (Liu et al. 2024), for Llama-type models.
 
-A rotation of the residual stream, and one of each layer's values, change nothing of what a model
-computes, because each layer takes back what the one before has turned. But they spread outliers
-over all coordinates, so that fewer bits will do, and some rotations do so better than others:
+A rotation of the residual stream, and one of each layer's values, do not change what a model
+computes, because each layer undoes the rotation of the one before. But they spread outliers
+over all coordinates, so that fewer bits suffice, and some rotations do so better than others:
 
     rotations = insert_rotations(model, quantization=Quantization(4, 4))
     optimizer = ortholand.LandingSGD(rotations.parameters(), lr=0.1)
     ...                          # minimise the loss of the fake-quantised model, as usual
-    fold_rotations_(model)       # plain layers again, with turned weights
+    fold_rotations_(model)       # plain layers again, with rotated weights
 """
 
 from ortholand.integrations.rotations.insertion import (

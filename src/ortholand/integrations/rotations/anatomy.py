@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 KNOWN_NORMS = ("input_layernorm", "post_attention_layernorm")
-HEAD_NORMS = ("q_norm", "k_norm")  # of queries and keys, which no rotation here reaches
+HEAD_NORMS = ("q_norm", "k_norm")  # of queries and keys, which no rotation here affects
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Anatomy:
 
 
 def anatomy(model: nn.Module) -> Anatomy:
-    """The parts of a model; raises where one is missing or of a kind that rotations would harm."""
+    """The parts of a model; raises if one is missing or incompatible with rotations."""
     backbone = _part(model, "model", "the model")
     embedding = _part(backbone, "embed_tokens", "the model's backbone")
     if type(embedding) is not nn.Embedding:
@@ -71,9 +71,9 @@ def _block(layer: nn.Module, name: str) -> Block:
         last = key.rpartition(".")[2]
         if "norm" in type(module).__name__.lower() and last not in (*KNOWN_NORMS, *HEAD_NORMS):
             raise ValueError(
-                "Rotations can pass the norms before attention and MLP only, but "
-                f"{name}.{key} is another one ({type(module).__name__}): this is no Llama-type "
-                "model, and its weights cannot be turned."
+                "Rotations can pass only the norms before attention and MLP, but "
+                f"{name}.{key} is another one ({type(module).__name__}): this is not a Llama-type "
+                "model, and its weights cannot be rotated."
             )
     values = attention.v_proj.out_features
     if values % block.head_dim:
@@ -98,7 +98,7 @@ def _part(holder: nn.Module, key: str, name: str) -> Any:  # torch does not know
     if not isinstance(part, nn.Module):
         raise ValueError(
             "Rotations are for Llama-type models (model.embed_tokens, layers with self_attn and "
-            f"mlp, norm, lm_head), but {name} ({type(holder).__name__}) has no {key}. Hand over "
+            f"mlp, norm, lm_head), but {name} ({type(holder).__name__}) has no {key}. Pass "
             "the causal language model itself, without wrappers and adapters."
         )
     return part
@@ -110,8 +110,8 @@ def _linear(holder: nn.Module, key: str, name: str, full: str) -> nn.Linear:
         raise _wrong_layer(full, linear, "nn.Linear")
     if not linear.weight.is_floating_point():
         raise ValueError(
-            f"Weights must be floating-point numbers, but {full} holds {linear.weight.dtype}. Turn "
-            "the model before it is quantised."
+            f"Weights must be floating-point numbers, but {full} holds {linear.weight.dtype}. "
+            "Rotate the model before quantising it."
         )
     if linear.weight.device.type == "meta":
         raise ValueError(f"Weights must have values, but {full} is on the meta device. Load them.")
@@ -120,14 +120,14 @@ def _linear(holder: nn.Module, key: str, name: str, full: str) -> nn.Linear:
 
 def _wrong_layer(name: str, found: nn.Module, wanted: str) -> ValueError:
     return ValueError(
-        f"A weight that is turned must be that of a plain {wanted}, but {name} is a "
-        f"{type(found).__module__}.{type(found).__name__}. Turn the model before it is quantised, "
+        f"A rotated weight must belong to a plain {wanted}, but {name} is a "
+        f"{type(found).__module__}.{type(found).__name__}. Rotate the model before quantising it, "
         "and merge adapters first (merge_and_unload)."
     )
 
 
 def _check_norm(norm: nn.Module, name: str) -> None:
-    """Whether it is ``weight * x / rms(x)``: a mean that is taken off does not turn with x."""
+    """Raise unless it is ``weight * x / rms(x)``: subtracting a mean does not rotate with x."""
     weight = getattr(norm, "weight", None)
     right = isinstance(weight, Tensor) and getattr(norm, "bias", None) is None
     if isinstance(weight, Tensor) and weight.device.type == "meta":
@@ -141,6 +141,6 @@ def _check_norm(norm: nn.Module, name: str) -> None:
     if not right:
         raise ValueError(
             f"Rotations pass norms of the form weight * x / rms(x), but {name} "
-            f"({type(norm).__name__}) computes something else. A LayerNorm must be turned into an "
-            "RMSNorm first; norms with 1 + weight are not supported."
+            f"({type(norm).__name__}) computes something else. A LayerNorm must first be converted "
+            "to an RMSNorm; norms with 1 + weight are not supported."
         )

@@ -1,4 +1,4 @@
-"""Rotations put into a model, and folded into its weights."""
+"""Inserting rotations into a model, and folding them into its weights."""
 
 from typing import Any, Literal, get_args
 
@@ -43,30 +43,30 @@ def insert_rotations(
     seed: int = 0,
     untie: bool = False,
 ) -> Rotations:
-    """Put rotations into a Llama-type model, in place; what it computes stays as it is.
+    """Insert rotations into a Llama-type model, in place, without changing what it computes.
 
-    Norms are fused into the layers after them, all weights are frozen, and linear layers turn
-    their weights in each forward pass, by the rotations as they then are.
+    Norms are fused into the layers after them, all weights are frozen, and linear layers rotate
+    their weights in each forward pass, by the current rotations.
 
     Args:
-        model: a causal language model of transformers of the Llama type (Llama, Mistral, Qwen2 and
+        model: a Llama-type causal language model of transformers (Llama, Mistral, Qwen2 and
             3): RMSNorms before attention and MLP, and no others on the residual stream.
-        residual: rotate the residual stream (R1 of SpinQuant).
-        heads: rotate the values of all heads of a layer, between v_proj and o_proj (R2).
-        quantization: how the decoder's linear layers are quantised from now on, with derivatives
-            that pass straight through; None: not at all.
+        residual: whether to rotate the residual stream (R1 of SpinQuant).
+        heads: whether to rotate the values of all heads of a layer, between v_proj and o_proj (R2).
+        quantization: how the decoder's linear layers are quantised from now on, with
+            straight-through derivatives; None for no quantisation.
         start: ``"hadamard"``, with random signs, for sizes that are powers of two; ``"random"``,
             Haar-distributed; or ``"identity"``.
-        seed: of the start.
-        untie: give lm_head a weight of its own if it shares that of the embedding: the fused norm
+        seed: seed of the start.
+        untie: give lm_head its own weight if it shares the embedding's: the fused norm
             and the rotation make the two differ.
 
     Returns:
         The rotations; also ``model.rotations`` until :func:`fold_rotations_`.
 
     Raises:
-        ValueError: if the model is of another type, or a size allows no such start. Nothing was
-            changed then.
+        ValueError: if the model is of another type, or a size allows no such start. Then nothing
+            has been changed.
     """
     if hasattr(model, NAME):
         raise ValueError("Rotations are inserted once. Use fold_rotations_(model) first.")
@@ -76,7 +76,7 @@ def insert_rotations(
     tied = parts.embedding.weight is parts.head.weight
     if tied and not untie:
         raise ValueError(
-            "Embedding and head must have weights of their own, but model.embed_tokens and lm_head "
+            "Embedding and head must have separate weights, but model.embed_tokens and lm_head "
             "share one. Use untie=True: the head gets a copy, and tie_word_embeddings=False."
         )
     rotations = _start(parts, residual=residual, heads=heads, start=start, seed=seed)
@@ -91,13 +91,13 @@ def insert_rotations(
 
 @torch.no_grad()
 def fold_rotations_(model: nn.Module) -> nn.Module:
-    """Turn the weights for good: plain layers again, without rotations and quantisation.
+    """Rotate the weights for good: plain layers again, without rotations or quantisation.
 
-    Rotations are brought to the nearest orthogonal matrix first, and weights turned in float64, so
-    that the model computes what it did before rotations were inserted.
+    Rotations are first projected to the nearest orthogonal matrix, and weights rotated in float64,
+    so that the model computes what it did before rotations were inserted.
 
     Returns:
-        The model, which was changed in place. Its parameters are still frozen.
+        The model, changed in place. Its parameters are still frozen.
     """
     rotations = getattr(model, NAME, None)
     if not isinstance(rotations, Rotations):
@@ -121,7 +121,7 @@ def random_hadamard(n: int, seed: int | torch.Generator) -> Tensor:
     """
     if n < 1 or n & (n - 1):
         raise ValueError(
-            f"Hadamard matrices are made for powers of two here, got size {n}. Use start='random'."
+            f"Hadamard matrices are for powers of two here, got size {n}. Use start='random'."
         )
     given = isinstance(seed, torch.Generator)
     generator = seed if given else torch.Generator().manual_seed(seed)

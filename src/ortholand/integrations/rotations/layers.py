@@ -1,4 +1,4 @@
-"""Layers whose weights are turned in every forward pass, so that rotations can be learnt."""
+"""Layers whose weights are rotated in every forward pass, so that rotations can be learnt."""
 
 import torch
 from torch import Tensor, nn
@@ -8,16 +8,16 @@ from ortholand.integrations.rotations.quantization import Quantization
 
 
 def turned(x: Tensor, R: Tensor | None) -> Tensor:
-    """``x R`` for each row of x; where rows are longer than R, each of their parts."""
+    """``x R`` for each row of x; if rows are longer than R, for each of their parts."""
     if R is None:
         return x
     return (x.unflatten(-1, (-1, R.shape[-1])) @ R).flatten(-2)
 
 
 class RotatedLinear(nn.Module):
-    """A frozen linear layer that reads inputs turned by one rotation and writes turned outputs.
+    """A frozen linear layer that reads rotated inputs and writes rotated outputs.
 
-    ``reads`` and ``writes`` give the rotations at each call: they belong to another module.
+    ``reads`` and ``writes`` name the rotations, which belong to another module.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RotatedLinear(nn.Module):
 
 
 class RotatedEmbedding(nn.Module):
-    """A frozen embedding whose vectors are turned."""
+    """A frozen embedding whose vectors are rotated."""
 
     def __init__(self, layer: nn.Embedding, rotations: nn.Module, writes: str) -> None:
         super().__init__()
@@ -71,11 +71,11 @@ class RotatedEmbedding(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """As it is without rotation; models look at its type."""
+        """The weight without rotation, since models read its type."""
         return self.layer.weight
 
 
 @torch.no_grad()
 def scale_inputs_(layer: nn.Linear, weight: Tensor) -> None:
-    """Let a layer do what the weight of the norm before it did."""
+    """Fuse the weight of the preceding norm into a layer."""
     layer.weight.copy_((layer.weight.double() * weight.double()).to(layer.weight.dtype))

@@ -1,4 +1,4 @@
-"""Numbers rounded as integers of few bits would be, with gradients that pass straight through."""
+"""Numbers rounded like integers of few bits, with straight-through gradients."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,8 @@ class Quantization:
     """How the linear layers of a model are quantised: "W4A4" is ``Quantization(4, 4)``.
 
     Args:
-        weight_bits: symmetric, one scale for each output; None leaves weights as they are.
-        activation_bits: of what enters a layer, asymmetric, one scale and offset for each token;
+        weight_bits: bits of weights, symmetric, one scale per output; None leaves them unquantised.
+        activation_bits: bits of a layer's inputs, asymmetric, one scale and offset per token;
             None likewise.
     """
 
@@ -35,7 +35,7 @@ class Quantization:
         return W if self.weight_bits is None else fake_quantize(W, self.weight_bits)
 
     def activation(self, x: Tensor) -> Tensor:
-        """Activations ``(..., inputs)`` likewise."""
+        """Activations ``(..., inputs)`` as they would be after quantisation."""
         if self.activation_bits is None:
             return x
         return fake_quantize(x, self.activation_bits, symmetric=False)
@@ -45,9 +45,9 @@ def fake_quantize(x: Tensor, bits: int, *, symmetric: bool = True) -> Tensor:
     """Round each row to ``2^bits`` equidistant numbers; derivatives are those of the identity.
 
     Args:
-        x: numbers ``(..., n)``; each row has a scale of its own.
-        bits: how many.
-        symmetric: from ``-max |x|`` to ``max |x|`` (one level is not used), else from the smallest
+        x: numbers ``(..., n)``; each row has its own scale.
+        bits: number of bits.
+        symmetric: from ``-max |x|`` to ``max |x|`` (one level is unused), else from the smallest
             to the largest, zero included.
 
     >>> import torch
