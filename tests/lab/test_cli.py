@@ -146,7 +146,7 @@ def test_damaged_records_are_named_and_fail(tmp_path):
     assert [
         path for path in damaged if f"Error: {path}: damaged record" in report.stderr
     ] == damaged
-    assert "run it again" in report.stderr
+    assert "run them again" in report.stderr
     redone = invoke(*arguments)
     assert redone.exit_code == 0
     assert redone.stdout.count("redone (damaged record: ") == 2

@@ -89,7 +89,7 @@ def test_no_convergence_is_said_with_numbers_and_advice():
     with pytest.warns(
         ConvergenceWarning,
         match=r"LandingICA did not converge in 2 iterations: the norm of the gradient is .*e-.*, "
-        r"asked for tol=1.0e-08. Raise max_iter",
+        r"above tol=1.0e-08. Raise max_iter",
     ):
         ica = LandingICA(max_iter=2, random_state=0).fit(X)
     assert ica.n_iter_ == 2

@@ -38,13 +38,13 @@ try:
 except ModuleNotFoundError as missing:
     sys.exit(
         f"The ortholand command needs {missing.name}, which is not installed. {INSTALL} "
-        "(python -m ortholand does without.)"
+        "(python -m ortholand works without it.)"
     )
 
 WRONG_USE = 2
 DAMAGED = 1
 INTERRUPTED = 130  # what shells expect after Ctrl-C
-USUAL_SECONDS = 60.0  # that an experiment takes which does not say how long it does
+USUAL_SECONDS = 60.0  # assumed for an experiment that does not say how long it takes
 VERDICT_STYLES = {Verdict.HOLDS: "green", Verdict.FAILS: "red", Verdict.OPEN: "yellow"}
 
 app = typer.Typer(
@@ -54,29 +54,27 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Names = Annotated[list[str] | None, typer.Argument(help="Which ones; all if none is given.")]
-BenchmarkNames = Annotated[
-    list[str] | None, typer.Argument(help="Which ones; `steps` if none is given.")
-]
+Names = Annotated[list[str] | None, typer.Argument(help="Which ones; all by default.")]
+BenchmarkNames = Annotated[list[str] | None, typer.Argument(help="Which ones; `steps` by default.")]
 Preset = Annotated[str, typer.Option(help=f"One of {', '.join(EXPERIMENT_PRESETS)}.")]
 BenchmarkPreset = Annotated[str, typer.Option(help=f"One of {', '.join(BENCHMARK_PRESETS)}.")]
 Out = Annotated[Path, typer.Option(help="Folder for records, figures and report.")]
 Seed = Annotated[int, typer.Option(help="Seed of all random data.")]
-Device = Annotated[str, typer.Option(help="Where torch computes.")]
+Device = Annotated[str, typer.Option(help="The device on which torch computes.")]
 Threads = Annotated[
-    int | None, typer.Option(help="Threads of torch; if not given, what suits the study.")
+    int | None, typer.Option(help="Number of torch threads; by default, what suits the study.")
 ]
 Jobs = Annotated[
     int | None,
     typer.Option(
-        help="How many runs that measure no time go on side by side; if not given, one per core. "
+        help="How many untimed runs go on in parallel; by default, one per core. "
         "Results do not depend on it."
     ),
 ]
 Data = Annotated[
     Path | None,
     typer.Option(
-        help="Folder with MNIST (idx) and CIFAR-10 (binary); if not given, $ORTHOLAND_DATA, the "
+        help="Folder with MNIST (idx) and CIFAR-10 (binary); by default, $ORTHOLAND_DATA, the "
         "cache folder or a download."
     ),
 ]
@@ -100,7 +98,7 @@ def options(
 
 @app.command()
 def info() -> None:
-    """Say what a bug report needs: versions, machine, compiled code or why there is none."""
+    """Show what a bug report needs: versions, machine, compiled code or why there is none."""
     typer.echo(table())
 
 
@@ -135,7 +133,7 @@ def reproduce(
 ) -> None:
     """Run experiments, judge their claims and write the report.
 
-    What is recorded in the folder already is not run again, so after an interruption the same
+    Units already recorded in the folder are not run again, so after an interruption the same
     command resumes.
     """
     _check_options(EXPERIMENT_PRESETS, preset, seed, device, threads, jobs)
@@ -154,7 +152,7 @@ def bench(
     data: Data = None,
     offline: Offline = False,
 ) -> None:
-    """Run benchmarks against every peer that is installed: records, targets, tables, a report."""
+    """Run benchmarks against every installed peer: records, targets, tables, a report."""
     _check_options(BENCHMARK_PRESETS, preset, seed, "cpu", None, jobs)
     common = RunOptions(preset, seed, "cpu", 0)
     chosen = _chosen(names or ["steps"], BENCHMARKS, "A benchmark")
@@ -171,7 +169,7 @@ def _run_and_report(
     data: Path | None,
     offline: bool,
 ) -> None:
-    """Run studies, print what they come to, write the report of all in the folder."""
+    """Run studies, print their results, and write a report on everything in the folder."""
     store, console = Store(_usable_folder(out)), make_console()
     try:
         sources = _find_data(studies, data, offline, console)
@@ -182,7 +180,7 @@ def _run_and_report(
         write_tables(store, runs)
         report = write_report(store, stored_runs(store, registry), processes)
     except KeyboardInterrupt:
-        console.print("Interrupted. What is done is recorded: the same command resumes.")
+        console.print("Interrupted. Finished work is recorded: the same command resumes.")
         raise typer.Exit(INTERRUPTED) from None
     except DatasetError as error:
         _fail(str(error))
@@ -195,15 +193,13 @@ def _run_and_report(
 
 @app.command()
 def report(
-    folder: Annotated[
-        Path, typer.Argument(help="A folder that `reproduce` or `bench` has filled.")
-    ],
+    folder: Annotated[Path, typer.Argument(help="A folder filled by `reproduce` or `bench`.")],
     page: Annotated[
         Path | None,
-        typer.Option(help="A Markdown page whose marked parts are made anew from the records."),
+        typer.Option(help="A Markdown page whose marked parts are remade from the records."),
     ] = None,
 ) -> None:
-    """Draw figures and report again, from the records in a folder alone."""
+    """Redraw figures and report from the records in a folder alone."""
     store, console = Store(folder), make_console()
     runs = stored_runs(store, {**EXPERIMENTS, **BENCHMARKS})
     if not runs:
@@ -227,7 +223,7 @@ def report(
 
 @app.command()
 def errata(names: Names = None) -> None:
-    """Measure the statements of the paper that need a correction."""
+    """Measure the statements of the paper that need correction."""
     from ortholand.lab.errata import ERRATA  # here: nothing else needs it
 
     for name in names or ():
@@ -244,24 +240,24 @@ def errata(names: Names = None) -> None:
 
 
 def _end(console: Console, store: Store, report: Path) -> None:
-    """Say where the report is, and fail if there are records that it could not use."""
+    """Say where the report is, and fail if some records could not be used."""
     console.print(f"Report: {report}", soft_wrap=True)
     if _tell_damage(store):
         raise typer.Exit(DAMAGED)
 
 
 def _tell_damage(store: Store) -> bool:
-    """Name each damaged record of the folder on standard error; whether there are any."""
+    """Name each damaged record of the folder on standard error; return whether there are any."""
     damaged = store.damaged()
     for path, reason in damaged.items():
         typer.echo(f"Error: {path}: {reason}.", err=True)
     if damaged:
-        typer.echo("What they recorded counts as not run: run it again, or delete them.", err=True)
+        typer.echo("Their units count as not run: run them again, or delete the files.", err=True)
     return bool(damaged)
 
 
 def _print_results(console: Console, runs: Sequence[Run]) -> None:
-    """Tables, and every claim with its verdict."""
+    """Print tables, and every claim with its verdict."""
     for run in runs:
         for spec, (head, *rows) in run.tables():
             table = Table(title=spec.title)
@@ -326,7 +322,7 @@ def _cores() -> int:
 def _find_data(
     studies: Sequence[AnyStudy], folder: Path | None, offline: bool, console: Console
 ) -> dict[str, Source]:
-    """Every data set that a study needs, looked up once; notices are told right away."""
+    """Every data set that a study needs, looked up once; notices are printed right away."""
     sources: dict[str, Source] = {}
     for name in dict.fromkeys(e.dataset for e in studies if e.dataset):
         tell = partial(_print_line, console)
@@ -370,7 +366,7 @@ def _data_title(study: AnyStudy) -> str:
 
 
 def _usable_folder(out: Path) -> Path:
-    """The folder, created if need be; found out now and not after an hour of computing."""
+    """The folder, created if necessary; better to fail now than after an hour of computing."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):

@@ -1,7 +1,7 @@
 """The paper's statements that need a correction, each measured on the spot.
 
-Every function here takes no argument, measures one statement with a fixed seed and says what the
-paper has, what is right and what was seen. docs/errata.md gives the derivations.
+Every function here takes no argument, measures one statement with a fixed seed and reports what the
+paper says, what is right and what was observed. docs/errata.md gives the derivations.
 """
 
 import math
@@ -37,8 +37,8 @@ from ortholand.safe_step import paper_step_size, safe_step_size
 class Erratum:
     """One statement of the paper, its correction and a measurement.
 
-    ``agrees``: the measurement agrees with the correction and, where the two can be told apart
-    by it, contradicts the paper.
+    ``agrees``: the measurement agrees with the correction and, where it can distinguish the two,
+    contradicts the paper.
     """
 
     name: str
@@ -54,7 +54,7 @@ ERRATA: dict[str, Callable[[], Erratum]] = {}
 def _erratum(
     name: str, *, paper: str, corrected: str
 ) -> Callable[[Callable[[], tuple[str, bool]]], Callable[[], Erratum]]:
-    """Register a measurement, a function that gives ``(measured, agrees)``, under a name."""
+    """Register a measurement, a function that returns ``(measured, agrees)``, under a name."""
 
     def register(measure: Callable[[], tuple[str, bool]]) -> Callable[[], Erratum]:
         def erratum() -> Erratum:
@@ -183,7 +183,7 @@ def jacobian_spectrum() -> tuple[str, bool]:
     corrected="local rate min(mu_min, 2 lam), best at lam = mu_min / 2",
 )
 def best_lam() -> tuple[str, bool]:
-    """Rates seen along the flow, and the best lam for steps of 1 / (Lipschitz constant)."""
+    """Rates observed along the flow, and the best lam for steps of 1 / (Lipschitz constant)."""
     problem = Procrustes.gaussian(4, seed=0)
     mu = _relative_spectrum(problem)[0].item()
     rates = {c: _flow_rate(problem, c * mu) / mu for c in (0.125, 0.25, 1.0)}
@@ -199,14 +199,14 @@ def best_lam() -> tuple[str, bool]:
 
 
 def _rate_per_step(problem: Procrustes, lam: float) -> float:
-    """``1 - rho(I - J / L)`` with L the spectral norm of J: what one step of 1 / L gains."""
+    """``1 - rho(I - J / L)`` with L the spectral norm of J: the gain of one step of 1 / L."""
     J, _ = _jacobian_in_blocks(problem, lam)
     iteration = torch.eye(len(J), dtype=J.dtype) - J / torch.linalg.matrix_norm(J, 2)
     return 1 - torch.linalg.eigvals(iteration).abs().max().item()
 
 
 def _flow_rate(problem: Procrustes, lam: float) -> float:
-    """Exponential rate at which the flow approaches a minimiser, seen late in the flow."""
+    """Exponential rate at which the flow approaches a minimiser, measured late in the flow."""
     target = problem.solution()
     scale = min(_relative_spectrum(problem)[0].item(), 2 * lam)
     times = torch.tensor([0.0, 12.0, 16.0], dtype=torch.float64) / scale
@@ -332,7 +332,7 @@ def stochastic_floor() -> tuple[str, bool]:
 def momentum_display() -> tuple[str, bool]:
     """First step from the manifold, and 400 steps near a minimiser with eta mu_max = 5, g = 0.1.
 
-    Steps are cut at ``||X' - X|| = 1/2``, so that the one that diverges does not overflow.
+    Steps are capped at ``||X' - X|| = 1/2``, so that the diverging one does not overflow.
     """
     problem, gamma = Procrustes.gaussian(5, seed=0), 0.1
     mu = _relative_spectrum(problem)[-1].item()

@@ -1,4 +1,4 @@
-"""How a model with orthogonal weights is trained by each of the methods that the paper compares."""
+"""How each method that the paper compares trains a model with orthogonal weights."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ RETRACTION_METHODS = ("exponential", "cayley")
 TRIVIALIZATION_METHODS = tuple(m for m in TRAINING_METHODS if m.startswith("trivialization"))
 ADAPTIVE_METHODS = ("trivialization-adam", "trivialization-rmsprop")
 
-PAPER_RULE = "frobenius"  # the paper's ball; the library's default is one in the spectral norm
+PAPER_RULE = "frobenius"  # the paper's ball; the library's default is in the spectral norm
 
 _OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "landing": partial(LandingSGD, safe_step=PAPER_RULE),
@@ -48,10 +48,10 @@ class Trainee:
     """A model that is ready to be trained by a method.
 
     Args:
-        model: to be called for a forward pass.
-        optimizer: of all its parameters: a group of the orthogonal ones, then one of the others.
-        orthogonal: where the orthogonal weights are: a module and the name of its weight.
-        view: how these are seen as matrices.
+        model: the model; calling it is a forward pass.
+        optimizer: for all its parameters: a group of the orthogonal ones, then one of the others.
+        orthogonal: where the orthogonal weights are: modules and the names of their weights.
+        view: how these are viewed as matrices.
     """
 
     model: nn.Module
@@ -66,17 +66,17 @@ class Trainee:
         self.optimizer.step()
 
     def weights(self) -> list[Tensor]:
-        """The orthogonal weights as they are now, by whatever they are parametrized."""
+        """The current orthogonal weights, however they are parametrized."""
         return [getattr(module, name) for module, name in self.orthogonal]
 
     @torch.no_grad()
     def orthogonality_error(self) -> float:
-        """``||X^T X - I||_F`` of all orthogonal matrices together, in float64."""
+        """``||X^T X - I||_F`` over all orthogonal matrices together, in float64."""
         return float(torch.linalg.vector_norm(self._errors()))
 
     @torch.no_grad()
     def largest_error(self) -> float:
-        """The same of the matrix that is furthest from the manifold; NaN if one has a NaN."""
+        """The error of the matrix furthest from the manifold; NaN if one has a NaN."""
         return float(self._errors().max())
 
     def _errors(self) -> Tensor:
@@ -97,23 +97,23 @@ def prepare(
     plain_momentum: float = 0.0,
     plain_weight_decay: float = 0.0,
 ) -> Trainee:
-    """Make a model ready to be trained by a method; its orthogonal weights are projected first.
+    """Prepare a model for training by a method; its orthogonal weights are projected first.
 
-    So all methods start at the same point, the trivializations too: ``W = B exp(A)`` from the
-    weight B and A = 0, where A is small and the exponential cheapest.
+    So all methods start at the same point, including the trivializations: ``W = B exp(A)`` from
+    the weight B and A = 0, where A is small and the exponential cheapest.
 
     Args:
         model: the model, changed in place.
         method: one of ``TRAINING_METHODS``, or any other retraction.
         orthogonal: which parameters are orthogonal.
-        view: how these are seen as matrices.
-        lr: of the orthogonal weights.
-        momentum: theirs, for the methods with momentum in their names.
-        retraction_momentum: theirs, for the retractions.
-        plain_lr: of the other parameters; as for the orthogonal ones if not given.
-        plain_momentum: theirs, where the optimizer is a kind of SGD; Adam and RMSprop keep to
-            torch's defaults.
-        plain_weight_decay: theirs.
+        view: how these are viewed as matrices.
+        lr: learning rate of the orthogonal weights.
+        momentum: their momentum, for the methods with momentum in their names.
+        retraction_momentum: their momentum, for the retractions.
+        plain_lr: learning rate of the other parameters; ``lr`` if not given.
+        plain_momentum: momentum of the other parameters, if the optimizer is a kind of SGD; Adam
+            and RMSprop keep torch's defaults.
+        plain_weight_decay: weight decay of the other parameters.
     """
     if method not in _OPTIMIZERS:
         raise ValueError(f"The method must be one of {tuple(_OPTIMIZERS)}, got {method!r}.")
@@ -130,7 +130,7 @@ def prepare(
         model, orthogonal, view=view, options=options, other_options=others
     )  # before the trivialization, which keeps the parameters and changes their names
     chosen = [name for name, _ in groups[0]["params"]]
-    # Kernels of 1 x 1 are signs, which no method can change.
+    # 1 x 1 kernels are signs, which no method can change.
     groups[0]["params"] = [(n, p) for n, p in groups[0]["params"] if not is_fixed(p, view)]
     if method in TRIVIALIZATION_METHODS:
         trivialize_(model, orthogonal, view=view)

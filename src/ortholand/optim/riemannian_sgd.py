@@ -106,6 +106,6 @@ def _registered(retraction: str | Retraction) -> str:
     name = getattr(retraction, "__name__", type(retraction).__name__)
     if RETRACTIONS.setdefault(name, retraction) is not retraction:
         raise ValueError(
-            f"A retraction named {name!r} already exists. Give the function another __name__."
+            f"A retraction named {name!r} exists already. Give the function another __name__."
         )
     return name

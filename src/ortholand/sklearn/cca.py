@@ -146,7 +146,7 @@ class LandingCCA(
         targets = len(self._moments.mean) - self.n_features_in_
         if y.shape[1] != targets:
             raise ValueError(
-                f"y must have the {targets} columns of the fit, got {y.shape[1]}. "
+                f"y must have the {targets} columns that it was fitted with, got {y.shape[1]}. "
                 "For other targets fit a new estimator."
             )
         return y

@@ -157,7 +157,7 @@ def test_ctrl_c_ends_a_run_with_a_message(tmp_path):
     signal_after(process, log, lambda text: "walk-1:" in text, signal.SIGINT)
     assert process.returncode == 130
     text = log.read_text()
-    assert text.endswith("Interrupted. What is done is recorded: the same command resumes.\n")
+    assert text.endswith("Interrupted. Finished work is recorded: the same command resumes.\n")
     assert "Traceback" not in text
 
 

@@ -1,4 +1,4 @@
-"""What a record says about the machine. Neither host name nor paths."""
+"""What a record says about the machine: neither host name nor paths."""
 
 import os
 import platform
@@ -45,7 +45,7 @@ def machine(device: torch.device) -> dict[str, str | int]:
 
 @contextmanager
 def torch_threads(threads: int) -> Generator[None, None, None]:
-    """Let torch compute with this many threads for a while."""
+    """A context in which torch computes with this many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -55,7 +55,7 @@ def torch_threads(threads: int) -> Generator[None, None, None]:
 
 
 def check_device(name: str) -> torch.device:
-    """The device of that name.
+    """The device with that name.
 
     Raises:
         ValueError: if torch cannot compute on it here.
@@ -71,13 +71,13 @@ def check_device(name: str) -> torch.device:
 
 
 class Stopwatch(AbstractContextManager["Stopwatch"]):
-    """Adds up the seconds spent inside ``with stopwatch:``, and none of those outside.
+    """Adds up the seconds spent inside ``with stopwatch:``.
 
-    On a GPU each stop waits for the device, so that the work is counted where it was asked for.
+    On a GPU each stop waits for the device, so that work is counted where it was requested.
 
     Args:
         device: where the work is done.
-        clock: tells the seconds; ``time.process_time`` for those of the processor.
+        clock: returns the seconds; ``time.process_time`` for processor time.
     """
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = perf_counter) -> None:

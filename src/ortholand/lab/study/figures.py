@@ -18,7 +18,7 @@ from ortholand.lab.study.records import Record, write_atomically
 
 
 class MethodStyle(NamedTuple):
-    """How a method looks. The dashes tell the methods apart in a grey print too."""
+    """How a method looks. Its dashes distinguish it in greyscale prints too."""
 
     label: str
     colour: str
@@ -26,8 +26,8 @@ class MethodStyle(NamedTuple):
     width: float = 1.6
 
 
-# Okabe and Ito's colours, which readers with any colour vision can tell apart. All are taken but
-# the yellow, too pale on white; the methods below them have shades of their own.
+# Okabe and Ito's colours, which readers with any colour vision can tell apart. All are used except
+# the yellow, too pale on white; the methods below them have other shades.
 METHOD_STYLES: dict[str, MethodStyle] = {
     "landing": MethodStyle("landing", "#0072B2", width=2.6),  # seen between the dashes
     "landing-momentum": MethodStyle("landing with momentum", "#D55E00", (0, (5, 2))),
@@ -42,7 +42,7 @@ METHOD_STYLES: dict[str, MethodStyle] = {
     "trivialization-adam": MethodStyle("trivialization, Adam", "#A6611A", (0, (3, 1, 1, 1))),
     "trivialization-rmsprop": MethodStyle("trivialization, RMSprop", "#8A8A00", (0, (2, 2, 1, 2))),
 }
-# Variants have the colour of their method; what is no method is black or grey.
+# Variants have the colour of their method; anything that is not a method is black or grey.
 VARIANT_STYLES: dict[str, MethodStyle] = {
     "landing-after": MethodStyle("landing: move, then land", "#0072B2", (0, (1, 1))),
     "landing-tight": MethodStyle("landing, tight rule", "#0072B2", (0, (5, 2)), 1.0),
@@ -84,7 +84,7 @@ def house_style() -> Generator[None, None, None]:
 def plot_method(
     axes: Axes, method: str, x: Sequence[float], y: Sequence[float], **changes: Any
 ) -> None:
-    """A curve in the method's own style, but for changes."""
+    """A curve in the method's own style, with optional changes."""
     style = STYLES[method]
     look: dict[str, Any] = dict(
         label=style.label, color=style.colour, linestyle=style.dashes, linewidth=style.width
@@ -93,18 +93,18 @@ def plot_method(
 
 
 def add_legend(figure: Figure, axes: Axes, columns: int | None = None) -> None:
-    """The names of the curves of one panel, above all panels; in one row if not said otherwise."""
+    """The names of the curves of one panel, above all panels; by default in one row."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=columns or len(labels))
 
 
 def listed(numbers: Mapping[str, float], form: str, *, between: str = ", ") -> str:
-    """Numbers with the names of their methods, as the legends have them."""
+    """Numbers with the names of their methods, as in the legends."""
     return between.join(f"{STYLES[method].label} {x:{form}}" for method, x in numbers.items())
 
 
 def label_plainly(axis: Axis, form: str = "{:g}", factor: float = 1.0) -> None:
-    """Label a logarithmic axis 1, 2, 5, 10, ...; over many decades with the powers of 10 alone."""
+    """Label a logarithmic axis 1, 2, 5, 10, ...; over many decades with powers of 10 only."""
     low, high = axis.get_view_interval()
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 200 * low else (1.0,)))
     axis.set_major_formatter(FuncFormatter(lambda x, _: form.format(factor * x)))
@@ -121,24 +121,24 @@ def draw_by_time_and_iteration(
 ) -> tuple[Figure, Any]:
     """A row of panels for each series: by time on the left, by iteration on the right.
 
-    Of several runs of a method, the median, and behind it each of them.
+    Several runs of a method are drawn as their median, with each of them behind it.
 
     Args:
-        runs: by method.
-        seconds: of an iteration, by method.
+        runs: records by method.
+        seconds: seconds per iteration, by method.
         series: names, and labels of their axes.
-        height: of the figure.
-        legend_columns: in how many columns methods are named.
+        height: height of the figure.
+        legend_columns: number of columns in the legend.
 
     Returns:
-        the figure and its panels, for what else there is to draw.
+        The figure and its panels, for further drawing.
     """
     figure = Figure(figsize=(8, height))
     grid = figure.subplots(len(series), 2, sharex="col", sharey="row")
     for row, (name, label) in zip(grid, series.items(), strict=True):
         for axes, units in zip(row, (seconds, dict.fromkeys(seconds, 1.0)), strict=True):
             for method, trials in runs.items():
-                # Without the start: a logarithmic axis has no place for time 0 and distance 0.
+                # Without the start: a logarithmic axis cannot show time 0 and distance 0.
                 x = [units[method] * k for k in trials[0].series("iteration")[1:]]
                 curves = [run.series(name)[1:] for run in trials]
                 for curve in curves if len(curves) > 1 else ():
@@ -154,7 +154,7 @@ def draw_by_time_and_iteration(
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> str:
-    """Save a figure in all formats; its SVG text is returned for the report."""
+    """Save a figure in all formats; return its SVG text for the report."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = {}
     for kind in FORMATS:
@@ -169,7 +169,7 @@ def save_figure(figure: Figure, folder: Path, name: str) -> str:
 
 
 def inline_svg(svg: str, name: str, description: str) -> str:
-    """An SVG element for an HTML page: ids of its own, and as wide as the page allows.
+    """An SVG element for an HTML page: with unique ids, and as wide as the page allows.
 
     Args:
         svg: text of an SVG file by matplotlib.

@@ -1,11 +1,11 @@
-"""A page in Markdown that shows what records say: claims, figures, and the commands that made them.
+"""A Markdown page that shows what records say: claims, figures, and the commands that made them.
 
-What is written by hand stays; what stands between two marks is made from the records::
+Hand-written text stays; text between two marks is made from the records::
 
     <!-- records: procrustes -->
     <!-- end -->
 
-A mark names a study, or ``summary`` for the table of all.
+A mark names a study, or ``summary`` for the table of all studies.
 """
 
 import os
@@ -26,7 +26,7 @@ _BLOCK = re.compile(r"(<!-- records: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def write_page(page: Path, store: Store, runs: Sequence[Run]) -> None:
-    """Make the marked parts of a page anew.
+    """Remake the marked parts of a page.
 
     Raises:
         ValueError: if the page has no marks, or one that names nothing recorded.
@@ -39,8 +39,8 @@ def filled(text: str, runs: Sequence[Run], figures: str) -> str:
     """The text of a page with its marked parts made from the records.
 
     Args:
-        text: of the page.
-        runs: what is recorded.
+        text: the text of the page.
+        runs: the recorded runs.
         figures: the folder of the figures, as seen from the page.
     """
     parts = {SUMMARY: summary(runs)}
@@ -95,7 +95,7 @@ def _claim_row(claim: Claim, finding: Finding) -> list[str]:
 
 
 def _origin(run: Run) -> str:
-    """The command, the time it took, and what it has not done yet."""
+    """The command, the time it took, and what is still missing."""
     finished = max(record.finished for record in run.records.values())[:10]
     units = f"{len(run.records)} of {len(run.records) + len(run.missing)} units"
     made = f"{units}, {duration(run.seconds)}, {finished}"
@@ -107,7 +107,7 @@ def _origin(run: Run) -> str:
 
 
 def _drawn(run: Run) -> list[tuple[str, str]]:
-    """Names and captions of the figures that the records suffice for."""
+    """Names and captions of the figures for which there are enough records."""
     drawn = []
     for spec in run.study.figures:
         try:

@@ -1,4 +1,4 @@
-"""How a run shows itself: bars in a terminal, plain lines elsewhere."""
+"""How a run shows its progress: bars in a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -14,14 +14,14 @@ from ortholand.about import asked_width
 from ortholand.lab.study.runner import RECORDED
 
 WIDTH = 100  # columns of text in a file, unless $COLUMNS says otherwise
-SILENCE = 10.0  # seconds without a line after which one says how far it is
-PATIENCE = 50  # and for long runs, the part of the time so far: a log should not grow for ever
-SOON = 3.0  # seconds of work before which no time left is told
-FIRST_SHARE = 0.005  # of the work, before which it is anyone's guess
+SILENCE = 10.0  # seconds of silence after which a line reports progress
+PATIENCE = 50  # and for long runs, 1/50 of the time so far: a log should not grow for ever
+SOON = 3.0  # seconds of work before which no time left is shown
+FIRST_SHARE = 0.005  # share of the work before which the time left is anyone's guess
 
 
 def make_console() -> Console:
-    """A console on standard output, which writes control codes to a terminal and nowhere else."""
+    """A console on standard output, which writes control codes only to a terminal."""
     if sys.stdout.isatty():
         return Console(highlight=False, markup=False)
     # Explicitly: the environment may ask for colours (FORCE_COLOR), but a file is a file.
@@ -43,9 +43,9 @@ class Pace:
     """How far a run over several studies is, and how long it will take.
 
     Args:
-        work: of each study, about how many seconds it will take. Only their proportions
-            count: the time left is as long as the work done so far suggests.
-        clock: seconds.
+        work: for each study, about how many seconds it will take. Only proportions
+            matter: the time left is extrapolated from the work done so far.
+        clock: returns seconds.
     """
 
     def __init__(self, work: Mapping[str, float], clock: Callable[[], float]) -> None:
@@ -64,14 +64,14 @@ class Pace:
         self._done[study] += steps
 
     def share(self, study: str) -> float:
-        """What part of a study is done; all of one without steps."""
+        """The share of a study that is done; 1 for one without steps."""
         if study not in self._steps:
             return 0.0
         return min(1.0, self._done[study] / self._steps[study]) if self._steps[study] else 1.0
 
     @property
     def total_share(self) -> float:
-        """What part of the work of all studies is done."""
+        """The share of the work of all studies that is done."""
         total = sum(self._work.values())
         return min(1.0, self._work_done() / total) if total else 1.0
 
@@ -82,7 +82,7 @@ class Pace:
 
     @property
     def left(self) -> float | None:
-        """Seconds that the rest will take, or None while that is anyone's guess."""
+        """Seconds left, or None while that is anyone's guess."""
         done, total = self._work_done(), sum(self._work.values())
         if self.elapsed < SOON or done <= FIRST_SHARE * total:
             return None
@@ -94,7 +94,7 @@ class Pace:
 
 @dataclass
 class Count:
-    """Units of a study: all, those done, and those of them that were recorded before."""
+    """Units of a study: all, those done, and those that were recorded before."""
 
     units: int
     begun: float  # seconds after the beginning
@@ -114,7 +114,7 @@ def duration(seconds: float | None) -> str:
 
 
 class Lines:
-    """One line per unit of work, and one now and then while a unit takes long."""
+    """One line per unit of work, and one now and then during a long unit."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Lines:
         self._counts[study] = Count(units, self._pace.elapsed)
 
     def advance(self, study: str, steps: int) -> None:
-        """Steps are done: worth a line after a long silence."""
+        """Steps are done: print a line after a long silence."""
         self._pace.advance(study, steps)
         elapsed = self._pace.elapsed
         if elapsed - self._told > max(SILENCE, elapsed / PATIENCE):
@@ -147,7 +147,7 @@ class Lines:
             self._tell(study, f"{self._pace.share(study):.0%} done{left}")
 
     def unit_done(self, study: str, unit: str, outcome: str) -> None:
-        """A unit is done: say so at once, for whoever watches the file."""
+        """A unit is done: say so at once, for anyone watching the file."""
         self._counts[study].done += 1
         self._tell(study, f"{unit}: {outcome}")
 
@@ -158,22 +158,22 @@ class Lines:
 
 
 class TimesColumn(ProgressColumn):
-    """Time so far and time left, which go on while nothing else moves."""
+    """Time so far and time left, updated even while nothing else moves."""
 
     def __init__(self, pace: Pace) -> None:
         super().__init__()
         self._pace = pace
 
     def render(self, task: Task) -> Text:
-        """The times, next to the bars that have a place for them."""
+        """The times, for the bars that show them."""
         times = f"{duration(self._pace.elapsed)}, {duration(self._pace.left)} left"
         return Text(times if task.fields["times"] else "")
 
 
 class Bars:
-    """A bar for the study of the latest news and one for all; above them, a line for each done.
+    """A bar for the current study and one for all; above them, a line for each finished study.
 
-    Units are too many for a line each, except where an old record had to be redone.
+    There are too many units for a line each, except where an old record had to be redone.
     """
 
     def __init__(self, console: Console, work: Mapping[str, float]) -> None:
@@ -251,5 +251,5 @@ class Bars:
 
 
 def make_progress(console: Console, work: Mapping[str, float]) -> Bars | Lines:
-    """What suits the console, for studies that will take about so many seconds each."""
+    """Bars or lines, as suits the console; ``work`` is the seconds each study may take."""
     return Bars(console, work) if console.is_terminal else Lines(console, work)

@@ -1,7 +1,7 @@
-"""Records of runs: what was asked, what came out, on which machine. One JSON file each.
+"""Records of runs: the request, the result and the machine. One JSON file each.
 
 A file is written next to its place and moved there in one step, and carries a checksum of its
-content. So a run that is killed leaves whole records or none, and a damaged one is never used.
+content. So a killed run leaves whole records or none, and a damaged one is never used.
 """
 
 import hashlib
@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FORMAT = 2  # of the files; those of another are redone
+FORMAT = 2  # of the files; records in another format are redone
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the user chooses for a run of a study, and the data that was found for it."""
+    """What the user chooses for a run of a study, and the data found for it."""
 
     preset: str
     seed: int
@@ -29,7 +29,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class Request:
-    """Everything the numbers of one unit of work depend on: its record's identity."""
+    """Everything that the numbers of one unit of work depend on: its record's identity."""
 
     study: str
     revision: int
@@ -50,7 +50,7 @@ class Result:
     def of_rows(
         cls, names: Sequence[str], rows: Sequence[Sequence[float]], **values: float
     ) -> "Result":
-        """The series of these names from what was recorded row by row."""
+        """The series with these names, from numbers recorded row by row."""
         return cls(dict(zip(names, zip(*rows, strict=True), strict=True)), values)
 
 
@@ -87,7 +87,7 @@ class OldRecordError(Exception):
 
 
 class MissingRecordError(Exception):
-    """A record that a claim or a figure needs and that is not there."""
+    """A record that a claim or a figure needs is missing."""
 
 
 class Records(Mapping[str, Record]):
@@ -139,14 +139,14 @@ class Found(NamedTuple):
 class Store:
     """The records in a folder: ``records/<study>/<preset>-seed<seed>/<unit>.json``.
 
-    Each file is read and checked once; what is written while a store is used, it has written.
+    Each file is read and checked once; while a store is in use, only it writes files.
     """
 
     root: Path
     _read: dict[Path, Found] = field(default_factory=dict, repr=False, compare=False)
 
     def path(self, request: Request) -> Path:
-        """Where the record of a request has its place."""
+        """The path of a request's record."""
         options = request.options
         folder = f"{options.preset}-seed{options.seed}"
         return self.root / "records" / request.study / folder / f"{request.unit}.json"
@@ -156,16 +156,16 @@ class Store:
         path = self.path(record.request)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, encode(record).encode())
-        self._read.pop(path, None)  # what is used is what is on the disk
+        self._read.pop(path, None)  # always use what is on disk
 
     def read(self, path: Path) -> Found:
-        """What a file holds, whatever was asked for."""
+        """What a file holds, whatever the request."""
         if path not in self._read:
             self._read[path] = _read_file(path)
         return self._read[path]
 
     def find(self, request: Request, *, any_versions: bool = False) -> Found:
-        """The record that answers exactly this request, if need be with other versions."""
+        """The record of exactly this request; with ``any_versions``, made by any versions."""
         found = self.read(self.path(request))
         if found.record is None:
             return found
@@ -177,7 +177,7 @@ class Store:
         return found
 
     def last_options(self, study: str) -> list[RunOptions]:
-        """The options of the last run in each folder of a study that has a whole record."""
+        """The options of the last run in each of a study's folders that has a whole record."""
         folders = sorted((self.root / "records" / study).glob("*/"))
         found = [[self.read(path).record for path in sorted(f.glob("*.json"))] for f in folders]
         whole = [[record for record in records if record is not None] for records in found]
@@ -234,8 +234,8 @@ def load(path: Path) -> Record:
     """Read a record's file.
 
     Raises:
-        DamagedRecordError: if it is not exactly what was once written.
-        OldRecordError: if it is, by another version.
+        DamagedRecordError: if it is not exactly what was written.
+        OldRecordError: if another version wrote it.
     """
     try:
         whole = json.loads(path.read_bytes().decode())

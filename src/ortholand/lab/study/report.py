@@ -22,7 +22,7 @@ FILE_NAME = "report.html"
 FIGURES = "figures"
 TABLES = "tables"
 
-# A mark besides the words and the colour: verdicts are read at a glance, on paper too.
+# A mark besides word and colour: verdicts can be read at a glance, on paper too.
 MARKS = {Verdict.HOLDS: "✓", Verdict.FAILS: "✗", Verdict.OPEN: "?"}
 CLASSES = {Verdict.HOLDS: "holds", Verdict.FAILS: "fails", Verdict.OPEN: "open"}
 
@@ -40,7 +40,7 @@ class Drawn:
 def stored_runs(store: Store, studies: Mapping[str, AnyStudy]) -> list[Run]:
     """All runs of which a folder has records, in the order of the studies.
 
-    Of whatever versions: a record need not be redone to be drawn.
+    Versions do not matter: a record need not be redone to be drawn.
     """
     return [
         collect(study, options, store, any_versions=True)
@@ -60,7 +60,7 @@ def tally(verdicts: Iterable[Verdict]) -> str:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure that is to be drawn, here or in a worker."""
+    """A figure to be drawn, here or in a worker."""
 
     spec: FigureSpec
     records: Records
@@ -79,7 +79,7 @@ class Drawing:
 
 
 def write_report(store: Store, runs: Sequence[Run], processes: int = 1) -> Path:
-    """Draw the figures of the runs, as files and in the report; return where the report is."""
+    """Draw the figures of the runs, as files and in the report; return the report's path."""
     folder = store.root / FIGURES
     drawings = [
         Drawing(spec, run.records, folder, _stem(spec, run))
@@ -102,7 +102,7 @@ def write_report(store: Store, runs: Sequence[Run], processes: int = 1) -> Path:
 
 
 def write_tables(store: Store, runs: Sequence[Run]) -> None:
-    """Each table of the runs as a file in Markdown."""
+    """Write each table of the runs as a Markdown file."""
     for run in runs:
         for spec, rows in run.tables():
             path = store.root / TABLES / f"{_stem(spec, run)}.md"
@@ -111,18 +111,18 @@ def write_tables(store: Store, runs: Sequence[Run]) -> None:
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown, the first row as its head."""
+    """A Markdown table, with the first row as its head."""
     head, *others = rows
     lines = [head, ["---"] * len(head), *others]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def _stem(spec: FigureSpec | TableSpec, run: Run) -> str:
-    """The name of a figure's or a table's file, without its ending."""
+    """The name of a figure's or a table's file, without its extension."""
     return f"{spec.name}-{run.options.preset}-seed{run.options.seed}"
 
 
-# The page, from the outside in. Whatever is not markup goes through escape().
+# The page, from the outside in. Everything that is not markup goes through escape().
 
 
 def _page(runs: Sequence[Run], sections: Sequence[str]) -> str:
@@ -159,7 +159,7 @@ retraction</em>, 2022, run again with ortholand.</p>
 
 
 def _chips(verdicts: Sequence[Verdict], *, words: bool = False) -> str:
-    """How many claims got each verdict, as marks with numbers; zeros only where there are words."""
+    """How many claims got each verdict, as marks with numbers; zeros only with ``words``."""
     chips = []
     for verdict in Verdict:
         count, word = verdicts.count(verdict), verdict.value
@@ -171,7 +171,7 @@ def _chips(verdicts: Sequence[Verdict], *, words: bool = False) -> str:
 
 
 def _data_notices(runs: Sequence[Run]) -> str:
-    """What must be known of the data before anything else is read."""
+    """What a reader must know about the data before anything else."""
     concerned: dict[str, list[Run]] = {}
     for run in runs:
         if run.notice:
@@ -242,7 +242,7 @@ def _section(run: Run, figures: Iterable[Drawn]) -> str:
 
 
 def _origin(study: AnyStudy) -> str:
-    """Which figure of the paper; nothing for what is no experiment of the paper's."""
+    """Which figure of the paper; nothing for a study that is not the paper's."""
     where = study.paper_figure
     return f"The paper’s {where}." if where else "Beyond the paper."
 
@@ -282,7 +282,7 @@ def _missing(run: Run) -> str:
 
 
 def _settings(run: Run) -> str:
-    """The settings and those of the whole study, so that every reduction is named."""
+    """The settings next to those of the whole study, so that every reduction shows."""
     here = asdict(run.study.settings[run.options.preset])
     whole, name_of_whole = asdict(run.study.whole), list(run.study.settings)[-1]
     rows = "".join(
@@ -302,7 +302,7 @@ def _settings(run: Run) -> str:
 
 
 def _units(run: Run) -> str:
-    """What was run, folded away: few will want to know."""
+    """What was run, collapsed: few will want to know."""
     rows = "".join(_unit_row(name, record) for name, record in run.records.items())
     count = f"{_count(len(run.records), 'run')}, {duration(run.seconds)}"
     return (
@@ -338,7 +338,7 @@ def _machines(runs: Sequence[Run]) -> str:
 
 
 def rerun_command(run: Run) -> str:
-    """The command that gives this run."""
+    """The command that makes this run."""
     o = run.options
     if "paper" not in run.study.settings:
         return f"ortholand bench {run.study.name} --preset {o.preset} --seed {o.seed}"

@@ -1,7 +1,7 @@
-"""Runs studies unit by unit. What is recorded already is not run again.
+"""Runs studies unit by unit. Recorded units are not run again.
 
-Units that measure no time run side by side in a few processes; those that do, alone. Numbers do
-not depend on how many processes there are.
+Units that measure no time run in parallel in a few processes; those that do, alone. Numbers do
+not depend on the number of processes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ RECORDED = "recorded already"  # the outcome of a unit that need not be run
 
 
 class Watcher(Protocol):
-    """Is told how a run goes on. Several studies may go on at once."""
+    """Is told how a run progresses. Several studies may run at once."""
 
     def start(self, study: str, units: int, steps: int) -> None:
         """A study begins: all its units, and the steps of those still to be run."""
@@ -42,7 +42,7 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """A study with options, and what is recorded of it."""
+    """A study with options, and its records."""
 
     study: AnyStudy
     options: RunOptions
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def notice(self) -> str:
-        """What must be told of the data that this run was made with; mostly nothing."""
+        """What a reader must know about this run's data; usually nothing."""
         dataset = self.study.dataset
         return data_notice(dataset, self.options.data) if dataset else ""
 
@@ -70,7 +70,7 @@ class Run:
         return [finding.verdict for _, finding in self.findings()]
 
     def tables(self) -> list[tuple[TableSpec, Sequence[Sequence[str]]]]:
-        """Every table that the records suffice for."""
+        """Every table for which there are enough records."""
         made = []
         for spec in self.study.tables:
             try:
@@ -80,7 +80,7 @@ class Run:
         return made
 
     def findings(self) -> list[tuple[Claim, Finding]]:
-        """Every claim with what the records say of it."""
+        """Every claim with what the records say about it."""
         return [(claim, claim.judge(self.records)) for claim in self.study.claims]
 
 
@@ -90,7 +90,7 @@ def request_of(study: AnyStudy, unit: Unit[Any], options: RunOptions) -> Request
 
 
 class Job(NamedTuple):
-    """What is to be run: with which options and data."""
+    """What to run, with which options and data."""
 
     study: AnyStudy
     options: RunOptions
@@ -104,7 +104,7 @@ def run_study(
     watcher: Watcher,
     source: Source | None = None,
 ) -> Run:
-    """Run what is not recorded yet of one study, in this process; all its records."""
+    """Run the units of one study not yet recorded, in this process; return all its records."""
     (run,) = run_studies([Job(study, options, source)], store, watcher)
     return run
 
@@ -112,12 +112,12 @@ def run_study(
 def run_studies(
     jobs: Sequence[Job], store: Store, watcher: Watcher, processes: int = 1
 ) -> list[Run]:
-    """Run what is not recorded yet, and collect the records.
+    """Run the units not yet recorded, and collect the records.
 
     Args:
         jobs: what to run.
         store: where records are.
-        watcher: is told how it goes.
+        watcher: is told of progress.
         processes: how many units that measure no time may run at once.
     """
     for job in jobs:
@@ -139,7 +139,7 @@ def run_studies(
 
 
 def _begin(job: Job, store: Store, watcher: Watcher) -> list[Unit[Any]]:
-    """The units that are not recorded yet; the watcher is told of the others."""
+    """The units not yet recorded; the watcher is told of the others."""
     study, options = job.study, job.options
     units = study.units(options.preset)
     missing = collect(study, options, store).missing
@@ -171,7 +171,7 @@ class _Piece(NamedTuple):
         self.save(done, store, watcher)
 
     def save(self, done: Done, store: Store, watcher: Watcher) -> None:
-        """Record what came out."""
+        """Record the result."""
         study, options, _ = self.job
         request = request_of(study, self.unit, options)
         reason = store.find(request).reason
@@ -182,7 +182,7 @@ class _Piece(NamedTuple):
 
 
 def steps_to_do(study: AnyStudy, options: RunOptions, store: Store) -> int:
-    """Steps of the units that are not recorded yet."""
+    """Steps of the units not yet recorded."""
     missing = collect(study, options, store).missing
     return sum(unit.steps for unit in study.units(options.preset) if unit.name in missing)
 
@@ -190,7 +190,7 @@ def steps_to_do(study: AnyStudy, options: RunOptions, store: Store) -> int:
 def collect(
     study: AnyStudy, options: RunOptions, store: Store, *, any_versions: bool = False
 ) -> Run:
-    """What is recorded of a study with these options. Runs nothing."""
+    """The records of a study with these options. Runs nothing."""
     found = {
         unit.name: store.find(request_of(study, unit, options), any_versions=any_versions)
         for unit in study.units(options.preset)

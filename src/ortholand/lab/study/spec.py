@@ -15,7 +15,7 @@ from ortholand.lab.study.records import MissingRecordError, Records, Result
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# smoke: seconds, to see that all works; quick: minutes; the last one: whole, as in the paper.
+# smoke: seconds, to check that all works; quick: minutes; the last one: whole, as in the paper.
 EXPERIMENT_PRESETS = ("smoke", "quick", "paper")
 BENCHMARK_PRESETS = ("smoke", "quick", "full")
 
@@ -24,7 +24,7 @@ TaskT = TypeVar("TaskT")  # configuration of one unit of work, a frozen dataclas
 
 
 class Verdict(enum.Enum):
-    """What the records say of a claim."""
+    """What the records say about a claim."""
 
     HOLDS = "holds"
     FAILS = "does not hold"
@@ -32,12 +32,12 @@ class Verdict(enum.Enum):
 
     @classmethod
     def of(cls, holds: bool) -> "Verdict":
-        """The verdict on what can be told."""
+        """The verdict on a claim that can be decided."""
         return cls.HOLDS if holds else cls.FAILS
 
     @classmethod
     def worst(cls, verdicts: Iterable["Verdict"]) -> "Verdict":
-        """What follows for all, if each of several must hold."""
+        """The verdict on a claim that needs all of several to hold."""
         return min(verdicts, key=(cls.FAILS, cls.OPEN, cls.HOLDS).index)
 
 
@@ -50,7 +50,7 @@ class Finding:
 
     @classmethod
     def of(cls, measured: str, holds: bool, doubt: str = "") -> "Finding":
-        """Whether it holds; not decided where there is a doubt."""
+        """Whether it holds; not decided if there is a doubt."""
         if doubt:
             return cls(f"{measured}; {doubt}", Verdict.OPEN)
         return cls(measured, Verdict.of(holds))
@@ -68,7 +68,7 @@ class Claim:
     check: Callable[[Records], Finding]
 
     def judge(self, records: Records) -> Finding:
-        """What the records say; not decided where one is missing."""
+        """What the records say; not decided if one is missing."""
         try:
             return self.check(records)
         except MissingRecordError as missing:
@@ -77,7 +77,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """A figure that is drawn from the records."""
+    """A figure drawn from the records."""
 
     name: str
     caption: str
@@ -112,7 +112,7 @@ class Context:
 
 @dataclass(frozen=True)
 class TableSpec:
-    """A table that is made from the records: printed, in the report, and a file of its own."""
+    """A table made from the records: printed, in the report, and in its own file."""
 
     name: str
     title: str
@@ -134,8 +134,8 @@ class Study(Generic[SettingsT, TaskT]):
         figures: drawings of the records.
         tables: tables of the records.
         paper_figure: which figure of the paper it reproduces; "" for none.
-        threads: of torch, for every unit.
-        revision: to be increased when the same task comes to mean other numbers, so that old
+        threads: torch threads, for every unit.
+        revision: to be increased when the same task gives other numbers, so that old
             records are redone.
         dataset: name of the data set that it needs, if any.
         seconds: about how long a preset takes on two cores; for the estimate of the time left.
@@ -158,7 +158,7 @@ class Study(Generic[SettingsT, TaskT]):
 
     @property
     def whole(self) -> SettingsT:
-        """The settings of the whole study, with which others are compared."""
+        """The settings of the whole study, to compare others with."""
         return list(self.settings.values())[-1]
 
     def units(self, preset: str) -> Sequence[Unit[TaskT]]:

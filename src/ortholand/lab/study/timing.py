@@ -1,7 +1,7 @@
-"""The one timer: what is compared takes turns, so that what disturbs one disturbs them all alike.
+"""The one timer: actions to be compared take turns, so that disturbances affect all alike.
 
-And what studies of iterations have in common: runs whose iterations are timed in turn, and when to
-measure a run on its way.
+Also what studies of iterations share: runs whose iterations are timed in turn, and when to
+measure a run in progress.
 """
 
 import math
@@ -23,7 +23,7 @@ RunT = TypeVar("RunT")
 
 
 class Action(NamedTuple):
-    """What is timed, and what is done before, untimed."""
+    """What is timed, and what is done before it, untimed."""
 
     act: Callable[[], object]
     prepare: Callable[[], object] = lambda: None
@@ -41,16 +41,16 @@ def time_in_turn(
 ) -> dict[str, list[float]]:
     """Seconds of each repetition of each action.
 
-    In another order every time: whoever follows an action of its own kind finds its code in the
+    The order changes every time: an action that follows one of its own kind finds its code in the
     cache.
 
     Args:
         actions: what is timed, by name.
-        repetitions: at least so many of each.
-        seconds: and as many more as fit in these.
+        repetitions: smallest number of repetitions of each.
+        seconds: more repetitions are made while they fit in this time.
         warm_up: repetitions before, which pay for set-up and do not count.
         device: where they compute.
-        clock: by which they are timed; ``time.process_time`` on a machine that others use, where a
+        clock: the clock; ``time.process_time`` on a shared machine, where a
             long action is interrupted more often than a short one.
         tick: is told of each round.
     """
@@ -75,7 +75,7 @@ def time_in_turn(
 
 
 def medians(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """The median of each."""
+    """The median time of each action."""
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -96,9 +96,9 @@ def timing_unit(timing: Timing[Any], name: str = TIMING) -> Unit[Any]:
 def time_runs(
     timing: Timing[RunT], start: Callable[[RunT, Context], Action], context: Context
 ) -> Result:
-    """Time single iterations of runs in turn: ``start`` makes the iteration of a run.
+    """Time single iterations of runs in turn: ``start`` returns the iteration of a run.
 
-    In the series, ``run`` is the place of a run in the timing's ``runs``.
+    In the series, ``run`` is the index of a run in the timing's ``runs``.
     """
     actions = {str(i): start(run, context) for i, run in enumerate(timing.runs)}
     times = time_in_turn(
@@ -123,17 +123,17 @@ def seconds_per_iteration(timing: Record, **wanted: object) -> float:
 
 
 def marks(iterations: int, ratio: float = 1.05) -> list[int]:
-    """Iterations to record: geometric, as the axes of the figure are, with the first and last."""
+    """Iterations to record: geometric, like the figure's axes, with the first and last."""
     count = math.ceil(math.log(iterations, ratio)) if iterations > 1 else 0
     inner = {min(round(ratio**i), iterations) for i in range(count + 1)}
     return sorted(inner | {0, iterations})
 
 
 def peak_bytes(action: Callable[[], object]) -> int:
-    """How much memory an action has allocated at its peak beyond what was there before.
+    """How much additional memory an action has allocated at its peak.
 
-    As torch's allocator counts on the CPU. What is kept, as a new state, counts too: call the
-    action once before.
+    As counted by torch's allocator on the CPU. Memory that is kept, such as new state, counts too:
+    call the action once before.
     """
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True

@@ -1,6 +1,6 @@
-"""Units of work side by side: a few processes of one machine, each with its own torch.
+"""Units of work in parallel: a few processes on one machine, each with its own torch.
 
-A worker dies with the process that started it, and leaves Ctrl-C to it.
+A worker dies with the process that started it, and leaves Ctrl-C to that process.
 """
 
 import os
@@ -23,11 +23,11 @@ from ortholand.lab.study.environment import machine, torch_threads
 from ortholand.lab.study.records import Result
 from ortholand.lab.study.spec import Context
 
-QUIET = 0.2  # seconds between a worker's messages of how far it is
+QUIET = 0.2  # seconds between a worker's progress messages
 
 
 class Done(NamedTuple):
-    """What came out of a unit, and its circumstances."""
+    """The result of a unit, and its circumstances."""
 
     result: Result
     machine: dict[str, str | int]
@@ -46,7 +46,7 @@ class Work:
     source: Source | None
 
     def do(self, tick: Callable[[int], None], data: Dataset | None) -> Done:
-        """Do it here and now."""
+        """Do it in this process."""
         device = torch.device(self.device)
         with torch_threads(self.threads):
             start = perf_counter()
@@ -59,21 +59,21 @@ class Doable(Protocol):
 
     @property
     def source(self) -> Source | None:
-        """Of the data that it needs, if any."""
+        """The source of the data that it needs, if any."""
 
     def do(self, tick: Callable[[int], None], data: Dataset | None, /) -> Any:
-        """Do it; what is returned is sent back."""
+        """Do it; the return value is sent back."""
 
 
 class Failure(NamedTuple):
-    """An error in a worker, unless it cannot be sent, and its traceback."""
+    """An error in a worker, if it can be sent, and its traceback."""
 
     error: Exception | None
     seen: str
 
     @classmethod
     def of(cls, error: Exception) -> "Failure":
-        """The failure that an error is, while it is handled."""
+        """The failure for an error that is being handled."""
         seen = traceback.format_exc()
         try:
             pickle.loads(pickle.dumps(error))
@@ -83,12 +83,12 @@ class Failure(NamedTuple):
 
 
 class WorkerError(RuntimeError):
-    """A unit failed in its process; the message is what was seen there."""
+    """A unit failed in its process; the message is the traceback from there."""
 
 
 @contextmanager
 def workers(count: int) -> Iterator[list[Connection]]:
-    """Processes that do what is sent to them. At the end, and on any error, they are killed."""
+    """Processes that do the work sent to them. At the end, and on any error, they are killed."""
     context = get_context("spawn")  # a fork would inherit torch's threads without the threads
     with ExitStack() as stack:
         pipes = []
@@ -106,7 +106,7 @@ def workers(count: int) -> Iterator[list[Connection]]:
 
 @contextmanager
 def _sigint_blocked() -> Iterator[None]:
-    """Processes that are started meanwhile never hear Ctrl-C; this one hears it afterwards."""
+    """Processes started in this context never receive Ctrl-C; this one receives it afterwards."""
     resource_tracker.ensure_running()  # starting it unblocks the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -121,7 +121,7 @@ def do_side_by_side(
     tick: Callable[[int, int], None],
     done: Callable[[int, Any], None],
 ) -> None:
-    """Do all in ``count`` processes. ``tick`` and ``done`` are told which work it is of."""
+    """Do all work in ``count`` processes. ``tick`` and ``done`` are told which work it is."""
     with workers(min(count, len(works))) as pipes:
         waiting, busy = iter(enumerate(works)), {}
         for pipe in pipes:
@@ -162,7 +162,7 @@ def _alive() -> Iterator[None]:
     try:
         yield
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        raise WorkerError("A worker process has died, perhaps for want of memory.") from None
+        raise WorkerError("A worker process has died, perhaps for lack of memory.") from None
 
 
 def _serve(pipe: Connection) -> None:
@@ -178,7 +178,7 @@ def _end_with_parent() -> None:
     parent = parent_process()
     assert parent is not None
     parent.join()
-    os._exit(1)  # in the middle of a unit, too
+    os._exit(1)  # even in the middle of a unit
 
 
 def _answer(pipe: Connection, shelf: dict[bytes, Dataset]) -> Any:
@@ -201,7 +201,7 @@ def _data(source: Source | None, shelf: dict[bytes, Dataset]) -> Dataset | None:
 
 
 class _Ticker:
-    """Sends how many steps were done, not more often than a human can see."""
+    """Sends how many steps were done, no more often than a human can see."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe, self._steps, self._sent = pipe, 0, monotonic()
