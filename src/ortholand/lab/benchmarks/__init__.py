@@ -1,4 +1,4 @@
-"""Benchmarks: ``ortholand bench`` runs them. Each is a study, and one line here."""
+"""Benchmarks, run by ``ortholand bench``. Each is a study, and one line here."""
 
 from ortholand.lab.benchmarks.epochs import CIFAR_STEPS, MNIST_EPOCH
 from ortholand.lab.benchmarks.half_precision import HALF_PRECISION

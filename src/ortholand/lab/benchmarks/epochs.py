@@ -1,4 +1,4 @@
-"""Networks that are trained in turn, iteration by iteration: their times, and where they get.
+"""Networks trained in turn, iteration by iteration: their times and results.
 
 LeNet-5 on MNIST for an epoch and ResNet-18 on CIFAR-10 for some steps. Learning rates are
 fixed; those on MNIST are each method's best in the search of the experiment mnist.
@@ -43,7 +43,7 @@ class EpochSettings:
 
 
 def plan(settings: EpochSettings) -> list[Unit[Any]]:
-    """One unit: all trainings, in turn."""
+    """One unit: all training runs, in turn."""
     sizes = (settings.batch_size, settings.iterations, 1, settings.test_images)
     if settings.width:
         runs = [ResNetRun(m, lr, *sizes, width=settings.width) for m, lr in CIFAR_RATES.items()]
@@ -78,7 +78,7 @@ def train_in_turn(timing: Timing[TrainingRun], context: Context) -> Result:
 
 
 def table(records: Records) -> list[list[str]]:
-    """Times, and where the networks have got to."""
+    """Times and results of the networks."""
     record = records[TRAINING]
     rows = [["method", "lr", *(heading for heading, _ in COLUMNS.values())]]
     for i, run in enumerate(record.configuration["runs"]):

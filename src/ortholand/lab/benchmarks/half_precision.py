@@ -1,7 +1,7 @@
-"""Training in half precision, by how weights are rounded, and the same training in float32.
+"""Training in half precision, by how weights are rounded, compared with float32.
 
-A teacher's outputs with noise are learnt by a layer (64 x 32 or 48 x 48) with orthogonal weight
-and a bias, from all data in every step or from minibatches. The forward and backward passes are in
+A layer (64 x 32 or 48 x 48) with an orthogonal weight and a bias learns a teacher's noisy outputs,
+from all data in every step or from minibatches. The forward and backward passes are in
 the weight's type too. Loss and error are computed in float32.
 """
 
@@ -42,7 +42,7 @@ class Teaching(NamedTuple):
 
     @classmethod
     def of(cls, shape: tuple[int, int], seed: int) -> "Teaching":
-        """Targets of a teacher, shifted, with noise: the loss does not go to zero."""
+        """Targets of a teacher, shifted and noisy, so that the loss does not go to zero."""
         generator = torch.Generator().manual_seed(seed)
         teacher, start = (random_orthogonal(*shape, seed=generator) for _ in range(2))
         x = torch.randn(SAMPLES, shape[1], generator=generator)
@@ -53,7 +53,7 @@ class Teaching(NamedTuple):
 
 @dataclass(frozen=True)
 class HalfPrecisionSettings:
-    """How long is trained, and how often."""
+    """How long to train, and how often."""
 
     steps: int = 500
     seeds: int = 3
@@ -61,11 +61,11 @@ class HalfPrecisionSettings:
 
 @dataclass(frozen=True)
 class HalfPrecisionTask:
-    """Trainings of both layers, with both kinds of batches."""
+    """Training runs of both layers, with both kinds of batches."""
 
     method: str
     type: str
-    rounding: str  # of no effect in float32
+    rounding: str  # has no effect in float32
     settings: HalfPrecisionSettings
 
 
@@ -106,7 +106,7 @@ def run(task: HalfPrecisionTask, context: Context) -> Result:
 
 
 class Outcome(NamedTuple):
-    """How a training has ended."""
+    """How a training run ended."""
 
     loss: float
     error: float  # ||X^T X - I||_F of the weights as they are stored
@@ -122,7 +122,7 @@ def train(
     seed: int = 0,
     steps: int = 500,
 ) -> Outcome:
-    """Train from the start, with minibatches that depend on the seed only."""
+    """Train from the start, with minibatches that depend only on the seed."""
     outputs, inputs = teaching.start.shape
     layer = nn.Linear(inputs, outputs)
     with torch.no_grad():
@@ -164,7 +164,7 @@ def bytes_per_entry(weight: Tensor, optimizer: torch.optim.Optimizer) -> float:
 
 
 def worst_ratio(records: Records, method: str, dtype: str, rounding: str) -> float:
-    """The loss that is farthest from float32's, in its units."""
+    """The loss furthest from float32's, relative to it."""
     full = records[unit_name(method, FULL, "")].result.values
     half = records[unit_name(method, dtype, rounding)].result.values
     ratios = [half[name] / full[name] for name in full if name.startswith("loss")]

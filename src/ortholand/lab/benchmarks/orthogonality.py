@@ -21,7 +21,7 @@ from ortholand.optim import LandingAdam, LandingSGD, RiemannianSGD
 from ortholand.parameters import orthogonality_error
 
 NOISE, DRIFT = "noise", "drift"
-SETTLED = 1_000  # steps after which an error that does not drift has come to rest
+SETTLED = 1_000  # steps after which an error that does not drift has settled
 DRIFTED = 2.0  # growth of an error from then on
 Column = Sequence[int]  # number, rows and columns of the matrices; steps before each measurement
 
@@ -75,7 +75,7 @@ class OrthogonalityTask:
 
     @property
     def seeds(self) -> int:
-        """How many: along the drift, which takes long, one will do."""
+        """The number of seeds: one suffices along the drift, which takes long."""
         return self.settings.seeds if self.kind == NOISE else 1
 
 
@@ -109,7 +109,7 @@ def run(task: OrthogonalityTask, context: Context) -> Result:
 
 
 def errors_along(task: OrthogonalityTask, seed: int, context: Context) -> list[float]:
-    """Distances to the manifold on the way, themselves measured in float64."""
+    """Distances to the manifold along the way, measured in float64."""
     shape, marks = task.column[:3], task.column[3:]
     X = nn.Parameter(random_orthogonal(*shape, seed=seed))
     # Many short steps for the drift; its gradients are not scaled.

@@ -1,6 +1,6 @@
-"""Data sets of the paper's experiments, from files that are found, downloaded or stood in for.
+"""Data sets of the paper's experiments, from files found or downloaded, or from a stand-in.
 
-Nothing here unpickles, and a file is used only if it is the published one to the last bit.
+Nothing here unpickles, and a file is used only if it is the published one, bit for bit.
 """
 
 from ortholand.lab.datasets.base import Dataset, DatasetError, Source

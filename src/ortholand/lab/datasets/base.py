@@ -1,4 +1,4 @@
-"""What a data set is, where it was found, and what is wrong with a file that is not it."""
+"""What a data set is, where it was found, and errors for files that cannot be used."""
 
 import hashlib
 from collections.abc import Callable
@@ -12,7 +12,7 @@ CLASSES = 10  # in every data set here
 
 
 class DatasetError(ValueError):
-    """A data set that is not where it should be, or a file of it that cannot be used."""
+    """A data set is not where it should be, or one of its files cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Source:
 
     Args:
         identity: what it is, for the records: numbers made with another are not comparable.
-        notice: what the user must be told of it; mostly nothing.
+        notice: what the user must be told about it; usually nothing.
         load: reads it.
     """
 
@@ -50,7 +50,7 @@ class Source:
 
 
 class KnownFile(NamedTuple):
-    """A file as it was published: name, bytes and SHA-256 of its content, not compressed."""
+    """A file as published: name, and size and SHA-256 of its uncompressed content."""
 
     name: str
     size: int
@@ -58,7 +58,7 @@ class KnownFile(NamedTuple):
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is a file that may be looked at."""
+    """Whether there is a file that may be read."""
     try:
         return path.is_file()
     except OSError:  # a folder that is closed to us
@@ -66,7 +66,7 @@ def is_file(path: Path) -> bool:
 
 
 def check_size(path: Path, content: bytes, known: KnownFile) -> None:
-    """Refuse content that is shorter or longer than published."""
+    """Raise if the content is shorter or longer than published."""
     if len(content) < known.size:
         raise unusable(path, f"it ends after {len(content):,} of {known.size:,} bytes")
     if len(content) > known.size:
@@ -74,7 +74,7 @@ def check_size(path: Path, content: bytes, known: KnownFile) -> None:
 
 
 def check_content(path: Path, content: bytes, known: KnownFile) -> None:
-    """Refuse content that is not what was published, to the last bit."""
+    """Raise unless the content is what was published, bit for bit."""
     if hashlib.sha256(content).hexdigest() != known.sha256:
         raise unusable(path, "its SHA-256 checksum is not that of the published file")
 

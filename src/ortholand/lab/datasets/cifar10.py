@@ -40,7 +40,7 @@ def wanted() -> str:
 
 
 def locate(place: Path) -> tuple[Path, ...]:
-    """The training files that are there, then the test file; nothing without one of each."""
+    """The training files that exist, then the test file; nothing without one of each."""
     paths = tuple(path for file in (*TRAIN_FILES, TEST_FILE) if is_file(path := place / file.name))
     return paths if len(paths) > 1 and paths[-1].name == TEST_FILE.name else ()
 

@@ -1,4 +1,4 @@
-"""The 1,797 digits that come with scikit-learn, to stand in where a data set is not to be had."""
+"""The 1,797 digits that come with scikit-learn, which stand in for missing data sets."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ BRIGHTEST = 16
 
 
 def read(channels: int, side: int) -> Dataset:
-    """The digits, 8 x 8, made as large as the images they stand in for."""
+    """The 8 x 8 digits, enlarged to the size of the images they stand in for."""
     try:
         from sklearn.datasets import load_digits  # here: an import that others need not pay for
     except ModuleNotFoundError as missing:

@@ -14,19 +14,19 @@ from threading import Thread
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-ANSWER_SECONDS = 4.0  # within which a server must answer at all: without a network, this is all
+ANSWER_SECONDS = 4.0  # within which a server must answer; all the time lost without a network
 STALL_SECONDS = 15.0  # within which a server must send something more
 TELL_SECONDS = 10.0
 CHUNK = 1 << 20
 LEFTOVER = "incomplete-"
-LEFTOVER_SECONDS = 24 * 3600  # no download takes so long: one that old was killed
+LEFTOVER_SECONDS = 24 * 3600  # no download takes this long: anything older was killed
 
-# What may go wrong when a server is asked: OSError is urllib's, ssl's and socket's common base.
+# What may go wrong with a request: OSError is the common base of urllib's, ssl's and socket's.
 NETWORK_ERRORS = (OSError, http.client.HTTPException, ValueError)
 
 
 class RemoteFile(NamedTuple):
-    """A file as it is on the mirrors; of an archive (.tar.gz), the members that are wanted."""
+    """A file on the mirrors; for an archive (.tar.gz), the members wanted."""
 
     name: str
     size: int
@@ -48,11 +48,11 @@ def download_folder(
     """Download files to a new folder.
 
     Args:
-        target: the folder, which appears when all is there and checked.
+        target: the folder, which appears once everything is there and checked.
         mirrors: addresses that have all the files, with a slash at the end.
-        files: what to download. Of an archive, the folder gets the members.
+        files: what to download. From an archive, the folder gets the members.
         check: is given the folder before it appears; raises ValueError if something is wrong.
-        tell: is told how it goes.
+        tell: is told of progress.
 
     Raises:
         DownloadError: if no mirror has them.
@@ -70,10 +70,10 @@ def download_folder(
 
 
 def ask(urls: Sequence[str]) -> Mapping[str, str]:
-    """Why each of the addresses cannot be had; nothing for those that answer.
+    """Why each address cannot be reached; nothing for those that answer.
 
-    All at once and in threads that may be left alone, because looking up a name cannot be given a
-    time limit: a machine without a network learns it soon.
+    All are asked at once, in threads that may be abandoned, because a name lookup has no time
+    limit: so a machine without a network finds out quickly.
     """
     answers = dict.fromkeys(urls, f"no answer within {ANSWER_SECONDS:g} s")
 
@@ -91,7 +91,7 @@ def ask(urls: Sequence[str]) -> Mapping[str, str]:
     limit = time.monotonic() + ANSWER_SECONDS
     for thread in threads:
         thread.join(max(0.0, limit - time.monotonic()))
-    return dict(answers)  # a copy: who answers later, answers in vain
+    return dict(answers)  # a copy: later answers are ignored
 
 
 def _try_mirror(
@@ -101,7 +101,7 @@ def _try_mirror(
     check: Callable[[Path], object],
     tell: Callable[[str], None],
 ) -> str:
-    """Download all files from one mirror; the answer is what went wrong."""
+    """Download all files from one mirror; return what went wrong."""
     target.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(target.parent)
     with tempfile.TemporaryDirectory(prefix=LEFTOVER, dir=target.parent) as temporary:
@@ -120,7 +120,7 @@ def _try_mirror(
 
 
 def _put(folder: Path, target: Path) -> None:
-    """Move a folder to its place, at once; into one that is there already, file by file."""
+    """Move a folder to its place in one step, or into an existing one file by file."""
     try:
         folder.rename(target)
     except OSError:
@@ -140,7 +140,7 @@ def fetch(url: str, file: RemoteFile, path: Path, tell: Callable[[str], None]) -
     with path.open("wb") as output:
         try:
             with urllib.request.urlopen(url, timeout=STALL_SECONDS) as response:
-                # One byte too many is enough to know that it is another file.
+                # One extra byte shows that it is another file.
                 while received <= file.size and (chunk := response.read(CHUNK)):
                     digest.update(chunk)
                     received += len(chunk)
@@ -159,7 +159,7 @@ def fetch(url: str, file: RemoteFile, path: Path, tell: Callable[[str], None]) -
 def unpack(archive: Path, members: Collection[str]) -> None:
     """Unpack members of an archive next to it, and delete it.
 
-    Only these, only plain files, and under names of our own: an archive may claim anything.
+    Only these, only plain files, and under our own names: an archive may contain anything.
     """
     with tarfile.open(archive, "r:gz") as tar:
         for member in tar:
@@ -178,7 +178,7 @@ def _reason(error: Exception) -> str:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """What a killed download left behind, long ago: one that is under way is left alone."""
+    """Remove what a killed download left behind long ago; one under way is left alone."""
     for path in folder.glob(f"{LEFTOVER}*"):
         if time.time() - path.stat().st_mtime > LEFTOVER_SECONDS:
             shutil.rmtree(path, ignore_errors=True)

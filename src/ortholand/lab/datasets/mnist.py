@@ -56,7 +56,7 @@ def locate(place: Path) -> tuple[Path, ...]:
 
 
 def identity(paths: tuple[Path, ...]) -> str:  # noqa: ARG001
-    """What these files are: there is one MNIST only."""
+    """What these files are: there is only one MNIST."""
     return NAME
 
 
@@ -97,7 +97,7 @@ def read_idx(path: Path, known: KnownFile) -> Tensor:
 
 
 def _content(path: Path, size: int) -> bytes:
-    """The content of a file, compressed or not; a byte more than expected shows that it is long."""
+    """The content of a file, compressed or not, read up to one byte beyond the expected size."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return file.read(size + 1)

@@ -28,9 +28,9 @@ class Published:
         places: folders inside a folder with data in which the files may be.
         wanted: what is looked for, in words.
         locate: the files in a place, or nothing.
-        identity: what the files are; the title if they are all of it.
+        identity: what the files are; the title if they are complete.
         read: the data set in the files.
-        folder: where in the cache a download is put.
+        folder: where in the cache a download goes.
         mirrors: where to download from.
         remote: what to download.
         stand_in: the digits, in the shape of its images.
@@ -51,8 +51,8 @@ class Published:
         """The data set in a folder or the usual places inside it.
 
         Raises:
-            DatasetError: if a file is damaged. It is read right away: after hours of computing,
-                that would be bad news.
+            DatasetError: if a file is damaged. Files are read right away, rather than failing after
+                hours of computing.
         """
         for place in self.places:
             paths = self.locate(folder / place)
@@ -63,7 +63,7 @@ class Published:
         return None
 
     def notice(self, identity: str) -> str:
-        """What must be told of a run with this data: a stand-in, or a part."""
+        """What a reader must know about a run with this data: a stand-in, or a part."""
         if identity == digits.IDENTITY:
             return (
                 f"Not {self.title}: the {digits.IDENTITY} stand in for it (1,500 images of 8 x 8 "
@@ -75,7 +75,7 @@ class Published:
         return f"Not all of {self.title}: {identity.removeprefix(f'{self.title}, ')}."
 
     def check_whole(self, folder: Path) -> None:
-        """See that a downloaded folder has everything, undamaged."""
+        """Raise unless a downloaded folder is complete and undamaged."""
         paths = self.locate(folder)
         if not paths or self.identity(paths) != self.title:
             raise DatasetError(f"not all files are there; {self.wanted()}")
@@ -160,10 +160,10 @@ def find_dataset(
     Args:
         name: which one.
         folder: where it must be. If not given: the folder that the environment variable
-            ORTHOLAND_DATA names, the cache folder, a download into it, and if all that fails the
-            digits of scikit-learn in its place, with a notice.
-        offline: do not download. The environment variable ORTHOLAND_OFFLINE=1 says the same.
-        tell: is told how a download goes.
+            ORTHOLAND_DATA names, the cache folder, a download into it, or if all else fails
+            scikit-learn's digits in its place, with a notice.
+        offline: do not download, like the environment variable ORTHOLAND_OFFLINE=1.
+        tell: is told of a download's progress.
 
     Raises:
         DatasetError: if it is not in the folder given, or if a file of it is damaged.
@@ -184,17 +184,17 @@ def find_dataset(
 
 
 def data_notice(name: Name, identity: str) -> str:
-    """What a report must tell of a run that was made with this data; mostly nothing."""
+    """What a report must say about a run with this data; usually nothing."""
     return DATASETS[name].notice(identity)
 
 
 def dataset_title(name: Name) -> str:
-    """What a data set is called."""
+    """The name of a data set."""
     return DATASETS[name].title
 
 
 def _folders() -> Iterator[Path]:
-    """Where data sets may be. The cache is asked for last: there may be no home to have it in."""
+    """Where data sets may be; the cache last, because there may be no home folder for it."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder:
         yield Path(folder).expanduser()

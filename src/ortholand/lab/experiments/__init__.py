@@ -1,4 +1,4 @@
-"""The paper's experiments: ``ortholand reproduce`` runs them.
+"""The paper's experiments, run by ``ortholand reproduce``.
 
 Running one leaves records, and claims, figures and the report are made from these alone. A new
 experiment is a :class:`~ortholand.lab.study.spec.Study` in a module of its own, and one line here.

@@ -29,7 +29,7 @@ NOISE = 0.05  # shares, and times relative to each other, that differ by less ar
 
 @dataclass(frozen=True)
 class BatchSizeSettings:
-    """The paper does not say of how many batches it took the median."""
+    """Settings; the paper does not say over how many batches it took the median."""
 
     warm_up: int = 20
     repetitions: int = 200
@@ -41,7 +41,7 @@ def unit_name(batch_size: int) -> str:
 
 
 def plan(settings: BatchSizeSettings) -> list[Unit[Any]]:
-    """All methods in turn, for each batch size."""
+    """A unit for each batch size, with all methods in turn."""
     return [timing_unit(_timing(size, settings), unit_name(size)) for size in BATCH_SIZES]
 
 

@@ -30,7 +30,7 @@ SAME_ERROR = 0.01  # test errors that differ by less count as the same
 
 @dataclass(frozen=True, kw_only=True)
 class CifarSettings(runs.TrainingSettings):
-    """A ResNet of some width, trained with several seeds, and one that is timed besides."""
+    """A ResNet of some width, trained with several seeds, and one that is only timed."""
 
     width: int  # channels in the first stage of the network
     seeds: int
@@ -60,7 +60,7 @@ PAPER = CifarSettings(
 
 @dataclass(frozen=True)
 class ResNetRun(runs.TrainingRun):
-    """One training of a ResNet."""
+    """One training run of a ResNet."""
 
     width: int = PAPER_WIDTH
     lr_drop: int = 100 * EPOCH
@@ -81,7 +81,7 @@ def _runs(settings: CifarSettings) -> list[ResNetRun]:
 
 
 def _full_size(settings: CifarSettings) -> Timing[ResNetRun]:
-    """The network that the claims on time are about, whatever is trained here."""
+    """The network that the claims about time refer to, whatever is trained here."""
     sizes = dict(width=settings.timed_width, batch_size=settings.timed_batch)
     timed = _runs(replace(settings, learning_rates=(1.0,), **sizes))
     # No warm-up: it would take as long as a repetition, and a median passes over a slow first one.
@@ -89,7 +89,7 @@ def _full_size(settings: CifarSettings) -> Timing[ResNetRun]:
 
 
 def start_resnet(run: ResNetRun, context: Context) -> runs.Training:
-    """The training of a run, before its first step; all but the kernels with fixed options."""
+    """The training run before its first step; all but the kernels have fixed options."""
     seed = context.seed + 1000 * run.trial
     trainee = runs.prepare_kernels(
         resnet18(width=run.width, seed=seed).to(context.device),
@@ -119,7 +119,7 @@ def is_slower(method: str, factor: float, records: Records) -> Finding:
 
 
 def rates_are_the_same(records: Records) -> Finding:
-    """Training losses of landing with all rates of 1 / (2 lam) and more, before rates drop."""
+    """Training losses of landing with all rates of at least 1 / (2 lam), before rates drop."""
     tried = claims.tried_rates(records, (LANDING,))[LANDING]
     tried = [entry for entry in tried if entry.lr >= LARGEST_STEP]
     rates = "rates " + ", ".join(f"{entry.lr:g}" for entry in tried)

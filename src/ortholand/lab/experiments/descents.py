@@ -1,4 +1,4 @@
-"""What experiments share: iterations on a problem, and what claims read from records of runs."""
+"""What experiments share: iterations on a problem, and quantities read from records."""
 
 import math
 import sys
@@ -38,7 +38,7 @@ def follow(
     measure: Callable[[], dict[str, float]],
     tick: Callable[[int], None],
 ) -> dict[str, Sequence[float]]:
-    """Series of what is measured of a descent at these iterations; the first is its start."""
+    """Series of measurements of a descent at these iterations, beginning with its start."""
     points = [measure()]
     for before, mark in pairwise(marks):
         for _ in range(mark - before):
@@ -49,7 +49,7 @@ def follow(
 
 
 def iterations_to(run: Record, series: str, goal: float) -> float:
-    """When a series first is at the goal; between records by interpolation; infinite if never."""
+    """When a series first reaches the goal, interpolated between records; infinite if never."""
     points = zip(run.series("iteration"), run.series(series), strict=True)
     for (k0, y0), (k1, y1) in pairwise(points):
         if y1 <= goal < y0:
@@ -58,7 +58,7 @@ def iterations_to(run: Record, series: str, goal: float) -> float:
 
 
 def growth(run: Record, series: str) -> float:
-    """The last value of a series over the one after 1 % of the iterations."""
+    """The last value of a series divided by the one after 1 % of the iterations."""
     first = run.series("iteration")[-1] / 100
     pairs = zip(run.series("iteration"), run.series(series), strict=True)
     early = next(value for k, value in pairs if k >= max(1, first))
@@ -66,11 +66,11 @@ def growth(run: Record, series: str) -> float:
 
 
 def largest(numbers: Sequence[float]) -> float:
-    """The maximum; NaN if there is one, which max() may pass over."""
+    """The maximum; NaN if there is one, which max() may miss."""
     return math.nan if any(map(math.isnan, numbers)) else max(numbers)
 
 
 def within_ball(distances: Sequence[float], runs: int, eps: float = EPS) -> Finding:
-    """The promise of the safe step: all distances to the manifold are at most eps."""
+    """Whether the safe step's guarantee holds: all distances to the manifold are at most eps."""
     worst = largest(distances)
     return Finding.of(f"at most {worst:.4f} in {runs} runs, eps = {eps}", worst <= eps)

@@ -24,7 +24,7 @@ SAME_ERROR = 0.005  # test errors that differ by less count as the same
 
 @dataclass(frozen=True, kw_only=True)
 class MnistSettings(runs.TrainingSettings):
-    """A search of learning rates, and longer trainings with those that it found."""
+    """A search for learning rates, and longer training runs with the best ones."""
 
     # Methods with their rates. Where a search finds another one best, its finals decide nothing.
     finals: tuple[tuple[str, float], ...] = ()
@@ -67,7 +67,7 @@ def plan(settings: MnistSettings) -> list[Unit[Any]]:
 
 
 def _finals(settings: MnistSettings) -> list[Unit[Any]]:
-    """One trial of all methods after the other."""
+    """The final runs: one trial of all methods after another."""
     lengths = (settings.final_iterations, settings.final_points, settings.test_images)
     trainings = [
         runs.TrainingRun(method, lr, settings.batch_size, *lengths, trial)
@@ -78,7 +78,7 @@ def _finals(settings: MnistSettings) -> list[Unit[Any]]:
 
 
 def start_lenet(run: runs.TrainingRun, context: Context) -> runs.Training:
-    """The training of a run, before its first step; all parameters have one rate and momentum."""
+    """The training run before its first step; all parameters share one rate and momentum."""
     seed = context.seed + 1000 * run.trial
     model = LeNet5(seed=seed).to(context.device)
     plain_momentum = MOMENTUM if run.method.endswith("-momentum") else 0.0

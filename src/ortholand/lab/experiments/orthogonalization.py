@@ -59,7 +59,7 @@ def plan(settings: OneStepSettings) -> list[Unit[OneStepRun]]:
 
 
 def gamma_grid(settings: OneStepSettings) -> list[float]:
-    """From the smallest to the largest, evenly on a logarithmic axis."""
+    """The values of gamma, evenly spaced on a logarithmic axis."""
     decades = math.log10(settings.largest / settings.smallest)
     count = round(decades * settings.per_decade)
     return [settings.smallest * 10 ** (decades * i / count) for i in range(count + 1)]
@@ -109,12 +109,12 @@ def run_of(records: Records, method: str, dtype: str = "float64") -> Record:
 
 
 def ratios(run: Record) -> list[float]:
-    """The error after the step in units of the error before, for each gamma."""
+    """The error after the step relative to the error before, for each gamma."""
     return [a / b for a, b in zip(run.series("after"), run.series("before"), strict=True)]
 
 
 def polar_projects(records: Records) -> Finding:
-    """At every gamma: the error is one of rounding."""
+    """Whether, at every gamma, the error is at rounding level."""
     p = run_of(records, "polar").configuration["p"]
     worst = {dtype: max(run_of(records, "polar", dtype).series("after")) for dtype in DTYPES}
     tiny = all(w < 10 * p * torch.finfo(getattr(torch, d)).eps for d, w in worst.items())
@@ -130,7 +130,7 @@ def carried_when_small(records: Records) -> Finding:
 
 
 def increased_when_large(records: Records) -> Finding:
-    """As printed: both retractions, in float64 or in float32."""
+    """As printed: the error grows for both retractions, in float64 or in float32."""
     increases = [all(_increases(records, m, dtype) for m in CARRIED) for dtype in DTYPES]
     return Finding.of(_list_largest(records), any(increases))
 
@@ -168,14 +168,14 @@ def landing_reduces(goal: float, within: float, records: Records) -> Finding:
 
 
 def landing_corrects_itself(records: Records) -> Finding:
-    """At the smallest gamma."""
+    """Whether landing reduces the error at the smallest gamma."""
     found = {m: ratios(run_of(records, m))[0] for m in (LANDING, *CARRIED)}
     corrects = found[LANDING] < 1 - SAME and all(found[m] > 1 - SAME for m in CARRIED)
     return Finding.of(f"{listed(found, '.3f')} of the error before", corrects)
 
 
 def landing_errs_when_large(records: Records) -> Finding:
-    """Where it turns from reducing the error to adding to it."""
+    """Where landing turns from reducing the error to adding to it."""
     run = run_of(records, LANDING)
     others = max(ratios(run_of(records, m))[-1] for m in CARRIED)
     pairs = list(zip(run.series("gamma"), ratios(run), strict=True))

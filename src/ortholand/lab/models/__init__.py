@@ -1,4 +1,4 @@
-"""Networks of the experiments. Their random start is given by a seed."""
+"""Networks of the experiments, randomly initialised from a seed."""
 
 from ortholand.lab.models.lenet import LeNet5
 from ortholand.lab.models.mlp import TanhMLP, relu_mlp

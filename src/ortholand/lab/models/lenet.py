@@ -1,4 +1,4 @@
-"""LeNet-5, as the paper has it."""
+"""LeNet-5, as in the paper."""
 
 from torch import Tensor, nn, tanh
 from torch.nn.functional import avg_pool2d
@@ -10,11 +10,11 @@ class LeNet5(nn.Module):
     """Three convolutions and a linear layer, for images of 28 x 28 and ten classes.
 
     The paper gives the layers. It names neither the activations nor the pooling between them:
-    these are tanh and the mean of 2 x 2, as in LeNet (LeCun et al. 1998). With ReLU, kernels that
-    are orthogonal from the start on would make the scores grow from layer to layer.
+    these are tanh and 2 x 2 means, as in LeNet (LeCun et al. 1998). With ReLU, kernels that
+    are orthogonal from the start would make the scores grow from layer to layer.
 
     Args:
-        seed: of torch's default initialisation.
+        seed: seed of torch's default initialisation.
 
     >>> import torch
     >>> LeNet5(seed=0)(torch.zeros(4, 1, 28, 28)).shape

@@ -10,15 +10,15 @@ from ortholand.lab.models.seeding import seeded
 
 
 class TanhMLP(nn.Module):
-    """``x <- tanh(W x + b)``, again and again, with square orthogonal W.
+    """``x <- tanh(W x + b)``, repeated, with square orthogonal W.
 
     Weights are Haar-distributed and biases standard normal.
 
     Args:
-        p: width, of input and output too.
+        p: width, also of input and output.
         depth: number of layers.
-        seed: of weights and biases.
-        special: weights of determinant +1, which is what ``exp(A)`` with skew A can be.
+        seed: seed of weights and biases.
+        special: whether weights have determinant +1, as ``exp(A)`` with skew A does.
 
     >>> import torch
     >>> model = TanhMLP(p=5, depth=2, seed=0)
@@ -30,7 +30,7 @@ class TanhMLP(nn.Module):
 
     def __init__(self, p: int = 100, depth: int = 10, *, seed: int, special: bool = False) -> None:
         super().__init__()
-        with seeded(seed):  # torch's own start, which is replaced, must not use the global state
+        with seeded(seed):  # torch's own start, replaced below, must not use the global state
             layers = [nn.Linear(p, p) for _ in range(depth)]
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
@@ -48,7 +48,7 @@ class TanhMLP(nn.Module):
 
 
 def relu_mlp(*widths: int, seed: int) -> nn.Sequential:
-    """A perceptron without biases, ReLU between its layers, from torch's usual start.
+    """A perceptron without biases, with ReLU between layers and torch's usual start.
 
     >>> [tuple(p.shape) for p in relu_mlp(6, 4, 2, seed=0).parameters()]
     [(4, 6), (2, 4)]

@@ -6,7 +6,7 @@ from ortholand.lab.models.seeding import seeded
 
 
 class BasicBlock(nn.Module):
-    """Two 3 x 3 convolutions, around which the input is carried."""
+    """Two 3 x 3 convolutions with a skip connection."""
 
     def __init__(self, n_in: int, n_out: int, stride: int) -> None:
         super().__init__()
@@ -34,8 +34,8 @@ class ResNet(nn.Module):
     Args:
         blocks: number of blocks in each of the four stages.
         n_classes: number of outputs.
-        width: number of channels in the first stage; each stage has twice those of the one before.
-        seed: of the initialisation.
+        width: number of channels in the first stage; each further stage has twice as many.
+        seed: seed of the initialisation.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ResNet(nn.Module):
 
 
 def resnet18(n_classes: int = 10, *, width: int = 64, seed: int) -> ResNet:
-    """ResNet-18: two blocks in each stage. With another width it is a narrower one.
+    """ResNet-18: two blocks in each stage; a smaller width makes it narrower.
 
     >>> sum(parameter.numel() for parameter in resnet18(seed=0).parameters())
     11181642

@@ -1,4 +1,4 @@
-"""What is claimed of directions, of their costs, and of trainings."""
+"""What is claimed about directions, their costs, and training runs."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -39,7 +39,7 @@ def cases_of(records: Records) -> list[Case]:
 
 
 def tall_cases(records: Records) -> list[Case]:
-    """Those in which the dual ascent does not start at the optimum."""
+    """The cases in which the dual ascent does not start at the optimum."""
     return [case for case in cases_of(records) if case.rows > case.columns]
 
 
@@ -50,18 +50,18 @@ def tried_in(search: Record) -> list[Tried]:
 
 
 def needed(search: Record, rate: float | None = None) -> float:
-    """The fewest inner steps, with one rate or with the best; infinite if it is not reached."""
+    """The fewest inner steps that suffice, with one rate or with the best; infinite if none do."""
     good = [t.steps for t in tried_in(search) if rate in (None, t.rate) and good_enough(t)]
     return min(good, default=math.inf)
 
 
 def our_quality(search: Record) -> Quality:
-    """What the library's direction is worth."""
+    """The quality of the library's direction."""
     return Quality(*(search.value(f"our_{name}") for name in Quality._fields))
 
 
 def time_of(case: Case, records: Records, rate: float | None = None) -> float:
-    """Seconds of a dual ascent that is good enough, and of the way back to the manifold.
+    """Seconds of a sufficiently accurate dual ascent, and of the return to the manifold.
 
     Where it is not with the most steps that were tried, these count: a lower bound.
     """
@@ -81,7 +81,7 @@ def ours_is_good(records: Records) -> Finding:
 
 
 def ours_is_cheap(rate: float | None, records: Records) -> Finding:
-    """Our time in units of the dual ascent's, in every tall case."""
+    """Our time relative to the dual ascent's, in every tall case."""
     shares = {
         case.name: records[f"cost-{case.name}"].value("ours") / time_of(case, records, rate)
         for case in tall_cases(records)
@@ -96,12 +96,12 @@ def ours_is_cheap(rate: float | None, records: Records) -> Finding:
 
 
 def judged(training: Record) -> list[Outcome]:
-    """The trainings that a method is judged by."""
+    """The training runs by which a method is judged."""
     return _with_seeds(training, "seeds")
 
 
 def tuning(training: Record) -> list[Outcome]:
-    """The trainings that its learning rate was chosen by."""
+    """The training runs by which its learning rate was chosen."""
     return _with_seeds(training, "tuning_seeds")
 
 
@@ -111,12 +111,12 @@ def _with_seeds(training: Record, which: str) -> list[Outcome]:
 
 
 def accuracy_of(training: Record) -> float:
-    """Mean over the seeds."""
+    """The mean accuracy over the seeds."""
     return fmean(outcome.accuracy for outcome in judged(training))
 
 
 def is_as_accurate(records: Records) -> Finding:
-    """Mean test accuracies of ours and of the dual ascent."""
+    """Mean test accuracies of our method and the dual ascent."""
     trainings = {m: records[f"training-{m}"] for m in (OURS, DUAL)}
     means = {m: accuracy_of(training) for m, training in trainings.items()}
     return Finding.of(
@@ -135,7 +135,7 @@ def stays_near(records: Records) -> Finding:
 
 
 def step_is_short(records: Records) -> Finding:
-    """The time of our step on the network in units of the dual ascent's."""
+    """The time of our step on the network relative to the dual ascent's."""
     times = records[STEP_TIMES]
     share = times.value(OURS) / times.value(DUAL)
     doubt = "too few steps were timed to tell" if times.configuration["seconds"] < 1 else ""
@@ -148,7 +148,7 @@ def _listed(numbers: Mapping[str, float], form: str) -> str:
 
 
 def _doubt(trainings: Collection[Record]) -> str:
-    """Why trainings decide nothing, if they do not."""
+    """Why training runs decide nothing, if they do not."""
     if any(len(judged(training)) < ENOUGH_SEEDS for training in trainings):
         return f"to tell, it takes {ENOUGH_SEEDS} seeds"
     if any(len(t.configuration["tuning_seeds"]) < ENOUGH_TUNING_SEEDS for t in trainings):

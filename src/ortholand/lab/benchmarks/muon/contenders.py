@@ -1,4 +1,4 @@
-"""How the network is trained by each method: spectral steps on the manifold, and off it.
+"""How each method trains the network: spectral steps on the manifold, and off it.
 
 The published protocol has no momentum, and neither have the methods that follow it; others have
 theirs at its default.
@@ -43,7 +43,7 @@ DIRECTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def nearest(Y: Tensor) -> Tensor:
-    """The polar factor, by products, as published; and once more to have it at rounding."""
+    """The polar factor by products, as published, and once more to reach rounding level."""
     return newton_schulz(ol.msign(Y))
 
 
@@ -55,7 +55,7 @@ class RetractedDescent(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step along the direction, and back to the manifold."""
+        """Step along the direction, then return to the manifold."""
         with torch.enable_grad():
             loss = closure() if closure else None
         for group in self.param_groups:
@@ -74,7 +74,7 @@ class MatrixwiseMuon:
     """
 
     def get_defaults(self) -> dict[str, Any]:
-        """Options of groups: none."""
+        """The options of groups: there are none."""
         return {}
 
     def __call__(self, _point: Tensor, grad: Tensor, _state: object, _group: object) -> Tensor:
@@ -83,7 +83,7 @@ class MatrixwiseMuon:
 
 
 def as_stack(weight: Tensor) -> Tensor:
-    """A matrix as POGO wants it."""
+    """A matrix in the shape that POGO requires."""
     return weight[None]
 
 
@@ -93,13 +93,13 @@ def pogo(params: Iterable[nn.Parameter], lr: float) -> Optimizer:
 
 
 def torch_muon(params: Iterable[nn.Parameter], lr: float) -> Optimizer:
-    """Orthogonal updates, free weights. torch has it from 2.9 on."""
+    """torch's Muon: orthogonal updates, free weights. Available since torch 2.9."""
     return torch.optim.Muon(params, lr=lr, weight_decay=0.0)
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A method.
+    """A method to be trained and timed.
 
     Args:
         label: its name in tables.

@@ -112,7 +112,7 @@ def spel(X: Tensor, G: Tensor, *, sign: Sign = exact_sign) -> Tensor:
 
 
 def closed_form(X: Tensor, G: Tensor) -> Tensor:
-    """``R = msign(psi) X``, the solution, by an SVD: what everything here is held against."""
+    """``R = msign(psi) X``, the solution, by an SVD: the reference for everything here."""
     n, p = X.shape
     Q = torch.linalg.qr(torch.cat([X, G], 1))[0] if n > 2 * p else torch.eye(n).to(X)
     U, s, Vh = torch.linalg.svd(skew((Q.mT @ G) @ (Q.mT @ X).mT))
@@ -121,7 +121,7 @@ def closed_form(X: Tensor, G: Tensor) -> Tensor:
 
 
 def fewest_steps(reaches: Callable[[int], bool], cap: int) -> int | None:
-    """The fewest steps, within 5 %, with which something is reached; None if not with ``cap``.
+    """The fewest steps, within 5 %, that reach something; None if ``cap`` does not.
 
     Doubles them until it is, and bisects the last interval: what is reached with some number of
     steps is taken to be reached with more.

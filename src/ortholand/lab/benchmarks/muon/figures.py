@@ -1,4 +1,4 @@
-"""How it is shown: directions against inner steps, and tables of directions and trainings."""
+"""Figures and tables: directions against inner steps, and training results."""
 
 import math
 from statistics import fmean, stdev
@@ -81,7 +81,7 @@ def _direction_row(case: Case, records: Records) -> list[str]:
 
 
 def training_table(records: Records) -> list[list[str]]:
-    """A row for each method that was trained, the most accurate first."""
+    """A row for each trained method, the most accurate first."""
     head = [
         *("method", "lr", "test accuracy", "loss", "step, ms", "value", "tangency"),
         *("largest ‖XᵀX − I‖", "largest singular value"),
@@ -115,7 +115,7 @@ def _or_dash(number: float, form: str) -> str:
 
 
 def rates_table(records: Records) -> list[list[str]]:
-    """Accuracies with which learning rates were chosen."""
+    """The accuracies by which learning rates were chosen."""
     rows = []
     for method, contender in CONTENDERS.items():
         if (unit := f"training-{method}") in records:

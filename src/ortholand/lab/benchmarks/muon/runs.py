@@ -1,4 +1,4 @@
-"""What is run: searches for directions, their costs, trainings, and the times of steps."""
+"""What is run: searches for directions, their costs, training runs, and step times."""
 
 from dataclasses import dataclass
 
@@ -76,7 +76,7 @@ def cases(settings: MuonSettings) -> list[Case]:
 
 
 def plan(settings: MuonSettings) -> list[Unit[MuonTask]]:
-    """A search and a cost for every case, a training for every method, and the times of steps."""
+    """A search and a cost for every case, training for every method, and step times."""
     there = tuple(m for m in settings.methods if CONTENDERS[m].installed)
     units: list[Unit[MuonTask]] = []
     for case in cases(settings):
@@ -91,7 +91,7 @@ def plan(settings: MuonSettings) -> list[Unit[MuonTask]]:
 
 
 def training_task(method: str, settings: MuonSettings) -> TrainingTask:
-    """The trainings of a method."""
+    """The training runs of a method."""
     rates = CONTENDERS[method].rates
     left_out = max(0, len(rates) - settings.grid) // 2
     return TrainingTask(

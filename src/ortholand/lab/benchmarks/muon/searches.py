@@ -48,7 +48,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For tables, and a part of units' names."""
+        """The case's name, for tables and as a part of units' names."""
         return f"{self.kind}-{self.rows}x{self.columns}"
 
 
@@ -63,7 +63,7 @@ class SearchTask:
 
 @dataclass(frozen=True)
 class CostTask:
-    """What an inner step costs, the way back to the manifold, and a step of ours."""
+    """The costs of an inner step, of the return to the manifold, and of our step."""
 
     case: Case
     seconds: float
@@ -80,7 +80,7 @@ class Tried(NamedTuple):
 
 
 def good_enough(direction: Quality | Tried) -> bool:
-    """Tangent, and near the optimum. Both: what is not tangent can have any value."""
+    """Whether it is tangent and near the optimum; a non-tangent direction can have any value."""
     return abs(direction.value - 1) <= VALUE and direction.tangency <= TANGENCY
 
 
@@ -113,7 +113,7 @@ def _of_network(case: Case, context: Context) -> tuple[Tensor, Tensor]:
 
 
 def search(task: SearchTask, context: Context) -> Result:
-    """Directions after 1, 2, 4, ... inner steps with the published rate, and the search's own.
+    """Directions after 1, 2, 4, ... inner steps at the published rate, and those of the search.
 
     The powers of two go on until well beyond what is good enough; with other rates the search ends
     where an earlier one did.
@@ -142,7 +142,7 @@ def search(task: SearchTask, context: Context) -> Result:
 
 
 def cost(task: CostTask, context: Context) -> Result:
-    """Median seconds of the processor, in float32, one thread, in turn."""
+    """Median processor seconds, in float32 with one thread, taken in turn."""
     X, G = (M.float().contiguous() for M in make_case(task.case, context))
     weight = nn.Parameter(X.clone())
     weight.grad = G.clone()

@@ -38,7 +38,7 @@ PROBE = 0.01  # of the learning rate: a move so short is its direction
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """One method: its learning rate is chosen, then it is judged.
+    """One method: choose its learning rate, then judge it.
 
     Args:
         method: its name.
@@ -64,7 +64,7 @@ class TrainingTask:
 
     @property
     def trainings(self) -> int:
-        """How many there are at most."""
+        """The largest number of training runs."""
         tried = len(self.rates) + self.extensions
         return tried * len(self.tuning_seeds) + len(self.seeds)
 
@@ -80,7 +80,7 @@ class StepTimes:
 
 
 class Images(NamedTuple):
-    """A data set as the network wants it."""
+    """A data set in the form that the network takes."""
 
     train: Tensor  # (N, 3072), mean 0 and deviation 1 in each channel
     train_labels: Tensor
@@ -90,7 +90,7 @@ class Images(NamedTuple):
 
 @lru_cache(maxsize=1)  # one data set serves all units of a process
 def prepare_images(data: Dataset) -> Images:
-    """Scale and flatten, once."""
+    """Scale and flatten the images, once."""
     scale, cpu = scale_of(data.train_images), torch.device("cpu")
     train, test = (
         scale.apply(images, cpu).flatten(1) for images in (data.train_images, data.test_images)
@@ -99,7 +99,7 @@ def prepare_images(data: Dataset) -> Images:
 
 
 class Outcome(NamedTuple):
-    """What came of a training."""
+    """The outcome of a training run."""
 
     seed: float
     lr: float
@@ -113,7 +113,7 @@ class Outcome(NamedTuple):
 
 
 def run_training(task: TrainingTask, context: Context) -> Result:
-    """Choose the learning rate with some seeds, judge it with others; a row for each training."""
+    """Choose the learning rate with some seeds, judge it with others; a row for each run."""
     images, outcomes = _images(context), []
 
     def train_with(seed: int, lr: float, *, judged: bool) -> Outcome:
@@ -162,7 +162,7 @@ def _images(context: Context) -> Images:
 
 
 def batches(images: int, batch_size: int, seed: int) -> Iterator[Tensor]:
-    """An epoch: which images make a batch. The last batch has what is left."""
+    """The batches of an epoch; the last one has the remaining images."""
     order = torch.randperm(images, generator=torch.Generator().manual_seed(seed))
     yield from order.split(batch_size)
 
@@ -170,7 +170,7 @@ def batches(images: int, batch_size: int, seed: int) -> Iterator[Tensor]:
 def start(
     method: str, lr: float, seed: int, widths: Sequence[int] = WIDTHS
 ) -> tuple[nn.Module, Optimizer]:
-    """Network and optimizer; all weights on the manifold where that is the method's."""
+    """Network and optimizer; if the method is constrained, all weights are on the manifold."""
     contender, model = CONTENDERS[method], relu_mlp(*widths, seed=seed)
     if contender.constrained:
         orthogonalize_(model, orthogonal=nn.Linear)
@@ -178,7 +178,7 @@ def start(
 
 
 class Training:
-    """One training and its measurements."""
+    """One training run and its measurements."""
 
     def __init__(self, task: TrainingTask, images: Images, seed: int, lr: float) -> None:
         self.task, self.images, self.seed, self.lr = task, images, seed, lr
@@ -189,7 +189,7 @@ class Training:
         self.probes: list[tuple[float, float]] = []
 
     def run(self, *, judged: bool) -> Outcome:
-        """Train; what is judged is measured after every step.
+        """Train; judged runs are measured after every step.
 
         At the start of every epoch but the last, the direction of a step is examined as well.
         """
@@ -211,12 +211,12 @@ class Training:
         return self.outcome(fmean(losses))
 
     def set_rate(self, lr: float) -> None:
-        """The learning rate of the next step."""
+        """Set the learning rate of the next step."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 
     def differentiate(self, batch: Tensor) -> float:
-        """Gradients of the loss on a batch."""
+        """Compute the gradients of the loss on a batch."""
         self.optimizer.zero_grad()
         loss = cross_entropy(self.model(self.images.train[batch]), self.images.train_labels[batch])
         loss.backward()
@@ -224,7 +224,7 @@ class Training:
 
     @torch.no_grad()
     def measure(self) -> None:
-        """Errors and singular values of all weights, in float64."""
+        """Record errors and singular values of all weights, in float64."""
         weights = [tall(p.double()) for p in self.weights]
         residuals = [gram_residual(X) for X in weights]
         self.errors.append(max(float(residual_norm(D)) for D in residuals))
@@ -233,7 +233,7 @@ class Training:
 
     @torch.no_grad()
     def look(self) -> None:
-        """The share of the best value in a short move, and how tangent the direction is."""
+        """Record the share of the best value in a short move, and how tangent the direction is."""
         if not CONTENDERS[self.task.method].constrained:
             return
         points = [
@@ -248,7 +248,7 @@ class Training:
         self.probes.append((float(reached / best), self.tangency(points)))
 
     def tangency(self, points: Sequence[tuple[Tensor, Tensor]]) -> float:
-        """The largest of all weights, for a method that says its direction."""
+        """The largest tangency of all weights, for a method that reveals its direction."""
         direction = DIRECTIONS.get(self.task.method)
         if direction is None:
             return math.nan
@@ -257,7 +257,7 @@ class Training:
 
     @torch.no_grad()
     def outcome(self, loss: float) -> Outcome:
-        """What came of it."""
+        """The outcome of the run."""
         test, labels = (x[: self.task.test_images] for x in self.images[2:])
         accuracy = float((self.model(test).argmax(1) == labels).float().mean())
         values, tangencies = zip(*self.probes or [(math.nan,) * 2], strict=True)
@@ -275,7 +275,7 @@ class Training:
 
 @torch.no_grad()
 def short_move(optimizer: Optimizer, weights: Sequence[nn.Parameter]) -> list[Tensor]:
-    """What a step of a small part of the learning rate would subtract; nothing is changed."""
+    """What a step with a small fraction of the learning rate would subtract; nothing is changed."""
     before = [p.detach().clone() for p in weights]
     state = copy.deepcopy(optimizer.state_dict())
     for group in optimizer.param_groups:
@@ -289,7 +289,7 @@ def short_move(optimizer: Optimizer, weights: Sequence[nn.Parameter]) -> list[Te
 
 
 def time_steps(task: StepTimes, context: Context) -> Result:
-    """Median seconds of the processor for a step of each method, with gradients of one batch."""
+    """Median processor seconds for a step of each method, with the gradients of one batch."""
     images, actions = _images(context), {}
     for method in task.methods:
         model, optimizer = start(method, 1e-4, context.seed, task.widths)

@@ -1,4 +1,4 @@
-"""Steps of sharded weights: what they cost, counted and on paper, and what peers make of them."""
+"""Steps of sharded weights: their cost, counted and on paper, and how peers handle them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ TOLERANCE = 1e-4  # that weights may be away from orthogonal, in float32
 
 @dataclass(frozen=True)
 class ShardedSettings:
-    """On how many ranks which matrices are stepped: n, p, k. Times are medians of a few steps."""
+    """The numbers of ranks, and the matrices stepped: n, p, k. Times are medians of a few steps."""
 
     ranks: tuple[int, ...] = (2, 4)
     tall: tuple[int, int, int] = (2048, 64, 4)
@@ -29,7 +29,7 @@ class ShardedSettings:
 
 @dataclass(frozen=True)
 class ShardedTask:
-    """Cases to be counted; without any, libraries that train a sharded layer."""
+    """Cases to count; if there are none, libraries that train a sharded layer."""
 
     ranks: int
     cases: tuple[Case, ...] = ()
@@ -37,7 +37,7 @@ class ShardedTask:
 
 
 def plan(settings: ShardedSettings) -> list[Unit[ShardedTask]]:
-    """Counts on each number of ranks, and peers; timed, as they start processes of their own."""
+    """Counts on each number of ranks, and peers; timed, since they start their own processes."""
     cases = [Case(way, *(settings.wide if way == WIDE else settings.tall)) for way in WAYS]
     cases += [Case(way, *settings.square) for way in WAYS if way not in TALL_OR_WIDE]
     units = [
@@ -87,7 +87,7 @@ def formulas_hold(ranks: int, records: Records) -> Finding:
 
 
 def few_messages(records: Records) -> Finding:
-    """Of landing steps, on two ranks."""
+    """The number of messages of landing steps, on two ranks."""
     found = {(case.way, messages(n)) for case, n in counts(records["counts-2"])}
     ours = sorted((way, sent) for way, sent in found if WAYS[way].messages)
     words = "; ".join(f"{way}: {sent}" for way, sent in ours)
@@ -95,7 +95,7 @@ def few_messages(records: Records) -> Finding:
 
 
 def stays_orthogonal(records: Records) -> Finding:
-    """Of this library's layer."""
+    """The error of this library's layer."""
     values = dict(records["peers"].result.values)
     return Finding.of(outcome(OURS, values), values.get(OURS, 1.0) < TOLERANCE)
 
@@ -142,7 +142,7 @@ def counted_table(ranks: int, records: Records) -> list[list[str]]:
 
 
 def predicted_table(scene: str, _: Records) -> list[list[str]]:
-    """What the formulas say of many GPUs."""
+    """What the formulas predict for many GPUs."""
     return predict(*SCENES[scene])
 
 

@@ -1,9 +1,9 @@
 """What a step of sharded weights costs the busiest rank, on paper.
 
-k matrices of n x p numbers, n >= p, over R ranks as FSDP2's ``fully_shard`` spreads them. Received
-are the numbers that come from other ranks; a sum over ranks runs in a ring. Arithmetic is counted
-in additions and multiplications, products of matrices apart from decompositions: the former run at
-a GPU's full speed, the latter far below it.
+k matrices of n x p numbers, n >= p, over R ranks as FSDP2's ``fully_shard`` spreads them. Numbers
+received are those that come from other ranks; a sum over ranks runs in a ring. Arithmetic is
+counted in additions and multiplications, separately for products of matrices and for
+decompositions: the former run at a GPU's full speed, the latter far below it.
 """
 
 import math
@@ -48,7 +48,7 @@ class Weights(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Of a step, for the busiest rank."""
+    """The cost of a step for the busiest rank."""
 
     received: float  # numbers
     products: float  # arithmetic in products of matrices
@@ -56,7 +56,7 @@ class Cost(NamedTuple):
 
 
 def fsdp(w: Weights) -> Cost:
-    """FSDP2's own traffic, to compare with: two gathers of the weights, a scatter of gradients."""
+    """FSDP2's own traffic, for comparison: two gathers of the weights, a scatter of gradients."""
     return Cost(3 * w.gathered, 0)
 
 
@@ -90,7 +90,7 @@ def landing_owners(w: Weights) -> Cost:
 def qr_owners(w: Weights) -> Cost:
     """A QR retraction, each matrix whole on one rank: ``RiemannianSGD`` here.
 
-    Q comes from the Cholesky factor of the Gram matrix, which is quicker than Householder's way.
+    Q comes from the Cholesky factor of the Gram matrix, which is quicker than Householder's method.
     """
     return Cost(*landing_owners(w)[:2], w.owned * (w.p**3 / 3 + w.n * w.p**2))
 
@@ -116,7 +116,7 @@ def polar_everywhere(w: Weights) -> Cost:
 
 
 def qr_by_gram(w: Weights) -> Cost:
-    """QR by the Cholesky factor of a summed Gram matrix. Nobody offers it; the best that QR can do.
+    """QR by the Cholesky factor of a summed Gram matrix: the best QR can do, offered by nobody.
 
     The same three Gram matrices as landing; then the factor, and triangular systems for the rows.
     """
@@ -126,11 +126,11 @@ def qr_by_gram(w: Weights) -> Cost:
 
 
 def parametrization(w: Weights) -> Cost:
-    """torch's ``parametrizations.orthogonal``: no message but FSDP2's own; all on every rank.
+    """torch's ``parametrizations.orthogonal``: no messages beyond FSDP2's; all on every rank.
 
-    Of a square matrix the Cayley map: n x n systems forwards and backwards, and three products. Of
-    a tall one Householder's product, torch's choice, whose gradient takes about ``10 n^2 p``, and
-    products with a basis.
+    For a square matrix the Cayley map: n x n systems forwards and backwards, and three products.
+    For a tall one Householder's product, torch's choice, whose gradient takes about ``10 n^2 p``,
+    and products with a basis.
     """
     if w.n == w.p:
         return Cost(0, w.k * 6 * w.n**3, w.k * 16 / 3 * w.n**3)
@@ -183,10 +183,9 @@ def predict(
     products: float = 100.0,
     decompositions: float = 1.0,
 ) -> list[list[str]]:
-    """A table of gigabytes received and milliseconds, for each way and number of GPUs.
+    """A table of gigabytes received and milliseconds, for each method and number of GPUs.
 
-    Of a GPU that receives so many GB/s and computes at so many TFLOP/s, if nothing overlaps and
-    messages have no latency.
+    For GPUs with the given GB/s and TFLOP/s, if nothing overlaps and messages have no latency.
     """
     rows = [["step", *(f"{what}, {R} GPUs" for R in GPUS for what in ("GB", "ms"))]]
     for name, cost_of in ON_PAPER.items():

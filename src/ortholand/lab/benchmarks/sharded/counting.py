@@ -1,6 +1,6 @@
 """Counts what a step of sharded weights costs: messages, numbers on the wire and arithmetic.
 
-What is imported in functions takes seconds, and is needed on the ranks only.
+Imports inside functions take seconds, and are needed only on the ranks.
 """
 
 import statistics
@@ -25,7 +25,7 @@ Step = Callable[[], object]
 
 
 def shard(model: nn.Module) -> nn.Module:
-    """Spread over all ranks."""
+    """Spread a model over all ranks."""
     from torch.distributed.fsdp import fully_shard
 
     fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
@@ -33,7 +33,7 @@ def shard(model: nn.Module) -> nn.Module:
 
 
 class Layers(nn.Sequential):
-    """Linear layers side by side."""
+    """Parallel linear layers, whose outputs are summed."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """The sum of all outputs."""
@@ -46,7 +46,7 @@ class Layers(nn.Sequential):
 def optimizer_step(
     make: Callable[..., torch.optim.Optimizer], model: Layers, **options: Any
 ) -> Step:
-    """The step of an optimizer; gradients are there before."""
+    """The step of an optimizer, with gradients already computed."""
     optimizer = make(shard(model).parameters(), lr=0.01, **options)
     for p in model.parameters():
         p.grad = torch.ones_like(p)
@@ -80,7 +80,7 @@ def training_pass(model: Layers) -> Step:
 
 
 def parametrized_pass(model: Layers) -> Step:
-    """With torch's own parametrization: Householder's if tall, Cayley's if square."""
+    """The same with torch's own parametrization: Householder's if tall, Cayley's if square."""
     for layer in model:
         rows, columns = cast(nn.Linear, layer).weight.shape
         chosen = "cayley" if rows == columns else "householder"
@@ -89,7 +89,7 @@ def parametrized_pass(model: Layers) -> Step:
 
 
 class Way(NamedTuple):
-    """What makes the step of a model, and what the formula says of it."""
+    """How the step of a model is made, and the formula for its cost."""
 
     prepare: Callable[[Layers], Step]
     cost: Callable[[Weights], Cost]
@@ -125,7 +125,7 @@ WAYS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A way, and k matrices of n x p that it steps; of p x n if it is for wide ones."""
+    """A way, and the k matrices of n x p that it steps; of p x n if it is for wide ones."""
 
     way: str
     n: int
@@ -134,12 +134,12 @@ class Case:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of each matrix."""
+        """The shape of each matrix."""
         return (self.p, self.n) if self.way == WIDE else (self.n, self.p)
 
     @property
     def weights(self) -> str:
-        """In words."""
+        """The weights in words."""
         return "{} of {} x {}".format(self.k, *self.shape)
 
     def cost(self, ranks: int) -> Cost:
@@ -147,7 +147,7 @@ class Case:
         return WAYS[self.way].cost(Weights(self.n, self.p, self.k, ranks))
 
     def agrees(self, received: float, products: float, ranks: int) -> bool:
-        """Whether that was counted, but for a few numbers per matrix that owners also send."""
+        """Whether the counts match, up to a few numbers per matrix that owners also send."""
         cost, within = self.cost(ranks), WAYS[self.way].within
         arithmetic = abs(products - cost.products) <= within * cost.products
         return arithmetic and abs(received - cost.received) <= 4 * self.k
@@ -157,7 +157,7 @@ class Case:
 
 
 class Wire(TorchDispatchMode):
-    """Counts the numbers that a rank receives from others; sums as a ring would send them."""
+    """Counts the numbers that a rank receives from others; sums count as in a ring."""
 
     def __init__(self) -> None:
         from torch.distributed.tensor import DTensor
@@ -184,7 +184,7 @@ class Wire(TorchDispatchMode):
 
 
 def added_in_place(_: Any, left: Any, right: Any, **__: Any) -> int:
-    """Arithmetic of ``baddbmm_``, by shapes: the one product that torch's counter does not know."""
+    """Arithmetic of ``baddbmm_``, from shapes: the one product that torch's counter lacks."""
     return 2 * left.numel() * right[-1]
 
 

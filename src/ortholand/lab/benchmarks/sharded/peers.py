@@ -1,7 +1,7 @@
 """What becomes of other libraries' orthogonal weights in a model sharded by FSDP2.
 
-A tall weight, ``fully_shard``, ten steps of training with each library's own means; then how far
-the weight is from orthogonal, or the error that was raised.
+A tall weight, ``fully_shard``, ten training steps with each library's own tools; then how far
+the weight is from orthogonal, or the error raised.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from ortholand.lab.benchmarks.sharded.counting import shard
 OUTPUTS, INPUTS, STEPS, LR = 128, 32, 10, 0.1
 
 
-# Each library's own means: they take the layer, shard it and make an optimizer.
+# Each library's own tools: they take the layer, shard it and create an optimizer.
 
 
 def ortholand(model: nn.Linear) -> Optimizer:
@@ -28,7 +28,7 @@ def ortholand(model: nn.Linear) -> Optimizer:
 
 def geoopt(model: nn.Linear) -> Optimizer:
     """A parameter of a class of its own, and RiemannianSGD."""
-    geoopt: Any = import_module("geoopt")  # whose annotations are not right
+    geoopt: Any = import_module("geoopt")  # whose annotations are wrong
     model.weight = geoopt.ManifoldParameter(model.weight.data, manifold=geoopt.Stiefel())
     return geoopt.optim.RiemannianSGD(shard(model).parameters(), lr=LR)
 
@@ -65,7 +65,7 @@ LIBRARIES: dict[str, Callable[[nn.Linear], Optimizer]] = {
 
 
 def train(prepare: Callable[[nn.Linear], Optimizer]) -> Tensor:
-    """Ten steps; the weight, in one piece, as the layer then uses it."""
+    """Take ten steps; return the whole weight as the layer then uses it."""
     torch.manual_seed(0)
     model = nn.Linear(INPUTS, OUTPUTS, bias=False)
     ol.orthogonalize_(model.weight)
@@ -81,9 +81,9 @@ def train(prepare: Callable[[nn.Linear], Optimizer]) -> Tensor:
 
 
 def train_all() -> Iterator[dict[str, float]]:
-    """For each library its outcome, in words, and the distance from the manifold.
+    """The outcome of each library, in words, and the distance from the manifold.
 
-    Words stand for a number that is not there: of what was raised, or of what is not installed.
+    Without a number the words say what was raised, or that the library is not installed.
     """
     for name, prepare in LIBRARIES.items():
         try:

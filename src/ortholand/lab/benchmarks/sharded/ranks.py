@@ -1,4 +1,4 @@
-"""Starts ranks on this machine: processes that talk by gloo."""
+"""Starts ranks on this machine: processes that communicate by gloo."""
 
 import json
 import os
@@ -19,7 +19,7 @@ Work = Callable[..., Iterator[dict[str, float]]]
 def on_ranks(
     ranks: int, work: Work, *arguments: Any, tick: Callable[[int], None]
 ) -> list[list[dict[str, float]]]:
-    """What the generator ``work(*arguments)``, of a module, yields on each of the ranks.
+    """What the module-level generator ``work(*arguments)`` yields on each rank.
 
     ``tick`` is told how many results are new.
     """

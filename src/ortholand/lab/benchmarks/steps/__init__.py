@@ -1,6 +1,6 @@
 """Time and memory of one optimizer step, with targets.
 
-Every number is a median of repetitions that took turns with those it is compared with.
+Every number is a median of repetitions that took turns with their competitors.
 """
 
 from ortholand.lab.benchmarks.steps.claims import CLAIMS

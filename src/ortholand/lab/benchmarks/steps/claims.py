@@ -17,7 +17,7 @@ RIVALS = ("POGO + SGD", *GEOOPT)
 def ratio(
     cases: Sequence[str], theirs: str, records: Records, *, ours: str = "LandingSGD"
 ) -> tuple[float, str]:
-    """Time of our step in units of theirs, in sum over some cases; and both in words."""
+    """Time of our step relative to theirs, summed over some cases; and both in words."""
     found = [records[f"{case}.1"].result.values for case in cases]
     mine = sum(values[ours] for values in found)
     other = sum(values.get(theirs, math.nan) for values in found)
@@ -34,7 +34,7 @@ def at_most(bound: float, cases: Sequence[str], theirs: Sequence[str], records: 
 
 
 def each_at_most(bounds: Mapping[str, float], ours: str, theirs: str, records: Records) -> Finding:
-    """Our time is at most so many times theirs, in each case."""
+    """Our time is at most a multiple of theirs, in each case."""
     found = {case: ratio([case], theirs, records, ours=ours)[0] for case in bounds}
     words = ", ".join(f"{case}: {r:.2f} (at most {bounds[case]})" for case, r in found.items())
     return Finding(words, _verdict([r / bounds[case] for case, r in found.items()], 1.0))

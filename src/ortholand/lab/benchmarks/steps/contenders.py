@@ -1,7 +1,7 @@
 """What is measured: one optimizer step with a fixed gradient, ours and each installed peer's.
 
-A peer's cost is all that a user pays per step: for parametrizations that is the way forward and
-backward through them, besides the optimizer's step.
+A peer's cost is everything a user pays per step: for parametrizations this includes the forward and
+backward pass through them, besides the optimizer's step.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ LR = 1e-4
 
 @dataclass(frozen=True)
 class StepsCase:
-    """What is stepped: how many parameters, their shape, and how a weight is seen."""
+    """What is stepped: how many parameters, their shape, and how a weight is viewed."""
 
     count: int
     shape: tuple[int, ...]
@@ -94,7 +94,7 @@ def _pairs(case: StepsCase) -> list[tuple[Tensor, Tensor]]:
 
 
 def bare_products(case: StepsCase) -> Step:
-    """The products of a landing update, into memory that is there already, and nothing else.
+    """The products of a landing update, into existing memory, and nothing else.
 
     Square: ``G X^T``, ``X X^T``, ``M X``. Tall: ``X^T X``, ``G^T X``, ``G D``, ``X M``.
     """
@@ -127,7 +127,7 @@ def _products_of(X: Tensor, G: Tensor) -> Step:
 
 
 def unsafe_landing(case: StepsCase) -> Step:
-    """The landing step by torch's products and sums, without safe step or anything else."""
+    """The landing step by torch's products and sums, without a safe step or anything else."""
     pairs = _pairs(case)
 
     def step() -> None:
@@ -171,7 +171,7 @@ def ours(case: StepsCase) -> dict[str, Step]:
 def muon(case: StepsCase) -> dict[str, Step]:
     """torch's Muon, which makes updates orthogonal, not weights. Matrices only.
 
-    Its products are in bfloat16: on a CPU, seconds for a large matrix, not worth the wait.
+    Its products are in bfloat16: on a CPU a large matrix takes seconds, not worth the wait.
     """
     if len(case.shape) != 2 or case.numel > 3_000_000 or case.rows > 300:
         return {}
@@ -181,7 +181,7 @@ def muon(case: StepsCase) -> dict[str, Step]:
 
 
 def pogo(case: StepsCase) -> dict[str, Step]:
-    """POGO with its two base optimizers. It wants stacks of tall matrices."""
+    """POGO with its two base optimizers. It needs stacks of tall matrices."""
     if not find_spec("pogo"):
         return {}
     library, bases = import_module("pogo"), import_module("pogo.base")

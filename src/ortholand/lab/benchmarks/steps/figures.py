@@ -42,7 +42,7 @@ def draw(kind: str, label: str, records: Records) -> Figure:
 
 
 def make_table(records: Records) -> list[list[str]]:
-    """Milliseconds per step at one thread, in brackets in units of LandingSGD's."""
+    """Milliseconds per step at one thread, in brackets relative to LandingSGD."""
     cases = {case: records[f"{case}.1"] for case in CASES if f"{case}.1" in records}
     if not cases:
         raise MissingRecordError("no case is recorded")

@@ -56,7 +56,7 @@ class StepsTask:
 
     case: StepsCase | None  # None: training of LeNet
     threads: int = 1
-    seconds: float = 0.0  # none: memory is measured in place of time
+    seconds: float = 0.0  # zero: memory is measured instead of time
 
 
 def plan(settings: StepsSettings) -> list[Unit[StepsTask]]:
@@ -77,7 +77,7 @@ def plan(settings: StepsSettings) -> list[Unit[StepsTask]]:
 
 
 def run(task: StepsTask, context: Context) -> Result:
-    """Median seconds of each step, or its peak of memory in units of the parameters."""
+    """Median seconds of each step, or its peak memory in units of the parameters."""
     with torch_threads(task.threads):
         steps = lenet_iterations() if task.case is None else steps_of(task.case)
         values = _times(task, steps) if task.seconds else _memory(task, steps)

@@ -1,1 +1,1 @@
-"""Image classifiers with orthogonal kernels: what mnist, cifar and batch-size have in common."""
+"""Image classifiers with orthogonal kernels: what mnist, cifar and batch-size share."""

@@ -1,4 +1,4 @@
-"""What is claimed of trainings: which learning rate is a method's best, and findings from there."""
+"""Claims about training runs: each method's best learning rate, and findings based on it."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,11 +26,11 @@ class Tried(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """Training loss in the end, the median of the trials."""
+        """The final training loss, median over the trials."""
         return median(final_loss(run) for run in self.runs)
 
     def end(self, series: str) -> float:
-        """Where a series ends, the median of the trials."""
+        """The final value of a series, median over the trials."""
         return median(run.series(series)[-1] for run in self.runs)
 
 
@@ -60,7 +60,7 @@ def best_rates(records: Records, methods: Collection[str] = ()) -> dict[str, Tri
 
 
 def _at_length(records: Records, method: str, best: Tried) -> Tried:
-    """A method's best with its final trainings, as many as there are."""
+    """A method's best rate with its final training runs, as many as there are."""
     names = [final_name(method, best.lr, trial) for trial in range(MOST_TRIALS)]
     finals = [records[name] for name in names if name in records]
     return best._replace(runs=finals) if finals else best
@@ -80,7 +80,7 @@ def doubt_of_times(timing: Record) -> str:
 
 
 def takes_longer(times: Mapping[str, float], factor: float, doubt: str) -> Finding:
-    """Whether all but the first take at least so many times as long as the first.
+    """Whether all but the first take at least ``factor`` times as long as the first.
 
     Args:
         times: seconds of an iteration, by method.
@@ -130,12 +130,12 @@ def compare_ends(
 
 
 def _span(numbers: Sequence[int]) -> str:
-    """The smallest and the largest, once if they are the same."""
+    """The smallest and largest, or just one if they are equal."""
     return " to ".join(f"{n:,}" for n in dict.fromkeys((min(numbers), max(numbers))))
 
 
 def ball_claim(methods: Sequence[str]) -> Claim:
-    """The promise of the safe step, for these methods."""
+    """The claim that the safe step keeps its guarantee, for these methods."""
     return Claim(
         "The corrected safe step keeps every kernel within eps of the manifold.",
         "correction",

@@ -1,4 +1,4 @@
-"""How trainings are drawn: errors by time and by iteration, losses by learning rate."""
+"""Figures of training runs: errors by time and by iteration, losses by learning rate."""
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
@@ -17,7 +17,7 @@ from ortholand.lab.study.spec import FigureSpec
 def training_figures(
     name: str, network: str, *, curves: str = "", errors: str = "", rate: str = "learning rate"
 ) -> tuple[FigureSpec, ...]:
-    """The figures of an experiment; more on its curves, errors and rates for the captions."""
+    """The figures of an experiment, with additions to the captions."""
     return (
         FigureSpec(
             name,
@@ -55,7 +55,7 @@ def draw_training(records: Records) -> Figure:
 
 
 def draw_learning_rates(records: Records) -> Figure:
-    """The training loss in the end, against the learning rate: which was best, and how clearly."""
+    """The final training loss against the learning rate: which was best, and how clearly."""
     figure = Figure(figsize=(8, 4.4))
     axes = figure.subplots()
     rates: set[float] = set()

@@ -1,4 +1,4 @@
-"""What is run: networks with orthogonal kernels learn to tell images apart."""
+"""What is run: networks with orthogonal kernels learn to classify images."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,7 +36,7 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """One training: a method with a learning rate."""
+    """One training run: a method with a learning rate."""
 
     method: str
     lr: float
@@ -55,7 +55,7 @@ class TrialTiming(Timing[TrainingRun]):
 
 
 def prepare_kernels(model: nn.Module, method: str, lr: float, **options: float) -> Trainee:
-    """Make a model ready for a method: every slice of a convolution's weight is orthogonal."""
+    """Prepare a model for a method: every slice of a convolution's weight is orthogonal."""
     return prepare(model, method, orthogonal=is_kernel, view="kernel", lr=lr, **options)
 
 
@@ -65,12 +65,12 @@ def is_kernel(_: str, parameter: nn.Parameter) -> bool:
 
 
 def unit_name(method: str, lr: float, trial: int = 0) -> str:
-    """Name of a training."""
+    """Name of a training run."""
     return f"{method}-lr{lr:.3g}" + (f"-trial{trial}" if trial else "")
 
 
 def final_name(method: str, lr: float, trial: int) -> str:
-    """Name of a longer training of a method with the rate that was its best."""
+    """Name of a longer training run of a method with its best rate."""
     return f"final-{method}-lr{lr:.3g}-trial{trial}"
 
 
@@ -109,7 +109,7 @@ class Scale(NamedTuple):
     deviation: Tensor
 
     def apply(self, images: Tensor, device: torch.device) -> Tensor:
-        """Images as a network wants them: of mean 0 and deviation 1."""
+        """Images in the form a network takes: of mean 0 and deviation 1."""
         shape = (-1, 1, 1)
         centred = images.to(device).float() - self.mean.to(device).view(shape)
         return centred / self.deviation.to(device).view(shape)
@@ -131,7 +131,7 @@ def scale_of(images: Tensor) -> Scale:
 def batches(
     images: Tensor, labels: Tensor, *, batch_size: int, seed: int, augment: bool = False
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches without end: epoch after epoch in an order of the seed's, a last part left out."""
+    """Endless batches: epoch after epoch, shuffled by the seed, without partial batches."""
     whole = len(images) // batch_size * batch_size
     if not whole:
         raise ValueError(
@@ -146,7 +146,7 @@ def batches(
 
 
 def crop_and_flip(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Shift each image by up to ``MARGIN`` pixels, black coming in, and mirror half of them."""
+    """Shift each image by up to ``MARGIN`` pixels, padding with black, and mirror half of them."""
     n, channels, height, width = images.shape
     padded = pad(images, [MARGIN] * 4)
     top, left = torch.randint(2 * MARGIN + 1, (2, n, 1), generator=generator)
@@ -161,7 +161,7 @@ def crop_and_flip(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 class Point(NamedTuple):
-    """What is recorded of a network on its way."""
+    """What is recorded of a network during training."""
 
     iteration: int
     train_loss: float  # mean over the batches since the point before
@@ -171,7 +171,7 @@ class Point(NamedTuple):
 
 
 class Training:
-    """A network on its way, with its measurements."""
+    """A network in training, with its measurements."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class Training:
         self.losses: list[Tensor] = []  # since the last measurement
 
     def prepare(self) -> None:
-        """What comes before an iteration and is not timed: the batch and the learning rate."""
+        """The untimed part before an iteration: the batch and the learning rate."""
         images, labels = next(self.batches)
         self.batch = self.scale.apply(images, self.device), labels.to(self.device)
         if self.iteration == self.lr_drop:
@@ -217,14 +217,14 @@ class Training:
         return Action(self.step, self.prepare)
 
     def advance_to(self, iteration: int) -> None:
-        """Train until there."""
+        """Train up to an iteration."""
         while self.iteration < iteration:
             self.prepare()
             self.step()
 
     @torch.no_grad()
     def measure(self, test_images: int) -> Point:
-        """The network as it is now."""
+        """Measure the current network."""
         with parametrize.cached():  # else a trivialization would be computed for every batch
             test_error = self.test_error(test_images)
             orthogonality_error = self.trainee.orthogonality_error()
@@ -235,7 +235,7 @@ class Training:
 
     @torch.no_grad()
     def test_error(self, test_images: int) -> float:
-        """Part of the first so many test images that the network takes for something else."""
+        """The share of the first ``test_images`` test images that the network misclassifies."""
         images, labels = self.data.test_images[:test_images], self.data.test_labels[:test_images]
         self.trainee.model.eval()
         wrong = 0
@@ -252,7 +252,7 @@ Start = Callable[[Any, Context], Training]  # the training of a run, before its 
 
 
 def run_unit(start: Start, task: TrainingRun | Timing[Any], context: Context) -> Result:
-    """Do one unit of work: train, or time the iterations of several trainings."""
+    """Do one unit of work: train, or time the iterations of several runs."""
     if isinstance(task, Timing):
         return time_runs(task, lambda run, context: start(run, context).action(), context)
     return train(start(task, context), task, context)
@@ -271,5 +271,5 @@ def train(training: Training, run: TrainingRun, context: Context) -> Result:
 
 
 def even_marks(iterations: int, points: int) -> list[int]:
-    """So many iterations at even distances, the last one among them."""
+    """Evenly spaced iterations, including the last."""
     return sorted({math.ceil(iterations * (i + 1) / points) for i in range(points)})

@@ -60,7 +60,7 @@ def landing_needs_as_many_iterations(records: Records) -> Finding:
 
 
 def momentum_helps(records: Records) -> Finding:
-    """Test loss of landing in the end."""
+    """Final test loss of landing."""
     runs = best_runs(records, LANDING_METHODS)
     if common_level(runs) is None:
         return TOO_EARLY
@@ -97,7 +97,7 @@ def _iterations(run: Record) -> int:
 
 
 def takes_longer(methods: Sequence[str], others: Sequence[str], records: Records) -> Finding:
-    """Time of an iteration of each method in times of the slowest other, at the largest size."""
+    """Iteration time of each method relative to the slowest other, at the largest size."""
     timing = records[TIMING]
     p = max(run["p"] for run in timing.configuration["runs"])
     wanted = dict(lr=TIMED_RATE, p=p)
@@ -115,7 +115,7 @@ def takes_longer(methods: Sequence[str], others: Sequence[str], records: Records
 
 
 def ends_nearer(method: str, records: Records) -> Finding:
-    """The orthogonality errors of a landing method and of the retractions in the end."""
+    """The final orthogonality errors of a landing method and of the retractions."""
     runs = best_runs(records, (method, *RETRACTION_METHODS))
     errors = {m: run.series("orthogonality_error")[-1] for m, run in runs.items()}
     measured = f"after {_iterations(runs[method])} iterations: {_listed(errors, '.1e')}"
@@ -139,7 +139,7 @@ def retractions_accumulate(records: Records) -> Finding:
 
 
 def trivializations_are_exact(records: Records) -> Finding:
-    """The largest error of a trivialized weight, in units of what rounding its entries makes."""
+    """The largest error of a trivialized weight, in units of the rounding error of its entries."""
     runs = best_runs(records, TRIVIALIZATION_METHODS)
     rounding = torch.finfo(torch.float32).eps * runs["trivialization-sgd"].configuration["p"]
     worst = {m: largest(run.series("largest_error")) / rounding for m, run in runs.items()}
@@ -148,7 +148,7 @@ def trivializations_are_exact(records: Records) -> Finding:
 
 
 def stays_in_ball(records: Records) -> Finding:
-    """The promise of the safe step, with every learning rate."""
+    """The safe step's guarantee, with every learning rate."""
     runs = [run for method in LANDING_METHODS for run in runs_of(records, method)]
     return within_ball([largest(run.series("largest_error")) for run in runs], len(runs))
 

@@ -46,13 +46,13 @@ def parts_are_orthogonal(records: Records) -> Finding:
 
 
 def lands_from_anywhere(records: Records) -> Finding:
-    """As printed: regardless of the start, so from a singular matrix too."""
+    """As printed: it lands from every start, hence from a singular matrix too."""
     runs = [records[name] for name in (*AWAY, SINGULAR)]
     return Finding.of(_from_to(runs), all(_lands(run) for run in runs))
 
 
 def lands_from_full_rank(records: Records) -> Finding:
-    """As corrected. A singular matrix is at distance 1 or more."""
+    """As corrected: it lands from full rank; a singular matrix is at distance 1 or more."""
     runs, singular = [records[name] for name in AWAY], records[SINGULAR]
     stays = min(singular.series("to_manifold")) >= 1
     measured = f"{_from_to(runs)}; singular: {_from_to([singular])}"
@@ -70,7 +70,7 @@ def _from_to(runs: Sequence[Record]) -> str:
 
 
 def picture_is_complete(records: Records) -> Finding:
-    """That nothing is hidden by drawing two of four coefficients."""
+    """Check that drawing two of four coefficients hides nothing."""
     names = (LANDING, RETRACTION, *AWAY)
     furthest = max(max(records[name].series("out_of_plane")) for name in names)
     return Finding.of(f"at most {furthest:.1e} out of the plane", furthest < ROUNDING)

@@ -24,7 +24,7 @@ AWAY = ("landing-inside", "landing-outside")  # runs of landing that start off t
 
 @dataclass(frozen=True)
 class IllustrationSettings:
-    """The paper shows the picture and does not give its numbers: these are ours."""
+    """Settings of our choice: the paper shows the picture without giving numbers."""
 
     start: float = 0.0  # angle of the rotation X_0
     target: float = 2.2  # angle of the optimum X_*
@@ -119,7 +119,7 @@ def in_plane(x: Tensor, y: Tensor) -> Tensor:
 
 
 def rotation(angle: float, context: Context) -> Tensor:
-    """The rotation by an angle, at that angle in the figure."""
+    """The rotation by an angle, which is also its angle in the figure."""
     at = torch.tensor(angle, dtype=torch.float64, device=context.device)
     return in_plane(at.cos(), at.sin())
 
@@ -131,7 +131,7 @@ def make_problem(target: float, context: Context) -> Procrustes:
 
 
 def make_optimizer(X: nn.Parameter, task: Trajectory) -> LandingSGD | RiemannianSGD:
-    """The optimizer that steps as the method does."""
+    """The optimizer of a method."""
     settings = task.settings
     if task.method == RETRACTION:
         return RiemannianSGD([X], lr=settings.lr, retraction=task.method)

@@ -18,7 +18,7 @@ MANY = 500  # a share of so many problems is known to about 5 %
 
 
 def always_explodes(records: Records) -> Finding:
-    """As printed, of ten problems; judged on all that were run."""
+    """As printed, about ten problems; judged on all that were run."""
     run = records["problems-plam"]
     return Finding(_shares(run), _on_all(run, "exploded"))
 
@@ -33,14 +33,14 @@ def mostly_explodes(records: Records) -> Finding:
 
 
 def landing_always_lands(records: Records) -> Finding:
-    """On every problem."""
+    """Whether landing lands on every problem."""
     run = records["problems-landing"]
     measured = f"{_shares(run)}; never further than {run.value('largest_distance'):.3f}"
     return Finding(measured, _on_all(run, "near"))
 
 
 def landing_stays_near(records: Records) -> Finding:
-    """At every iteration of every problem."""
+    """Whether landing stays near, at every iteration of every problem."""
     run = records["problems-landing"]
     largest, eps = run.value("largest_distance"), run.configuration["eps"]
     measured = f"at most {largest:.4f}, eps = {eps}; PLAM: "
@@ -60,7 +60,7 @@ def _shares(run: Record) -> str:
 
 
 def _on_all(run: Record, what: str) -> Verdict:
-    """Whether it became of every problem; a short run cannot tell that it never will."""
+    """Whether it happened on every problem; a short run cannot show that it never will."""
     if run.series(what)[-1] == 1:
         return Verdict.HOLDS
     return Verdict.FAILS if _is_long(run) else Verdict.OPEN
@@ -121,7 +121,7 @@ def example_goes(predicted: Callable[[float, float, float], str], records: Recor
 
 
 def example_lands(records: Records) -> Finding:
-    """Landing from the same starts."""
+    """Whether landing lands from the same starts."""
     run = records["example-landing"]
     found = fates(run)
     ends = [abs(run.series(f"x_{i}")[-1] - 1) for i in range(len(found))]

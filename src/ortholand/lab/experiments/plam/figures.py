@@ -33,7 +33,7 @@ def draw_problems(records: Records) -> Figure:
 
 
 def _draw_paths(axes: Axes, run: Record) -> None:
-    """Without the start: a logarithmic axis has no place for it."""
+    """Draw the paths without the start, which a logarithmic axis cannot show."""
     for i in range(run.configuration["drawn"]):
         # What is not finite would not be drawn, and the curve would end before it explodes.
         y = [d if d < EXPLODED else EXPLODED for d in run.series(f"distance_{i}")]
@@ -51,7 +51,7 @@ def _draw_shares(axes: Axes, run: Record) -> None:
 
 
 def draw_example(records: Records) -> Figure:
-    """The entry x = 1 + delta: by PLAM for every alpha; by landing, which does not feel alpha."""
+    """The entry x = 1 + delta: with PLAM for every alpha; with landing, independent of alpha."""
     figure = Figure(figsize=(8, 4.2))
     panels = figure.subplots(1, 2, sharey=True)
     for axes, method in zip(panels, INFEASIBLE_METHODS, strict=True):

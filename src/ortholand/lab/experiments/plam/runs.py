@@ -50,7 +50,7 @@ class PlamRun:
 
 @dataclass(frozen=True)
 class RandomProblems(PlamRun):
-    """On random problems, of which some are drawn."""
+    """A method on random problems, of which some are drawn."""
 
     problems: int
     drawn: int
@@ -58,13 +58,13 @@ class RandomProblems(PlamRun):
 
 @dataclass(frozen=True)
 class Example(PlamRun):
-    """On the paper's example, for pairs of alpha and delta."""
+    """A method on the paper's example, for pairs of alpha and delta."""
 
     starts: tuple[tuple[float, float], ...]
 
 
 def plan(settings: PlamSettings) -> list[Unit[RandomProblems | Example]]:
-    """Both parts, by both methods."""
+    """Both parts, with both methods."""
     s, units = settings, []
     starts = tuple((alpha, delta) for delta in s.deltas for alpha in s.alphas)
     for method in INFEASIBLE_METHODS:
@@ -83,7 +83,7 @@ def run(task: RandomProblems | Example, context: Context) -> Result:
 
 
 def run_problems(task: RandomProblems, context: Context) -> Result:
-    """Distances of the problems that are drawn, and what became of all so far."""
+    """Distances of the problems to be drawn, and what has become of all so far."""
     start = torch.eye(2, dtype=torch.float64, device=context.device).repeat(task.problems, 1, 1)
     rows, wanted, largest = [], set(marks(task.iterations)), distance(start)
     gradient = random_gradient(task.problems, context)
@@ -145,5 +145,5 @@ def example_gradient(alphas: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def has_exploded(d: Tensor) -> Tensor:
-    """Far from the manifold, or not a number any more."""
+    """Whether a matrix is far from the manifold, or no longer a number."""
     return ~(d < EXPLODED)

@@ -1,4 +1,4 @@
-"""What is claimed of the records: landing, the four retractions, and two extras."""
+"""What is claimed about the records: landing, the four retractions, and two extras."""
 
 import math
 from collections.abc import Iterable
@@ -40,7 +40,7 @@ def lands(records: Records) -> Finding:
 
 
 def stays_in_ball(records: Records) -> Finding:
-    """The promise of the safe step, at every iteration of every run."""
+    """The safe step's guarantee, at every iteration of every run."""
     runs = [run for m in LANDINGS for run in _in_both_precisions(records, m).values()]
     distances = [run.value("largest_distance") for run in runs]
     return within_ball(distances, len(runs), records.settings["eps"])
@@ -57,7 +57,7 @@ def unscaled_lands(records: Records) -> Finding:
 
 
 def unscaled_rides_boundary(records: Records) -> Finding:
-    """The correction: the safe step is all that holds it, and it keeps it out."""
+    """The correction: only the safe step restrains it, and it never lands."""
     runs = list(_in_both_precisions(records, "landing-unscaled").values())
     eps, lr = (records.settings[name] for name in ("eps", "lr"))
     # The last half: at the start every run is near the identity.
@@ -100,7 +100,7 @@ def local_rate(records: Records) -> Finding:
 
 
 def momentum_is_faster(records: Records) -> Finding:
-    """How soon momentum is where plain landing ends."""
+    """How soon momentum arrives where plain landing ends."""
     plain = records[unit_name("landing", "float64")]
     momentum = records[unit_name("landing-momentum", "float64")]
     goal, total = plain.series("to_optimum")[-1], plain.configuration["iterations"]
@@ -114,7 +114,7 @@ def momentum_is_faster(records: Records) -> Finding:
 
 
 def similar_iterations(records: Records) -> Finding:
-    """How many iterations it takes each method to come as near to the optimum as all do."""
+    """How many iterations each method takes to come as close to the optimum as all do."""
     runs = compared(records, "float64")
     start = runs["landing"].series("to_optimum")[0]
     goal = max(CLOSEST, *(run.series("to_optimum")[-1] for run in runs.values()))
@@ -142,7 +142,7 @@ def landing_is_faster(plain: bool, records: Records) -> Finding:
 
 
 def ends_nearer(dtype: str, records: Records) -> Finding:
-    """Landing against the exponential and Cayley, after as many iterations."""
+    """Landing against the exponential and Cayley, after the same number of iterations."""
     runs = compared(records, dtype)
     ends = {method: run.series("to_manifold")[-1] for method, run in runs.items()}
     iterations = runs["landing"].series("iteration")[-1]
@@ -153,7 +153,7 @@ def ends_nearer(dtype: str, records: Records) -> Finding:
 
 
 def projections_do_not_drift(records: Records) -> Finding:
-    """Growth of the distance to the manifold, that of the other two for comparison."""
+    """Growth of the distance to the manifold, with the other two for comparison."""
     measured, largest = [], 0.0
     for dtype in DTYPES:
         growths = {m: growth(records[unit_name(m, dtype)], "to_manifold") for m in RETRACTIONS}
@@ -184,7 +184,7 @@ def times_per_iteration(
 
 
 def lands_within(run: Record, tolerance: float) -> Verdict:
-    """Whether a run ends so near to the manifold; not decided on its way to the optimum.
+    """Whether a run ends within the tolerance of the manifold; undecided on its way to the optimum.
 
     Landing is as far from the manifold as its gradient is long, squared, which may grow for a
     while: that the distance does not fall just now decides nothing.

@@ -26,7 +26,7 @@ def draw_landings(dtype: str, records: Records) -> Figure:
 
 
 def _draw_panels(runs: Mapping[str, Record], seconds: Mapping[str, float]) -> Figure:
-    """By time and by iteration, to the optimum and to the manifold."""
+    """Distances to the optimum and to the manifold, by time and by iteration."""
     labels = {
         "to_optimum": r"to the optimum, $\|X - X_*\|$",
         "to_manifold": r"to the manifold, $\|X^\top X - I\|$",

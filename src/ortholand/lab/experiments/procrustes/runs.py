@@ -45,7 +45,7 @@ class ProcrustesSettings:
 
 @dataclass(frozen=True)
 class ProcrustesRun:
-    """A method in a precision. Retractions make no use of lam and eps."""
+    """A method in a precision. Retractions ignore lam and eps."""
 
     settings: ProcrustesSettings
     method: str
@@ -62,7 +62,7 @@ def unit_name(method: str, dtype: str) -> str:
 
 
 def plan(settings: ProcrustesSettings) -> list[Unit[Any]]:
-    """Every method in every precision, and their timing: also of the formulas that are compared."""
+    """Every method in every precision, and their timing, including the plain formulas."""
     methods = (*LANDINGS, *RETRACTIONS)
     runs = [_make_run(settings, method, dtype) for dtype in DTYPES for method in methods]
     formulas = [replace(run, plain=True) for run in runs if run.method in PROCRUSTES_METHODS]
@@ -91,7 +91,7 @@ def run_unit(task: ProcrustesRun | Timing[ProcrustesRun], context: Context) -> R
 
 
 def timed_iteration(run: ProcrustesRun, context: Context) -> Action:
-    """The next iteration of a run, by its optimizer; or where that is, by the formula alone."""
+    """The next iteration of a run, by its optimizer; or, if ``plain``, by the formula alone."""
     descent = Descent(run, context)
     if not run.plain:
         return Action(descent.iterate)
@@ -118,7 +118,7 @@ class Descent:
         iterate(self.X, self.problem, self.optimizer)
 
     def advance(self) -> None:
-        """One iteration, and its distance, recorded or not: what is claimed of it is "never"."""
+        """One iteration, and its distance whether recorded or not, since the claim says "never"."""
         self.iterate()
         d = float(distance(self.X.detach().double()))
         if math.isnan(d) or d > self.largest_distance:  # max() would pass over a NaN
@@ -126,7 +126,7 @@ class Descent:
 
     @torch.no_grad()
     def measure(self) -> dict[str, float]:
-        """The present iterate, seen in float64."""
+        """Measure the current iterate in float64."""
         X = self.X.double()
         return {
             "to_optimum": float(torch.linalg.matrix_norm(X - self.optimum)),

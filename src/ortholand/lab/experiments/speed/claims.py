@@ -28,7 +28,7 @@ def all_sizes(records: Records) -> dict[int, Record]:
 
 
 def large_sizes(records: Records) -> dict[int, Record]:
-    """Those that the claims speak of."""
+    """The records of the sizes that the claims refer to."""
     large = {p: record for p, record in all_sizes(records).items() if p >= LARGE}
     if not large:
         raise MissingRecordError(f"no size of {LARGE} or more at this preset")
@@ -41,7 +41,7 @@ def seconds_of(record: Record, action: str) -> float:
 
 
 def ratios(record: Record, form: str) -> dict[str, float]:
-    """Time of a step of each retraction, in the time of landing's."""
+    """Time of a step of each retraction, relative to landing's."""
     landing = seconds_of(record, form_name(form, "landing"))
     return {m: seconds_of(record, form_name(form, m)) / landing for m in TEXTBOOK_RETRACTIONS}
 
@@ -52,7 +52,7 @@ def large_ratios(form: str, records: Records) -> dict[int, dict[str, float]]:
 
 
 def landing_is_faster(form: str, records: Records) -> Finding:
-    """At every large size, than every retraction."""
+    """Whether landing is faster than every retraction, at every large size."""
     found = large_ratios(form, records)
     return Finding.of(_ranges(found), _least(found) > FASTER)
 
@@ -66,7 +66,7 @@ def about_eight_times(anywhere: bool, records: Records) -> Finding:
 
 
 def exponential_is_fastest(records: Records) -> Finding:
-    """Of the retractions, by torch's functions."""
+    """Whether the exponential is the fastest retraction by torch's functions."""
     found = large_ratios(TEXTBOOK, records)
     fastest = {p: min(of, key=of.__getitem__) for p, of in found.items()}
     named = ", ".join(f"p = {p}: {METHOD_STYLES[name].label}" for p, name in fastest.items())
@@ -74,7 +74,7 @@ def exponential_is_fastest(records: Records) -> Finding:
 
 
 def polar_is_slowest_by_far(records: Records) -> Finding:
-    """Than any other retraction; the paper says so of a GPU."""
+    """Whether polar is far slower than any other retraction; the paper says so of a GPU."""
     factors = [
         of["polar"] / max(ratio for name, ratio in of.items() if name != "polar")
         for of in large_ratios(TEXTBOOK, records).values()

@@ -33,7 +33,7 @@ def draw_times(records: Records) -> Figure:
 
 
 def draw_forms(records: Records) -> Figure:
-    """Ratios for retractions that are written carefully, and for whole optimizers."""
+    """Ratios for carefully written retractions, and for whole optimizers."""
     figure = Figure(figsize=(8, 4))
     panels = figure.subplots(1, 2, sharey=True)
     titles = {CAREFUL: "carefully written formulas", OPTIMIZER: "optimizers, whole steps"}

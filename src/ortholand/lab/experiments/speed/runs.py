@@ -28,7 +28,7 @@ WARM_UP = 1  # repetitions that do not count
 
 @dataclass(frozen=True)
 class SpeedSettings:
-    """The paper has 500 repetitions on a GPU, and does not say how long the steps are."""
+    """The paper uses 500 repetitions on a GPU, and does not say how long the steps are."""
 
     sizes: tuple[int, ...] = (10, 20, 50, 100, 200, 500, 1000, 2000)
     repetitions: int = 500  # at most
@@ -47,7 +47,7 @@ class SpeedTask:
 
     @property
     def repetitions(self) -> int:
-        """Fewer for large matrices."""
+        """The number of repetitions, fewer for large matrices."""
         by_work = int(self.settings.work / self.p**3)
         return min(self.settings.repetitions, max(self.settings.least_repetitions, by_work))
 
@@ -64,7 +64,7 @@ def plan(settings: SpeedSettings) -> list[Unit[SpeedTask]]:
 
 
 def run(task: SpeedTask, context: Context) -> Result:
-    """Time every action as often as asked, in turn."""
+    """Time every action in turn, as often as requested."""
     seconds = time_in_turn(
         make_actions(task, context),
         repetitions=task.repetitions,
@@ -98,7 +98,7 @@ def make_actions(task: SpeedTask, context: Context) -> dict[str, Action]:
 
 
 def form_name(form: str, method: str) -> str:
-    """Name of the action that is a step of a method in a form; landing has one formula only."""
+    """Name of the action for a step of a method in a form; landing has only one formula."""
     return "landing" if method == "landing" and form != OPTIMIZER else f"{form}-{method}"
 
 
@@ -110,7 +110,7 @@ def riemannian_step(retraction: Retraction, X: Tensor, G: Tensor, lr: float) -> 
 def optimizer_action(
     kind: type[LandingSGD] | type[RiemannianSGD], X: Tensor, G: Tensor, **options: float | str
 ) -> Action:
-    """An optimizer's step, each time from the same X: how long it is decides how it is done."""
+    """An optimizer's step, each time from the same X, because its cost depends on its length."""
     parameter = nn.Parameter(X.clone())
     parameter.grad = G.clone()
     optimizer = kind([parameter], **options)  # pyrefly: ignore

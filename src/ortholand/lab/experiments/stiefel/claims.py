@@ -1,4 +1,4 @@
-"""What is claimed of the records: time and iterations of landing, QR and Cayley."""
+"""What is claimed about the records: time and iterations of landing, QR and Cayley."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ def all_sizes(records: Records) -> list[int]:
 
 
 def large_sizes(records: Records) -> list[int]:
-    """Those that the claims about time speak of; without any, nothing is decided."""
+    """The sizes that the claims about time refer to; without any, nothing is decided."""
     large = [p for p in all_sizes(records) if p >= LARGE]
     if not large:
         raise MissingRecordError(f"no p of {LARGE} or more at this preset")
@@ -44,7 +44,7 @@ def large_sizes(records: Records) -> list[int]:
 
 
 def iteration_time(records: Records, method: str, p: int) -> float:
-    """Median seconds of an iteration, in the mean over those to the accuracy (if it is reached)."""
+    """Median seconds of an iteration, averaged over those up to the accuracy (if reached)."""
     timing, timed = records[unit_name(TIMING, p)], iterations_timed(method)
     times = [seconds_per_iteration(timing, method=method, iteration=k) for k in timed]
     if len(times) == 1:
@@ -80,7 +80,7 @@ def all_converge(records: Records) -> Finding:
 
 
 def takes_as_few_iterations(records: Records) -> Finding:
-    """Landing's iterations in those of QR, at every size."""
+    """Landing's iterations relative to QR's, at every size."""
     ratios = {
         p: iterations_needed(records, LANDING, p) / iterations_needed(records, "qr", p)
         for p in all_sizes(records)
@@ -95,7 +95,7 @@ def is_faster(
     rivals: Sequence[str],
     records: Records,
 ) -> Finding:
-    """Less time than every rival, at every size."""
+    """Whether it takes less time than every rival, at every size."""
     measured, lowest = [], math.inf
     for p in large_sizes(records):
         own = quantity(records, method, p)
@@ -106,7 +106,7 @@ def is_faster(
 
 
 def not_much_faster_than_cayley(records: Records) -> Finding:
-    """At the smallest p, where the solve is smallest compared with the products."""
+    """Cayley's time at the smallest p, where the solve is smallest compared with the products."""
     p = large_sizes(records)[0]
     ratio = iteration_time(records, "cayley", p) / iteration_time(records, LANDING, p)
     measured = f"n = {records.settings['n']}, p = {p}: Cayley takes {ratio:.2f} times as long"
@@ -131,7 +131,7 @@ def ends_on_manifold(records: Records) -> Finding:
 
 
 def ends_nearer_than_cayley(records: Records) -> Finding:
-    """Each way of landing, at every size: which of the two rounding leaves further away."""
+    """Cayley's final distance relative to each way of landing, at every size."""
     factors = {
         p: final_distance(records, "cayley", p)
         / max(final_distance(records, m, p) for m in (LANDING, AFTER))
@@ -141,7 +141,7 @@ def ends_nearer_than_cayley(records: Records) -> Finding:
 
 
 def stays_in_ball(records: Records) -> Finding:
-    """All recorded iterates, each in the norm of its rule."""
+    """Whether all recorded iterates stay in the ball, in the norm of their rule."""
     sizes = all_sizes(records)
     norms = {
         m: "to_manifold" if m in (FREE, TIGHT) else "spectral_distance" for m in STIEFEL_LANDINGS
@@ -156,7 +156,7 @@ def stays_in_ball(records: Records) -> Finding:
 
 
 def gradient_dominates(records: Records) -> Finding:
-    """The gradient with a dense C, in whole iterations of landing with a diagonal one."""
+    """Time of the gradient with a dense C, relative to landing's iteration with a diagonal one."""
     ratios = {
         p: iteration_time(records, GRADIENT, p) / iteration_time(records, LANDING, p)
         for p in large_sizes(records)

@@ -41,7 +41,7 @@ OTHERS_TIMED = {6: math.inf}
 
 @dataclass(frozen=True)
 class StiefelSettings:
-    """Nothing of the paper's: these are ours."""
+    """Settings of our choice: the paper has no such experiment."""
 
     n: int = 5_000
     sizes: tuple[int, ...] = (100, 200, 500, 1000)  # p
@@ -57,7 +57,7 @@ class StiefelSettings:
 
 @dataclass(frozen=True)
 class StiefelRun:
-    """A method at a size. Retractions make no use of lam and eps."""
+    """A method at a size. Retractions ignore lam and eps."""
 
     settings: StiefelSettings
     method: str
@@ -72,7 +72,7 @@ class TimedIteration(StiefelRun):
 
 
 def iterations_timed(method: str) -> dict[int, float]:
-    """Those of a method, each with the last of those that it stands for."""
+    """The timed iterations of a method, each with the last iteration that it stands for."""
     return LANDING_TIMED if method in (LANDING, AFTER) else OTHERS_TIMED
 
 
@@ -134,7 +134,7 @@ def timed_iteration(run: TimedIteration, context: Context) -> Action:
 
 
 def begin(run: StiefelRun, context: Context) -> tuple[nn.Parameter, Callable[[], None]]:
-    """The start of a run, and what makes the next iterate of it."""
+    """The start of a run, and the function that makes its next iterate."""
     settings, problem = run.settings, make_problem(run, context, torch.float32)
     X = nn.Parameter(start(run, context))
     options = dict(lam=settings.lam, eps=settings.eps, **STIEFEL_LANDINGS.get(run.method, {}))
@@ -154,5 +154,5 @@ def start(run: StiefelRun, context: Context) -> Tensor:
 
 
 def householder_step(X: Tensor, G: Tensor, lr: float) -> Tensor:
-    """The QR retraction as a short program has it: by LAPACK's QR, without an optimizer."""
+    """The QR retraction as in a short program: by LAPACK's QR, without an optimizer."""
     return orthonormal_factor(X - lr * relative_gradient_times_x(X, G))
