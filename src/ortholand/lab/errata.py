@@ -284,7 +284,7 @@ def one_step_reduction() -> tuple[str, bool]:
 @_erratum(
     "one-step-retractions",
     paper="for large gradients the exponential and Cayley retractions increase the error",
-    corrected="they multiply by an orthogonal matrix: the error stays as it is, but for rounding",
+    corrected="they multiply by an orthogonal matrix: the error is unchanged, up to rounding",
 )
 def one_step_retractions() -> tuple[str, bool]:
     """A step of the two retractions from near the manifold, for small and large gradients."""
@@ -489,7 +489,7 @@ def stiefel_gradient() -> tuple[str, bool]:
 @_erratum(
     "hessian",
     paper="Hess f[A X] = Skew(H[A X] X^T - Sym(G X^T A)) X (appendix)",
-    corrected="Sym(G X^T) A in place of Sym(G X^T A), which Skew would annihilate",
+    corrected="Sym(G X^T) A instead of Sym(G X^T A), which Skew would annihilate",
 )
 def riemannian_hessian_term() -> tuple[str, bool]:
     """Second derivative of f(exp(t A) X) at t = 0, and the quadratic form of either formula."""

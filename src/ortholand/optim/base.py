@@ -334,7 +334,7 @@ class OrthogonalOptimizer(Optimizer):
             has_state = any(name not in OF_NO_VIEW for name in self.state.get(p, {}))
             if has_state and (p.ndim > 2 or not same_kind):
                 raise ValueError(
-                    f"The option {what!r} of a weight with state must stay as it is, but that of "
+                    f"The option {what!r} of a weight with state must not change, but that of "
                     f"{name_of(group, i)} was {old!r} and is {group[what]!r} now. Set it back, or "
                     "remove the state: optimizer.state.pop(weight)."
                 )

@@ -123,5 +123,5 @@ def gradient_error(p: Tensor, G: Tensor, group: Mapping[str, Any]) -> TypeError 
     return ValueError(
         f"A gradient must have its weight's shape, but {name_of(group, position_of(p, group))} has "
         f"shape {tuple(p.shape)} and its gradient {tuple(G.shape)}. If you replaced the weight, "
-        "compute gradients anew."
+        "compute gradients again."
     )

@@ -77,7 +77,7 @@ def check_memory(slot: Slot, name: Callable[[Tensor], str]) -> None:
             raise ValueError(
                 "A weight, its gradient and its state must have memory, but one of those of "
                 f"{name(p)}, shape {tuple(p.shape)}, was freed or cut. "
-                "Set the gradient anew, or remove the state: optimizer.state.pop(weight)."
+                "Set the gradient again, or remove the state: optimizer.state.pop(weight)."
             )
 
 
