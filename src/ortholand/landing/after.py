@@ -103,7 +103,7 @@ def step_and_taken(
     length = eta * field.norm
     taken = is_finite(length)
     if options.rule is not None:
-        taken = taken & (distance < 1)  # beyond it Newton-Schulz steps may lead anywhere
+        taken = taken & (distance < 1)  # from there Newton-Schulz steps may lead anywhere
     if isinstance(options.lr, Tensor):
         taken = taken & (options.lr >= 0)
     return eta, length.square() / p, taken, limited

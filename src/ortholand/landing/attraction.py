@@ -257,7 +257,7 @@ def better_bounds(
 
 
 def may_go(bound: Tensor, eta: Tensor, d: Tensor, pull: float, options: LandingOptions) -> Tensor:
-    """Whether a field is finite and something moves, or will: not beyond distance 1.
+    """Whether a field is finite and something moves, or will: not at distance 1 or beyond.
 
     If no step is safe for now, a matrix that is pulled back stays, but its moments continue:
     they decay. Without a pull it would stay for ever, and counts as not stepped. ``eta * inf`` is

@@ -52,8 +52,8 @@ def are_alike(shape: Sequence[int], strides: Sequence[int], others: Sequence[int
 def _flattened(shape: Sequence[int], strides: Sequence[int]) -> Layout | None:
     """One matrix, (first dimension) x (all others), the latter contiguous in any order.
 
-    It only permutes columns of a wide matrix or rows of a tall one; a step does not depend
-    on it, as long as gradient and state have the same order.
+    That order only permutes the columns; a step does not depend on it, as long as gradient and
+    state have the same.
     """
     rows, columns = shape[0], 1
     for size in shape[1:]:

@@ -45,9 +45,10 @@ class ICA(Problem):
     this.
 
     The fixed points of symmetric FastICA with the nonlinearity tanh are stationary here, with the
-    signs that suit them. A stationary X is such a fixed point if, off its diagonal,
-    ``diag(s) (diag(E[tanh'(y)]) - E[tanh(y) y^T])`` is positive definite. Real data may have
-    several stationary points; :meth:`contrast` compares them, so try a few starts.
+    signs that suit them. A stationary X is such a fixed point if
+    ``diag(s) (diag(E[tanh'(y)]) - E[tanh(y) y^T])`` is positive definite, not only positive on its
+    diagonal. Real data may have several stationary points; :meth:`contrast` compares them, so try
+    a few starts.
 
     X is determined up to the order of its rows (among those of one sign) and their signs. The
     number of samples limits how close it comes to the true unmixing matrix: the error of each

@@ -56,7 +56,7 @@ class LandingCCA(
     :meth:`partial_fit` on batches gives what :meth:`fit` gives on all the data.
 
     Args:
-        n_components: number of pairs; None: the number of features or targets, if smaller.
+        n_components: number of pairs; None: the smaller of the numbers of features and targets.
         scale: whether all columns are first scaled to variance 1; constant ones stay 0.
         ridge: added to the diagonal of each covariance, relative to its mean. More than 0, so that
             columns may be dependent or constant.

@@ -45,8 +45,8 @@ class LandingPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     may have any size, even below ``n_components``.
 
     Args:
-        n_components: number of components; None: the number of samples or features of the (first)
-            data, if smaller.
+        n_components: number of components; None: the smaller of the numbers of samples and features
+            in the (first) data.
         whiten: whether transformed data have variance 1.
         n_oversamples: extra directions kept for a stream. More make it more accurate.
         tol: the gradient norm to reach, for data of total variance 1.
