@@ -174,7 +174,7 @@ class FieldGram:
 
 
 def trace(T: Tensor) -> Tensor:
-    """The trace of each Hermitian matrix, summed in float64 where there is one."""
+    """The trace of each Hermitian matrix, summed in float64 if the device has it."""
     dtype = None if T.device.type == "mps" else torch.float64
     return T.diagonal(dim1=-2, dim2=-1).real.sum(-1, dtype=dtype)
 
@@ -195,7 +195,7 @@ def cast(M: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def inner(M: Tensor, N: Tensor) -> Tensor:
-    """``Re tr(M^H N)`` of each pair of matrices, summed in float64 where there is one."""
+    """``Re tr(M^H N)`` of each pair of matrices, summed in float64 if the device has it."""
     dtype = None if M.device.type == "mps" else torch.float64
     if M.is_complex():
         return (M.conj() * N).real.sum(dim=(-2, -1), dtype=dtype)

@@ -91,7 +91,7 @@ class Unit(Generic[TaskT]):
     name: str
     task: TaskT
     steps: int  # for the progress bar
-    timed: bool = False  # whether it measures times: then nothing else runs meanwhile
+    timed: bool = False  # whether it measures times: then nothing else runs at the same time
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", self.name):
