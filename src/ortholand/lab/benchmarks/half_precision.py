@@ -172,7 +172,7 @@ def worst_ratio(records: Records, method: str, dtype: str, rounding: str) -> flo
 
 
 def compensated_is_close(dtype: str, records: Records) -> Finding:
-    """With every method, on every task and from every seed."""
+    """Whether losses are close to float32's with every method, task and seed."""
     ratios = {m: worst_ratio(records, m, dtype, "compensated") for m in METHODS}
     words = "; ".join(f"{method}: {ratio:.3f}" for method, ratio in ratios.items())
     close = all(abs(ratio - 1) <= CLOSE for ratio in ratios.values())

@@ -129,7 +129,7 @@ def errors_along(task: OrthogonalityTask, seed: int, context: Context) -> list[f
 
 
 def at_or_below(ours: str, theirs: str, records: Records) -> Finding:
-    """In every column of noise."""
+    """Whether our errors are at or below theirs in every column of noise."""
     ratios = {}
     for column in records.settings[NOISE]:
         at = title(column, column[-1])

@@ -143,7 +143,7 @@ class Case:
         return "{} of {} x {}".format(self.k, *self.shape)
 
     def cost(self, ranks: int) -> Cost:
-        """What the formula says."""
+        """The cost by the formula."""
         return WAYS[self.way].cost(Weights(self.n, self.p, self.k, ranks))
 
     def agrees(self, received: float, products: float, ranks: int) -> bool:
@@ -227,5 +227,5 @@ def _cpu_seconds(step: Step, steps: int) -> Iterator[float]:
 
 
 def count_all(cases: tuple[Case, ...], steps: int) -> Iterator[dict[str, float]]:
-    """All cases, on this rank."""
+    """Count all cases on this rank."""
     return (count(case, steps) for case in cases)

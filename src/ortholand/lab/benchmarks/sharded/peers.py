@@ -22,7 +22,7 @@ OUTPUTS, INPUTS, STEPS, LR = 128, 32, 10, 0.1
 
 
 def ortholand(model: nn.Linear) -> Optimizer:
-    """This library."""
+    """Shard the layer and train it with this library."""
     return ol.LandingSGD(shard(model).parameters(), lr=LR, attraction="after")
 
 
@@ -34,14 +34,14 @@ def geoopt(model: nn.Linear) -> Optimizer:
 
 
 def pogo(model: nn.Linear) -> Optimizer:
-    """POGO, on columns."""
+    """POGO, with orthonormal columns."""
     from pogo import POGO, base
 
     return POGO(shard(model).parameters(), base.SGD(), LR, rows=False)
 
 
 def geotorch(model: nn.Linear) -> Optimizer:
-    """A parametrization."""
+    """geotorch's parametrization, and SGD."""
     import geotorch
 
     geotorch.orthogonal(model, "weight")

@@ -104,7 +104,7 @@ def compare_ends(
     enough: Mapping[str, int],
     records: Records,
 ) -> Finding:
-    """Where a series ends with each method, and what follows.
+    """Where a series ends with each method, and whether the claim holds.
 
     Args:
         series: of errors.

@@ -131,7 +131,7 @@ class Lesson:
         self.iteration = 0
 
     def next_batch(self) -> None:
-        """New examples."""
+        """Draw the next batch of examples."""
         self.batch = self._examples(self.task.batch, self.draw)
 
     def learn(self) -> None:
@@ -170,7 +170,7 @@ def runs_of(records: Records, method: str) -> list[Record]:
 
 
 def best_runs(records: Records, methods: Sequence[str]) -> dict[str, Record]:
-    """Of each method the run with the smallest final test loss."""
+    """The run of each method with the smallest final test loss."""
     return {method: min(runs_of(records, method), key=final_loss) for method in methods}
 
 

@@ -33,7 +33,7 @@ def only_landing_leaves(records: Records) -> Finding:
 
 
 def parts_are_orthogonal(records: Records) -> Finding:
-    """At every point that has an arrow and where neither part vanishes."""
+    """Whether the parts are orthogonal wherever there is an arrow and neither vanishes."""
     field = records[FIELD]
     pairs = list(zip(field.series("scalar_product"), field.series("product_of_norms"), strict=True))
     cosines = [abs(product) / size for product, size in pairs if size > ARRIVED]

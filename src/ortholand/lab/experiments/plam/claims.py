@@ -24,7 +24,7 @@ def always_explodes(records: Records) -> Finding:
 
 
 def mostly_explodes(records: Records) -> Finding:
-    """As corrected: 74 % and 23 % of 1,000 problems, with room for another thousand."""
+    """As corrected: 74 % and 23 % of 1,000 problems, with a margin for other samples."""
     run = records["problems-plam"]
     if not _is_long(run) or run.configuration["problems"] < MANY:
         return Finding(f"{_shares(run)}; too few, or not long enough", Verdict.OPEN)

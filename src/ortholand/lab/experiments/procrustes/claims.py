@@ -70,7 +70,7 @@ def unscaled_rides_boundary(records: Records) -> Finding:
 
 
 def reaches_optimum(method: str, records: Records) -> Finding:
-    """Convergence, in float64."""
+    """Whether a method converges to the optimum, in float64."""
     run = records[unit_name(method, "float64")]
     series = run.series("to_optimum")
     verdict = settles(run, "to_optimum", ARRIVED * series[0])

@@ -47,7 +47,7 @@ def ratios(record: Record, form: str) -> dict[str, float]:
 
 
 def large_ratios(form: str, records: Records) -> dict[int, dict[str, float]]:
-    """The same for every large size."""
+    """:func:`ratios` for every large size."""
     return {p: ratios(record, form) for p, record in large_sizes(records).items()}
 
 
