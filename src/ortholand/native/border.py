@@ -55,6 +55,9 @@ def address_if_plain(tensor: Tensor, dtype: torch.dtype, numel: int) -> int | No
     return None
 
 
+_address_of, _first_byte = ctypes.addressof, ctypes.c_char.from_buffer
+
+
 def array_address(array: Any, dtype: np.dtype, size: int) -> int:
     """Where the numbers of a NumPy array are: ``size`` of them, of that type, one after the other.
 
@@ -71,7 +74,7 @@ def array_address(array: Any, dtype: np.dtype, size: int) -> int:
             f"shape {array.shape} with strides {array.strides}: use np.ascontiguousarray."
         )
     buffer: Any = array
-    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))  # refuses what is read-only
+    return _address_of(_first_byte(buffer))  # refuses what is read-only
 
 
 class Extent(NamedTuple):

@@ -38,11 +38,18 @@ constexpr int LOOKS[] = {10, 30, 100};
 enum Kind { TALL, SQUARE, SPAN };
 enum Answer { EVALUATE, LOOK, STUCK };
 
+// In sixteen sums: one would wait for each of its additions.
 double dot(const Real* a, const Real* b, int64_t size) {
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < size; ++i) sum += double(a[i]) * double(b[i]);
-    return sum;
+    constexpr int64_t LANES = 16;
+    double sums[LANES] = {}, rest = 0;
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES)
+#pragma omp simd
+        for (int64_t k = 0; k < LANES; ++k) sums[k] += double(a[i + k]) * double(b[i + k]);
+    for (; i < size; ++i) rest += double(a[i]) * double(b[i]);
+    for (int64_t half = LANES / 2; half > 0; half /= 2)
+        for (int64_t k = 0; k < half; ++k) sums[k] += sums[k + half];
+    return sums[0] + rest;
 }
 
 double dot(const Vector& a, const Vector& b) { return dot(a.data(), b.data(), a.size()); }

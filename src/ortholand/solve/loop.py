@@ -8,7 +8,7 @@ import inspect
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -49,7 +49,7 @@ class Run:
     ) -> None:
         self.cost, self.method, self.limits, self.report = cost, method, limits, report
         self.nit = 0
-        self.rows: list[tuple[float, ...]] = []
+        self.rows: list[Sequence[float]] = []
         self.began = time.perf_counter()
 
     def from_point(self, point: Point) -> Status:
@@ -159,9 +159,10 @@ class Run:
         self.nit += len(passed.rows)
         self.best = passed.best or self.best
         self.flattest, self.in_vain = passed.flattest, passed.in_vain
-        for value, size, distance, count, seconds in passed.rows[:-1].tolist():
-            counts = nfev + count, njev + count, objective.nhev
-            self.rows.append((value * unit, size * unit, distance, *counts, seconds - self.began))
+        value, size, distance, count, now = passed.rows[:-1].T
+        counts = nfev + count, njev + count, np.full_like(count, objective.nhev)
+        columns = value * unit, size * unit, distance, *counts, now - self.began
+        self.rows += np.stack(columns, axis=1).tolist()
         return passed.point
 
     def _look_for_progress(self, point: Point) -> None:
@@ -201,8 +202,11 @@ class Run:
     @property
     def history(self) -> dict[str, np.ndarray]:
         """One entry per iteration, as arrays, which SciPy prints in brief."""
-        columns = zip(*self.rows, strict=True)
-        return {name: np.array(c) for name, c in zip(RECORDED, columns, strict=True)}
+        columns = np.array(self.rows, dtype=float).T
+        return {
+            name: column.astype(int) if name.startswith("n") else column.copy()
+            for name, column in zip(RECORDED, columns, strict=True)
+        }
 
 
 def reporter(

@@ -53,8 +53,21 @@ class Objective:
         return value, copy_of(G)
 
     def value_with_gradient_in(self, out: np.ndarray, X: np.ndarray) -> float:
-        """``f(X)``; the gradient is written to an array, in the same units."""
-        value, G = self._value_and_gradient(X)
+        """``f(X)``; the gradient is written to an array, in the same units.
+
+        For small X most of an evaluation is the way to fun and back: it is short where nothing has
+        to be converted.
+        """
+        if self.jac is True and self.variables.plain:
+            self.nfev += 1
+            self.njev += 1
+            X.setflags(write=False)
+            value, G = _pair(self._as_caller(self.fun, X, *self.args))
+            if type(G) is not np.ndarray or G.dtype != out.dtype or G.shape != out.shape:
+                G = self.variables.inward(G, "jac")
+            value = value if type(value) is float else _real_number(value)
+        else:
+            value, G = self._value_and_gradient(X)
         if self.unit == 1:
             out[...] = G
             return value

@@ -46,14 +46,13 @@ def limits_from(
             "gtol must be in [0, 1), as a fraction of the gradient's usual norm, or None, got "
             f"{gtol!r}. For an absolute tolerance use options={{'atol': ...}}."
         )
-    found = [rest.pop(n, d) for n, d in (("atol", 0.0), ("maxtime", math.inf), ("noise", 0.0))]
-    for name, value in zip(("atol", "maxtime", "noise"), found, strict=True):
+    found = {name: rest.pop(name) for name in ("atol", "maxtime", "noise") if name in rest}
+    for name, value in found.items():
         if not is_number(value) or not value >= 0:
             raise ValueError(f"options[{name!r}] must be a number >= 0, got {value!r}.")
     if not (maxiter == math.inf or (is_whole(maxiter) and maxiter >= 0)):
         raise ValueError(f"maxiter must be a whole number >= 0, or None, got {maxiter!r}.")
-    atol, maxtime, noise = found
-    return Limits(gtol, atol, maxiter, maxtime, noise), rest
+    return Limits(gtol, maxiter, **found), rest
 
 
 def display_from(options: dict[str, Any], disp: Any) -> bool:

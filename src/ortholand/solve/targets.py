@@ -18,9 +18,9 @@ class Limits:
     """When to stop, in the user's unit."""
 
     gtol: float | None
-    atol: float
     maxiter: float
-    maxtime: float
+    atol: float = 0.0
+    maxtime: float = math.inf
     noise: float = 0.0
 
 

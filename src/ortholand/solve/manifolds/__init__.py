@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from ortholand.solve.arrays import Array, adjoint, identity, largest_norm, norm, sym, to_numpy
+from ortholand.solve.arrays import (
+    Array,
+    adjoint,
+    gram_product,
+    identity,
+    largest_norm,
+    norm,
+    sym,
+    to_numpy,
+)
 from ortholand.solve.manifolds.euclidean import Flat
 from ortholand.solve.manifolds.generalized import Cholesky, GeneralizedColumns, inverse_root
 from ortholand.solve.manifolds.geometry import FARTHEST_START, Geometry, roundings
@@ -126,7 +135,7 @@ class Stiefel(Manifold):
 
     def check_start(self, X: Any, shape: tuple[int, ...], name: str, numpy: bool) -> None:
         """At most 1/2 away."""
-        far = largest_norm(adjoint(X) @ X - identity(X))
+        far = largest_norm(gram_product(X, X) - identity(X))
         if not far <= FARTHEST_START:
             side = "rows" if _wide(shape) else "columns"
             raise ValueError(

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from ortholand.solve.arrays import (
     Array,
-    adjoint,
     combine,
     gram_product,
     identity,
@@ -167,11 +166,11 @@ class LandedLine:
 def settle(X: Array, enough: float) -> tuple[Array, Any]:
     """The nearest matrices with orthonormal columns, by Newton-Schulz steps; residuals measured."""
     eye = identity(X)
-    E = adjoint(X) @ X - eye
+    E = gram_product(X, X) - eye
     error = largest_norm(E)
     for _ in range(30):
-        Y = X @ (eye - 0.5 * E)
-        after = adjoint(Y) @ Y - eye
+        Y = product(X, eye - 0.5 * E)
+        after = gram_product(Y, Y) - eye
         before, error = error, largest_norm(after)
         if not error < before:
             break  # rounding, or not a number: the last one was better

@@ -30,7 +30,7 @@ class OrthonormalColumns:
 
     def residual(self, X: Array) -> Array:
         """``X^H X - I``."""
-        return adjoint(X) @ X - identity(X)
+        return gram_product(X, X) - identity(X)
 
     def size(self, residual: Any) -> float:
         """Norm."""

@@ -33,6 +33,7 @@ SOLVERS = Study(
             problems=tuple(PROBLEMS)[:-2],  # all but the large ones
             solvers=(
                 "ortholand-default-numpy",
+                "ortholand-default-jac",
                 "ortholand-newton-numpy",
                 "ortholand-lbfgs-numpy",
                 "ortholand-bb-numpy",

@@ -187,7 +187,7 @@ def torch_lbfgs(oracle: Oracle, tolerance: float) -> Attempt:  # noqa: ARG001
 
 
 def our_solver(method: str | None, library: str) -> Runner:
-    """``ortholand.minimize`` on NumPy functions and derivatives, or on torch with autograd."""
+    """``ortholand.minimize`` on NumPy functions, with or without hessp, or by autograd in torch."""
 
     def run(oracle: Oracle, tolerance: float) -> Attempt:
         X0 = oracle.case.X0.copy()
@@ -196,10 +196,9 @@ def our_solver(method: str | None, library: str) -> Runner:
             gtol=tolerance / oracle.case.start_norm,
             maxiter=FOREVER,
         )
-        if library == "numpy":
-            result = ortholand.minimize(
-                oracle.fun_and_grad, X0, jac=True, hessp=oracle.hessp, **options
-            )
+        if library != "torch":
+            hessp = oracle.hessp if library == "numpy" else None
+            result = ortholand.minimize(oracle.fun_and_grad, X0, jac=True, hessp=hessp, **options)
             return Attempt(result.x, result.nit, result.success)
         result = ortholand.minimize(oracle.torch_fun, torch.from_numpy(X0), **options)
         counts = (result.nfev, result.njev, result.nhev)
@@ -210,13 +209,14 @@ def our_solver(method: str | None, library: str) -> Runner:
 
 OUR_METHODS = ("lbfgs", "newton", "bb", "cg", "landing", "retraction-cg", "retraction-gd")
 LIBRARIES = {"numpy": "NumPy, jac", "torch": "torch, autograd"}
+ALONE = {"jac": "NumPy, jac, no hessp"}
 
 PARTICIPANTS: dict[str, Solver] = {
     **{
         f"ortholand-default-{library}": Solver(
             f"ortholand, default ({how})", our_solver(None, library), ours=True, stacks=True
         )
-        for library, how in LIBRARIES.items()
+        for library, how in {**LIBRARIES, **ALONE}.items()
     },
     **{
         f"ortholand-{method}-{library}": Solver(
