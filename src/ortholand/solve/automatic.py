@@ -20,13 +20,14 @@ LATER = 1e-1  # to which from one time to the next
 
 
 class Automatic:
-    """What the size of X and the first iterations recommend.
+    """What X, the functions at hand and the first iterations recommend.
 
-    X of few numbers are for L-BFGS, whose pairs then tell most of the Hessian. Where there is
-    compiled code for it, larger ones start with it, too, and go on with Newton's method if they are
-    ill conditioned and Hessian products are exact. For still larger ones it is Newton's method from
-    the start, or without such products Barzilai-Borwein steps, the cheapest; where these do not get
-    far, L-BFGS goes on with fewer evaluations. An option that only one method has chooses that one.
+    Where L-BFGS is compiled, it comes first; unless X has so few numbers that its pairs tell most
+    of the Hessian, Newton's method goes on if the problem is ill conditioned and Hessian products
+    are exact. Elsewhere it is Newton's method from the start. Without such products, X of few
+    numbers are for L-BFGS, and larger ones start with Barzilai-Borwein steps, the cheapest; where
+    these do not get far, L-BFGS goes on with fewer evaluations. An option that only one method has
+    chooses that one.
     """
 
     rules: ClassVar[dict[str, Rule]] = {**LBFGS.rules, **Newton.rules}
@@ -61,16 +62,14 @@ class Automatic:
         return self._use(self._first(point), point)
 
     def _first(self, point: Point) -> Method:
-        products = self.cost.objective.has_products
-        if len(real_vector(point.X)) <= FEW:
-            return LBFGS(self.lam)
+        few, products = len(real_vector(point.X)) <= FEW, self.cost.objective.has_products
         if is_compiled(self.cost, point.X):
-            self.successor = Newton if products else None
+            self.successor = Newton if products and not few else None
             return LBFGS(self.lam)
         if products:
             return Newton(self.lam)
-        self.successor = LBFGS
-        return BarzilaiBorwein(self.lam)
+        self.successor = None if few else LBFGS
+        return LBFGS(self.lam) if few else BarzilaiBorwein(self.lam)
 
     def _use(self, method: Method, point: Point) -> None:
         self.method = method
