@@ -267,6 +267,12 @@ class TestWhatTheUserSees:
             thread.join()
         assert found == alone
 
+    def test_more_memory_than_there_is(self, in_python):
+        fun, x0 = brockett(20, 3), orthonormal(20, 3)
+        options = dict(jac=True, method="lbfgs", options={"memory": 10**30})
+        assert ol.minimize(fun, x0, **options).success
+        assert in_python(fun, x0, **options).success
+
 
 class TestWhoIsServed:
     @pytest.mark.parametrize(

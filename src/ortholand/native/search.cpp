@@ -115,9 +115,7 @@ struct Options {
 // The last steps s and changes y of the gradient, in a ring, and the inverse Hessian they tell.
 class Pairs {
   public:
-    Pairs(int64_t size, int64_t memory)
-        : size(size), memory(memory), S(memory * size), Y(memory * size), curvatures(memory),
-          alphas(memory) {}
+    Pairs(int64_t size, int64_t memory) : size(size), memory(memory) {}
 
     bool empty() const { return count == 0; }
     void forget() { count = newest = 0; }
@@ -125,6 +123,7 @@ class Pairs {
     void add(const Vector& s, const Vector& y, double sy, double yy) {
         newest = count ? (newest + 1) % memory : 0;
         count = std::min(count + 1, memory);
+        if (newest >= int64_t(curvatures.size())) grow();
         std::copy(s.begin(), s.end(), S.begin() + newest * size);
         std::copy(y.begin(), y.end(), Y.begin() + newest * size);
         curvatures[newest] = sy;
@@ -152,7 +151,14 @@ class Pairs {
     Vector S, Y;
     std::vector<double> curvatures, alphas;
 
-    int64_t place(int64_t k) const { return (newest - k + memory) % memory; }
+    int64_t place(int64_t k) const { return newest >= k ? newest - k : newest - k + memory; }
+
+    void grow() {  // pair by pair: the user may have asked for more than there will be
+        S.resize((newest + 1) * size);
+        Y.resize((newest + 1) * size);
+        curvatures.resize(newest + 1);
+        alphas.resize(newest + 1);
+    }
 };
 
 class Search {

@@ -128,8 +128,10 @@ class LBFGS(Descent):
         """Blocks of a product have units of their own."""
         super().start(cost, point, targets)
         self.units = units_for(cost.geometry, point.gradient)
-        self.memory = self.memory or usual_memory(len(real_vector(point.X)))
-        self.small = small_search(cost, point.X, self.memory)
+        size = len(real_vector(point.X))
+        # More pairs than there are numbers are not independent.
+        self.pairs_kept = min(self.memory or usual_memory(size), max(size, FEWEST))
+        self.small = small_search(cost, point.X, self.pairs_kept)
 
     def ahead(self, point: Point) -> RunAhead | None:  # noqa: ARG002
         """By compiled code, where there is some for such a matrix."""
@@ -174,7 +176,7 @@ class LBFGS(Descent):
             s, y = self._in_units(self.units, s, y)
             yy = inner(y, y)
         if self.pairs is None:
-            self.pairs = Pairs(int(self.memory or usual_memory(len(y))), y)
+            self.pairs = Pairs(self.pairs_kept, y)
         self.pairs.add(s, y, sy, yy)
 
     def _in_units(self, units: BlockUnits, s: Any, y: Any) -> tuple[Any, Any]:
