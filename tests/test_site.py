@@ -17,7 +17,10 @@ CONFIGURATION = (ROOT / "mkdocs.yml").read_text()
 
 def test_every_page_is_in_the_navigation():
     navigation = CONFIGURATION.split("\nnav:\n")[1]
+    written_by_reports = DOCS / "results" / "tables"  # left out of the site and of the repository
     for page in DOCS.rglob("*.md"):
+        if page.is_relative_to(written_by_reports):
+            continue
         assert re.search(rf"\s{page.relative_to(DOCS)}$", navigation, flags=re.MULTILINE), page
 
 
