@@ -224,6 +224,15 @@ class TestChoice:
         assert result.success
         assert result.method == "bb, lbfgs"
 
+    def test_who_gets_far_goes_on(self, brockett):
+        """Judged several times, and never slow."""
+        cost, _ = self._two(brockett, 120, 34)
+        cost.A = torch.diag(torch.cat([torch.zeros(34), torch.linspace(0.05, 1, 86)]).double())
+        result = ol.minimize(cost.fun, cost.start, jac=cost.jac, gtol=1e-9)
+        assert result.success
+        assert result.method == "bb"
+        assert result.nit > 60
+
     def test_an_option_names_its_method(self, brockett):
         cost = brockett((6, 2))
         assert ol.minimize(cost.fun, cost.start, options={"memory": 3}).method == "lbfgs"

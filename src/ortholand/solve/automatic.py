@@ -79,12 +79,14 @@ class Automatic:
 
     def advance(self, point: Point) -> Point | None:
         """One iteration of the method in use."""
-        self._judge(point)
         self.taken += 1
         return self.method.advance(point)
 
     def ahead(self, point: Point) -> RunAhead | None:
-        """Several iterations of the method in use, up to the next time it is judged."""
+        """Several iterations of the method in use, up to the next time it is judged.
+
+        The loop asks before each iteration, so this is where the method is judged.
+        """
         self._judge(point)
         run_ahead = self.method.ahead(point)
         if run_ahead is None or self.successor is None:
