@@ -1,28 +1,27 @@
 """LoRA with orthonormal factors: ``W + scaling B diag(s) A``, ``B^T B = I`` and ``A A^T = I``.
 
-PEFT's layers compute ``W + scaling B A``. One orthonormal factor needs only an optimizer that keeps
-it so: the other factor absorbs the rest. If both are orthonormal, a diagonal s goes between
-them. It is a parameter of the layer, ``lora_diagonal``, which PEFT's own mechanism for LoRA
-variants brings into forward passes and merges.
+PEFT's layers compute ``W + scaling B A``. One orthonormal factor needs nothing but an optimizer
+that keeps it so: the other factor takes what the first no longer says. If both are orthonormal, a
+diagonal s stands between them. The module of A then computes ``diag(s) A`` and says that this is
+its weight, so that whatever PEFT does with factors (forward passes of any layer, merges, sums of
+adapters, DoRA's norms) is right without knowing of s.
 
-A layer is converted without changing what it computes. Saved adapters are ordinary LoRAs:
-state_dicts hold ``diag(s) A`` instead of A, so loading them does not need this library. s
-is saved too, so that training resumes where it was.
+A layer is converted without changing what it computes. And what is saved is an ordinary LoRA, with
+no further tensors: whoever loads it needs nothing of this library.
 """
 
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from peft.tuners.lora.layer import Linear, LoraVariant, _ConvNd
 from torch import Tensor, nn
 
-from ortholand.geometry import random_orthogonal
+from ortholand.geometry import distance, random_orthogonal
 from ortholand.geometry.matrices import to_working_dtype
 
 Factors = Literal["both", "A", "B"]
 FACTORS: tuple[Factors, ...] = ("both", "A", "B")
-DIAGONAL = "lora_diagonal"
+NEGATIVE = 2.0  # length of a saved column of B whose s is negative; a power of two rounds nothing
 Layer = Any  # a LoraLayer; PEFT does not say of what types its attributes are
 
 
@@ -48,7 +47,15 @@ def make_orthonormal(layer: Layer, adapter: str, factors: Factors, seed: int) ->
 
 def has_diagonal(layer: Layer, adapter: str) -> bool:
     """Whether both factors of a layer were made orthonormal."""
-    return adapter in getattr(layer, DIAGONAL, ())
+    return isinstance(layer.lora_A[adapter], ScaledRows)
+
+
+def orthonormal_weights(layer: Layer, adapter: str, factors: Factors) -> list[nn.Parameter]:
+    """The parameters that :func:`make_orthonormal` has made so."""
+    A, B = layer.lora_A[adapter], layer.lora_B[adapter]
+    if factors == "both":
+        return [A.layer.weight, B.weight]
+    return [A.weight if factors == "A" else B.weight]
 
 
 def singular_factors(B: Tensor, A: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,60 +90,37 @@ def _random_like(M: Tensor, seed: int) -> Tensor:
     return random_orthogonal(*M.shape, seed=seed, dtype=M.dtype).to(M.device)
 
 
-def why_not_both(layer: Layer, adapter: str) -> str | None:
-    """Why a layer cannot have a diagonal between its factors; None if it can."""
-    if adapter in layer.lora_variant and not has_diagonal(layer, adapter):
-        return f"is a {type(layer.lora_variant[adapter]).__name__}, which knows no diagonal"
-    if not isinstance(layer, Linear | _ConvNd):
-        return f"is a {type(layer).__module__}.{type(layer).__name__}, which knows no diagonal"
-    return None
-
-
 # --- the diagonal
 
 
-class DiagonalVariant(LoraVariant):
-    """``W + scaling B diag(s) A``, for PEFT's forward passes and merges."""
+class ScaledRows(nn.Module):
+    """A linear or convolution layer whose outputs are multiplied by s, in the place of the layer.
 
-    @staticmethod
-    def init(module: Layer, adapter_name: str, **kwargs: Any) -> None:
-        """Do nothing: the diagonal is inserted into an existing layer."""
+    Its weight is ``diag(s) A``, computed when asked for.
+    """
 
-    @staticmethod
-    def forward(module: Layer, active_adapter: str, x: Tensor, result: Tensor, **_: Any) -> Tensor:
-        """The layer's output."""
-        inner = module.lora_A[active_adapter](module.lora_dropout[active_adapter](x))
-        s = getattr(module, DIAGONAL)[active_adapter]
-        along = -1 if isinstance(module, Linear) else 1
-        inner = inner * s.reshape([-1 if i == along % inner.ndim else 1 for i in range(inner.ndim)])
-        return result + module.lora_B[active_adapter](inner) * module.scaling[active_adapter]
+    def __init__(self, layer: nn.Module, s: Tensor) -> None:
+        super().__init__()
+        self.layer = layer
+        self.diagonal = nn.Parameter(s)
+        self.train(layer.training)
 
-    @staticmethod
-    def merge_safe(module: Layer, active_adapter: str, orig_weight: Tensor) -> Tensor:
-        """The weight with the update."""
-        return orig_weight + _update(module, active_adapter).to(orig_weight.dtype)
+    def forward(self, x: Tensor) -> Tensor:
+        """``diag(s) A x``."""
+        dimensions = self.layer.get_parameter("weight").ndim - 2  # of a kernel
+        return self.layer(x) * self.diagonal.reshape(-1, *[1] * dimensions)
 
-    @staticmethod
-    def merge_unsafe(module: Layer, active_adapter: str, orig_weight: Tensor) -> None:
-        """Add the update in place."""
-        orig_weight.data += _update(module, active_adapter).to(orig_weight.dtype)
+    @property
+    def weight(self) -> Tensor:
+        """What PEFT takes for the factor A."""
+        return _times_rows(self.diagonal, self.layer.get_parameter("weight"))
 
-    @staticmethod
-    def unmerge(module: Layer, active_adapter: str, orig_weight: Tensor) -> Tensor:
-        """The weight without the update."""
-        return orig_weight - _update(module, active_adapter).to(orig_weight.dtype)
-
-
-@torch.no_grad()
-def _update(layer: Layer, adapter: str) -> Tensor:
-    """The update as PEFT computes it from the factors, with A multiplied by the diagonal."""
-    weight = layer.lora_A[adapter].weight
-    A = weight.data
-    weight.data = _times_rows(getattr(layer, DIAGONAL)[adapter], A)
-    try:
-        return layer.get_delta_weight(adapter)
-    finally:
-        weight.data = A
+    def __getattr__(self, name: str) -> Any:
+        """Sizes, strides and whatever else PEFT may ask a layer for."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("layer"), name)
 
 
 def _times_rows(s: Tensor, A: Tensor) -> Tensor:
@@ -144,64 +128,86 @@ def _times_rows(s: Tensor, A: Tensor) -> Tensor:
 
 
 def _insert_diagonal(layer: Layer, adapter: str, s: Tensor) -> None:
-    if not hasattr(layer, DIAGONAL):
-        setattr(layer, DIAGONAL, nn.ParameterDict())
-        # PEFT looks here for what it freezes, moves and deletes.
-        layer.adapter_layer_names = (*layer.adapter_layer_names, DIAGONAL)
+    if not any(isinstance(module, ScaledRows) for module in layer.lora_A.values()):
         layer.register_state_dict_post_hook(_fold_diagonals)
         layer.register_load_state_dict_pre_hook(_unfold_diagonals)
-    getattr(layer, DIAGONAL)[adapter] = nn.Parameter(s)
-    layer.lora_variant[adapter] = DiagonalVariant()
+    layer.lora_A[adapter] = ScaledRows(layer.lora_A[adapter], s)
 
 
 # --- saved and loaded as an ordinary LoRA
 
 
+class _Keys:
+    """Names in a state_dict: of ordinary factors, and of the parameters that stand for them."""
+
+    def __init__(self, prefix: str, adapter: str) -> None:
+        self.A, self.B = (f"{prefix}lora_{factor}.{adapter}.weight" for factor in "AB")
+        self.rows = f"{prefix}lora_A.{adapter}.layer.weight"
+        self.diagonal = f"{prefix}lora_A.{adapter}.diagonal"
+
+
+def _scaled(layer: Layer) -> list[str]:
+    return [name for name, module in layer.lora_A.items() if isinstance(module, ScaledRows)]
+
+
 def _fold_diagonals(
     layer: Layer, state_dict: dict[str, Tensor], prefix: str, _: Mapping[str, Any]
 ) -> None:
-    for adapter in getattr(layer, DIAGONAL):
-        keys = _keys(prefix, adapter)
-        if keys[0] in state_dict and keys[2] in state_dict:
-            state_dict[keys[0]] = _times_rows(state_dict[keys[2]], state_dict[keys[0]])
+    for adapter in _scaled(layer):
+        keys = _Keys(prefix, adapter)
+        if {keys.rows, keys.diagonal, keys.B} <= state_dict.keys():
+            rows, s = state_dict.pop(keys.rows), state_dict.pop(keys.diagonal)
+            state_dict[keys.A], state_dict[keys.B] = folded(rows, s, state_dict[keys.B])
 
 
 @torch.no_grad()
 def _unfold_diagonals(layer: Layer, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    for adapter in getattr(layer, DIAGONAL):
-        keys = _keys(prefix, adapter)
-        if keys[0] in state_dict and keys[2] in state_dict:
-            _divide_by_diagonal(layer, adapter, state_dict, keys)
-        elif keys[0] in state_dict and keys[1] in state_dict:
-            _factorise(state_dict, keys)
+    for adapter in _scaled(layer):
+        keys, module = _Keys(prefix, adapter), layer.lora_A[adapter]
+        if not {keys.A, keys.B} & state_dict.keys():
+            continue
+        # A factor that is not given is that of the layer.
+        rows, present = module.layer.weight, layer.lora_B[adapter].weight
+        A, B = folded(rows, module.diagonal, present)
+        A, B = state_dict.pop(keys.A, A), state_dict.get(keys.B, B)
+        if A.shape != rows.shape or B.shape != present.shape:
+            state_dict[keys.rows], state_dict[keys.B] = A, B  # torch says what is wrong
+            continue
+        state_dict[keys.rows], state_dict[keys.diagonal], state_dict[keys.B] = unfolded(A, B, rows)
 
 
-def _keys(prefix: str, adapter: str) -> tuple[str, str, str]:
-    """The keys of A, B and the diagonal."""
+def folded(rows: Tensor, s: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
+    """Factors of an ordinary LoRA from which :func:`unfolded` finds rows, s and B again.
+
+    A row of the first has the length of s, which leaves the sign: it is in the length of B's
+    column.
+    """
+    lengths = torch.where(s < 0, NEGATIVE, 1.0).to(s)
+    columns = lengths.reshape(-1, *[1] * (B.ndim - 2)) * B  # B is (outputs, rank, 1, ...)
+    return _times_rows(s / lengths, rows), columns
+
+
+def unfolded(A: Tensor, B: Tensor, present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Orthonormal rows, s and orthonormal columns of any LoRA.
+
+    What was saved by this library is found as it was; where s is zero, with rows as they are at
+    present. Of other adapters it is the singular value decomposition.
+    """
+    rows, columns = (to_working_dtype(M).flatten(1) for M in (A, B))
+    lengths, norms = rows.norm(dim=1), columns.norm(dim=0)
+    near = max(torch.finfo(A.dtype).eps ** 0.5, 1e-4)
+    negative = norms > NEGATIVE**0.5
+    columns = torch.where(negative, columns / NEGATIVE, columns)
+    known = bool(distance(columns) < near)
+    if known and not lengths.any():
+        rows, s = to_working_dtype(present).flatten(1).to(lengths.device), lengths
+    elif known and lengths.all() and distance(rows / lengths[:, None]) < near:
+        s = torch.where(negative, -NEGATIVE * lengths, lengths)
+        rows = rows / torch.where(negative, -lengths, lengths)[:, None]
+    else:
+        columns, s, rows = singular_factors(to_working_dtype(B).flatten(1), rows, seed=0)
     return (
-        f"{prefix}lora_A.{adapter}.weight",
-        f"{prefix}lora_B.{adapter}.weight",
-        f"{prefix}{DIAGONAL}.{adapter}",
+        rows.reshape(A.shape).to(A.dtype),
+        s.to(A.dtype),
+        columns.reshape(B.shape).to(B.dtype),
     )
-
-
-def _divide_by_diagonal(
-    layer: Layer, adapter: str, state_dict: dict[str, Tensor], keys: tuple[str, str, str]
-) -> None:
-    """Load what we saved: rows that were multiplied by zero keep the layer's values."""
-    folded, s = state_dict[keys[0]], state_dict[keys[2]]
-    present = layer.lora_A[adapter].weight.to(folded)
-    zero = s.reshape(-1, *[1] * (folded.ndim - 1)) == 0
-    inverse = torch.where(s == 0, 1, s).reciprocal()
-    state_dict[keys[0]] = torch.where(zero, present, _times_rows(inverse, folded))
-
-
-def _factorise(state_dict: dict[str, Tensor], keys: tuple[str, str, str]) -> None:
-    """Load a plain LoRA, saved elsewhere, by factorising it."""
-    A, B = state_dict[keys[0]], state_dict[keys[1]]
-    columns, s, rows = singular_factors(
-        to_working_dtype(B).flatten(1), to_working_dtype(A).flatten(1), seed=0
-    )
-    state_dict[keys[0]] = rows.reshape(A.shape).to(A.dtype)
-    state_dict[keys[1]] = columns.reshape(B.shape).to(B.dtype)
-    state_dict[keys[2]] = s.to(A.dtype)

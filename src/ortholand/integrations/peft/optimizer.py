@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
+from peft.tuners.adalora.layer import AdaLoraLayer
 from peft.tuners.boft.layer import BOFTLayer
 from peft.tuners.lora.layer import LoraLayer
 from peft.tuners.oft.layer import OFTLayer
@@ -12,12 +14,11 @@ from torch import nn
 
 from ortholand.integrations.peft.blocks import make_blocks_orthogonal, make_butterfly_orthogonal
 from ortholand.integrations.peft.factors import (
-    DIAGONAL,
     FACTORS,
     Factors,
     has_diagonal,
     make_orthonormal,
-    why_not_both,
+    orthonormal_weights,
 )
 from ortholand.optim import LandingAdam
 from ortholand.optim.base import OrthogonalOptimizer
@@ -65,20 +66,20 @@ def create_landing_optimizer(
         ValueError: if there is no such adapter, or a layer allows no orthonormal factor or
             rotation. Then nothing has been changed.
     """
-    _check_arguments(optimizer_cls, factors)
+    orthogonal_lr = lr if orthogonal_lr is None else orthogonal_lr
+    _check_arguments(optimizer_cls, factors, seed)
+    make: Callable[..., OrthogonalOptimizer] = optimizer_cls
+    make(_any_groups(orthogonal_lr, weight_decay), lr=lr, **options)  # are they allowed?
     places = list(_places(model))
     if not places:
         raise ValueError(_nothing_found(model))
     for place in places:
         _check_place(place, factors)
-    _check_ties(places)
+    _check_ties(places, model)
     chosen = _Chosen()
     for i, place in enumerate(places):
         _convert(place, model, factors, seed + 2 * i, chosen)
-    orthogonal_lr = lr if orthogonal_lr is None else orthogonal_lr
-    groups = _groups(model, chosen, lr, orthogonal_lr, weight_decay)
-    make: Callable[..., OrthogonalOptimizer] = optimizer_cls
-    return make(groups, lr=lr, **options)
+    return make(_groups(model, chosen, lr, orthogonal_lr, weight_decay), lr=lr, **options)
 
 
 class _Place(NamedTuple):
@@ -91,43 +92,53 @@ class _Place(NamedTuple):
 
 @dataclass
 class _Chosen:
-    """Orthogonal weights, by identity: matrices, and stacks of square blocks."""
+    """By identity: orthogonal matrices, stacks of square blocks, and diagonals between factors."""
 
     matrices: set[int] = field(default_factory=set)
     blocks: set[int] = field(default_factory=set)
+    diagonals: set[int] = field(default_factory=set)
 
 
-def _check_arguments(optimizer_cls: type[OrthogonalOptimizer], factors: str) -> None:
+def _check_arguments(optimizer_cls: type[OrthogonalOptimizer], factors: str, seed: int) -> None:
     if not (isinstance(optimizer_cls, type) and issubclass(optimizer_cls, OrthogonalOptimizer)):
         raise TypeError(
             "optimizer_cls must keep weights orthogonal, as LandingAdam, LandingMuon and "
             f"LandingSGD do, got {optimizer_cls!r}."
         )
+    if not isinstance(seed, int):
+        raise TypeError(f"seed must be a whole number, got {seed!r}.")
     if factors not in FACTORS:
         raise ValueError(f"factors must be one of {FACTORS}, got {factors!r}.")
+
+
+def _any_groups(orthogonal_lr: float, weight_decay: float) -> list[dict[str, Any]]:
+    """Groups with the options that a model's will have."""
+    return [
+        dict(params=[nn.Parameter(torch.eye(2))], orthogonal=True, lr=orthogonal_lr),
+        dict(params=[nn.Parameter(torch.eye(2))], orthogonal=False, weight_decay=weight_decay),
+    ]
 
 
 def _places(model: nn.Module) -> Iterator[_Place]:
     """The active, trainable adapters of supported types."""
     layers: Iterable[tuple[str, Any]] = model.named_modules()
     for name, layer in layers:
-        if isinstance(layer, LoraLayer):
-            held = layer.lora_A
-        elif isinstance(layer, OFTLayer):
-            held = layer.oft_R
-        elif isinstance(layer, BOFTLayer):
-            held = layer.boft_R
-        else:
-            continue
-        for adapter in layer.active_adapters:
-            if adapter in held and _is_trained(held[adapter]):
+        for adapter in layer.active_adapters if isinstance(layer, BaseTunerLayer) else ():
+            if any(p.requires_grad for p in _adapter_weights(layer, adapter)):
                 yield _Place(name, layer, adapter)
 
 
-def _is_trained(weights: Any) -> bool:
-    if isinstance(weights, nn.Parameter):
-        return weights.requires_grad
-    return any(p.requires_grad for p in weights.parameters())
+def _adapter_weights(layer: Any, adapter: str) -> list[nn.Parameter]:
+    """Factors or blocks of a layer; none of a layer of other types."""
+    if isinstance(layer, LoraLayer) and not isinstance(layer, AdaLoraLayer):
+        held: list[Any] = [layer.lora_A, layer.lora_B]
+    elif isinstance(layer, OFTLayer):
+        held = [layer.oft_R]
+    elif isinstance(layer, BOFTLayer):
+        return [layer.boft_R[adapter]] if adapter in layer.boft_R else []
+    else:
+        return []
+    return [p for modules in held if adapter in modules for p in modules[adapter].parameters()]
 
 
 def _nothing_found(model: nn.Module) -> str:
@@ -152,6 +163,11 @@ def _is_adapter(module: nn.Module) -> bool:
 
 def _check_place(place: _Place, factors: Factors) -> None:
     layer = place.layer
+    if any(weight.is_meta for weight in _adapter_weights(layer, place.adapter)):
+        raise ValueError(
+            f"Weights must have values, but {place.name} is on the meta device. Load them first "
+            "(low_cpu_mem_usage=False)."
+        )
     if layer.merged:
         raise ValueError(
             f"Adapters must not be merged, but {place.name} is. Use unmerge_adapter()."
@@ -164,24 +180,34 @@ def _check_place(place: _Place, factors: Factors) -> None:
         _check_boft(place)
 
 
+# What else PEFT computes from factors that depends on their product alone.
+PRODUCT_VARIANTS = ("Dora", "ALora", "QALora")
+
+
 def _check_factors(place: _Place, layer: Any, factors: Factors) -> None:
     if hasattr(layer, "parameter_name"):
         raise ValueError(
             f"Factors must belong to one weight, but {place.name} holds those of stacked experts "
             "(target_parameters). Leave it out of the LoraConfig."
         )
-    if factors == "both":
-        reason = why_not_both(layer, place.adapter)
-        if reason is not None:
-            raise ValueError(
-                f"Two orthonormal factors need a diagonal between them, but {place.name} {reason} "
-                "(quantised weights, DoRA and other variants). Use factors='A' or factors='B'."
-            )
-    elif has_diagonal(layer, place.adapter):
+    if hasattr(layer, "is_parallel_a"):
+        raise ValueError(
+            f"Factors must be whole on each rank, but those of {place.name} are spread by Megatron "
+            f"({type(layer).__name__}). Leave it out of target_modules."
+        )
+    variant = layer.lora_variant.get(place.adapter)
+    if variant is not None and not type(variant).__name__.lstrip("_").startswith(PRODUCT_VARIANTS):
+        raise ValueError(
+            "Factors can be made orthonormal where their product is all that counts, but "
+            f"{place.name} is a {type(variant).__name__}, which uses them in another way. Use a "
+            "LoraConfig without that variant (DoRA and aLoRA will do)."
+        )
+    if factors != "both" and has_diagonal(layer, place.adapter):
         raise ValueError(
             f"Both factors of {place.name} were made orthonormal before, but this call has "
             f"factors={factors!r}. Use factors='both', or load the saved adapter again."
         )
+    _check_trained(place, layer)
     A, B = layer.lora_A[place.adapter].weight, layer.lora_B[place.adapter].weight
     rank, inputs, outputs = A.shape[0], A[0].numel(), B.shape[0]
     for factor, size, what in (("A", inputs, "inputs"), ("B", outputs, "outputs")):
@@ -191,6 +217,17 @@ def _check_factors(place: _Place, layer: Any, factors: Factors) -> None:
                 f"{what}, but {place.name} has rank {rank} and {size} {what}. Use a lower rank "
                 "there (rank_pattern), or leave the layer out."
             )
+
+
+def _check_trained(place: _Place, layer: Any) -> None:
+    for factor in "AB":
+        for weight in getattr(layer, f"lora_{factor}")[place.adapter].parameters():
+            if not weight.requires_grad:
+                raise ValueError(
+                    "Both factors must be trained, because one takes what the other can no longer "
+                    f"say, but {factor} of {place.name} is frozen. Unfreeze it "
+                    "(requires_grad_(True)), or leave the layer out."
+                )
 
 
 def _check_oft(place: _Place, layer: Any) -> None:
@@ -221,24 +258,30 @@ def _check_block_size(place: _Place, size: int, option: str) -> None:
         )
 
 
-def _check_ties(places: list[_Place]) -> None:
-    """Raise if two layers share a weight: it cannot be converted for one of them."""
-    names: dict[int, str] = {}
+def _check_ties(places: list[_Place], model: nn.Module) -> None:
+    """A weight that something else uses as well cannot be converted for one of them."""
+    own: dict[int, str] = {}
     for place in places:
-        if isinstance(place.layer, LoraLayer):
-            weights = [getattr(place.layer, f"lora_{f}")[place.adapter].weight for f in "AB"]
-        elif isinstance(place.layer, OFTLayer):
-            weights = [place.layer.oft_R[place.adapter].weight]
-        else:
-            weights = [place.layer.boft_R[place.adapter]]
-        for weight in weights:
-            other = names.setdefault(id(weight), place.name)
+        for weight in _adapter_weights(place.layer, place.adapter):
+            other = own.setdefault(_memory(weight), place.name)
             if other != place.name:
-                raise ValueError(
-                    f"Each layer must have its own adapter weights, but {other} and "
-                    f"{place.name} share one. Leave one of them out of target_modules, or use "
-                    "ensure_weight_tying=False."
-                )
+                raise ValueError(_shared(other, place.name))
+    inside = {id(w) for place in places for w in _adapter_weights(place.layer, place.adapter)}
+    for name, weight in model.named_parameters():
+        if weight.requires_grad and id(weight) not in inside and _memory(weight) in own:
+            raise ValueError(_shared(own[_memory(weight)], name))
+
+
+def _memory(weight: nn.Parameter) -> int:
+    """Where it lies: PEFT ties adapters of embedding and head by parameters on the same memory."""
+    return weight.untyped_storage().data_ptr() or id(weight)
+
+
+def _shared(one: str, other: str) -> str:
+    return (
+        f"Each layer must have adapter weights of its own, but {one} and {other} share one. Leave "
+        "one of them out of target_modules, or use ensure_weight_tying=False."
+    )
 
 
 # --- conversion and groups
@@ -248,8 +291,9 @@ def _convert(place: _Place, model: nn.Module, factors: Factors, seed: int, chose
     layer, adapter = place.layer, place.adapter
     if isinstance(layer, LoraLayer):
         make_orthonormal(layer, adapter, factors, seed)
-        for factor in "AB" if factors == "both" else factors:
-            chosen.matrices.add(id(getattr(layer, f"lora_{factor}")[adapter].weight))
+        chosen.matrices.update(map(id, orthonormal_weights(layer, adapter, factors)))
+        if factors == "both":
+            chosen.diagonals.add(id(layer.lora_A[adapter].diagonal))
     elif isinstance(layer, OFTLayer):
         chosen.blocks.add(id(make_blocks_orthogonal(layer, adapter)))
         _no_series(model, adapter)
@@ -268,26 +312,18 @@ def _groups(
     model: nn.Module, chosen: _Chosen, lr: float, orthogonal_lr: float, weight_decay: float
 ) -> list[dict[str, Any]]:
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+    def those(which: set[int]) -> list[tuple[str, nn.Parameter]]:
+        return [(name, p) for name, p in named if id(p) in which]
+
     orthogonal = dict(orthogonal=True, lr=orthogonal_lr)
+    plain = dict(orthogonal=False, lr=lr)
+    rest = {id(p) for _, p in named} - chosen.matrices - chosen.blocks - chosen.diagonals
     groups = [
-        dict(params=[n for n in named if id(n[1]) in chosen.matrices], view="matrix", **orthogonal),
-        dict(params=[n for n in named if id(n[1]) in chosen.blocks], view="kernel", **orthogonal),
-        # Decay would pull the diagonal to zero, and with it the whole update.
-        dict(
-            params=[n for n in named if f".{DIAGONAL}." in n[0]],
-            orthogonal=False,
-            lr=lr,
-            weight_decay=0.0,
-        ),
-        dict(
-            params=[
-                n
-                for n in named
-                if id(n[1]) not in chosen.matrices | chosen.blocks and f".{DIAGONAL}." not in n[0]
-            ],
-            orthogonal=False,
-            lr=lr,
-            weight_decay=weight_decay,
-        ),
+        dict(params=those(chosen.matrices), view="matrix", **orthogonal),
+        dict(params=those(chosen.blocks), view="kernel", **orthogonal),
+        # A decay would pull the diagonal to zero, and with it the whole update.
+        dict(params=those(chosen.diagonals), weight_decay=0.0, **plain),
+        dict(params=those(rest), weight_decay=weight_decay, **plain),
     ]
     return [group for group in groups if group["params"]]
