@@ -38,6 +38,15 @@ MODELS = {
     "qwen3": lambda: transformers.Qwen3ForCausalLM(
         transformers.Qwen3Config(**SIZES, head_dim=8, tie_word_embeddings=False)
     ),
+    "granite": lambda: transformers.GraniteForCausalLM(
+        transformers.GraniteConfig(**SIZES, embedding_multiplier=3.0, residual_multiplier=0.5)
+    ),
+    "granite, sinks": lambda: transformers.GraniteSWAForCausalLM(
+        transformers.GraniteSWAConfig(**SIZES, tie_word_embeddings=False)
+    ),
+    "hunyuan": lambda: transformers.HunYuanDenseV1ForCausalLM(
+        transformers.HunYuanDenseV1Config(**SIZES, head_dim=8, tie_word_embeddings=False)
+    ),
 }
 
 
@@ -208,6 +217,24 @@ def test_further_norms():
     refused(model, r"model.layers.0.mlp.norm is another one \(RMSNorm\)")
 
 
+def test_weights_of_other_kinds():
+    """Scales of the residual stream, coordinate by coordinate, do not turn with it."""
+    doge = transformers.DogeForCausalLM(transformers.DogeConfig(**SIZES, tie_word_embeddings=False))
+    refused(doge, r"model.layers.0.input_residual is a weight of another kind")
+    model = make_model()
+    model.model.register_parameter("positions", nn.Parameter(torch.zeros(32, 32)))
+    refused(model, r"model.positions is a weight of another kind")
+
+
+def test_models_with_adapters():
+    peft = pytest.importorskip("peft", reason="needs pip install 'ortholand[ecosystem]'")
+    model = peft.get_peft_model(make_model(), peft.LoraConfig(target_modules=["v_proj"]))
+    with pytest.raises(ValueError, match=r"without wrappers and adapters"):
+        insert_rotations(model)
+    with pytest.raises(ValueError, match=r"self_attn.v_proj is a peft.*merge_and_unload"):
+        insert_rotations(model.base_model.model)
+
+
 class Linear4bit(nn.Linear):
     """As those of quantised models are."""
 
@@ -218,10 +245,50 @@ def test_quantised_layers():
     refused(model, r"model.layers.1.mlp.up_proj is a .*Linear4bit.*before it is quantised")
 
 
-def test_sizes_without_hadamard():
-    model = make_model(hidden_size=24, head_dim=8)
-    refused(model, "The residual stream: .* got size 24. Use start='random'")
+class QuantizedTensor(torch.Tensor):
+    """As the weights of torchao are: in plain layers, and with a floating-point type."""
+
+
+def test_quantised_weights_of_plain_layers():
+    model = make_model()
+    model.lm_head.weight = nn.Parameter(
+        model.lm_head.weight.data.as_subclass(QuantizedTensor), requires_grad=False
+    )
+    refused(model, r"lm_head holds QuantizedTensor.*before it is quantised")
+    model = make_model()
+    model.model.layers[0].mlp.gate_proj.weight = nn.Parameter(
+        torch.zeros(40, 32, dtype=torch.int8), requires_grad=False
+    )
+    refused(model, r"model.layers.0.mlp.gate_proj holds torch.int8")
+
+
+def test_sizes_without_hadamard(tokens):
+    model = make_model(hidden_size=52, head_dim=8)
+    refused(model, "The residual stream: .* got size 52. Use start='random'")
+    before = logits(model, tokens)
     insert_rotations(model, start="random")
+    assert_same(fold_rotations_(model), tokens, before, tolerance=2e-5)
+
+
+def test_sizes_that_are_no_powers_of_two(tokens):
+    model = make_model(hidden_size=48, head_dim=12)
+    before = logits(model, tokens)
+    rotations = insert_rotations(model)
+    torch.testing.assert_close(rotations.residual.abs(), torch.full((48, 48), 48**-0.5))
+    assert_same(fold_rotations_(model), tokens, before)
+
+
+def test_heads_that_cannot_turn(tokens):
+    model = make_model()
+    for layer in model.model.layers:
+        del layer.self_attn.head_dim
+    refused(model, r"model.layers.0.self_attn has no head_dim.*heads=False")
+    for layer in model.model.layers:
+        layer.self_attn.head_dim = 5
+    refused(model, r"v_proj has 16 outputs and head_dim is 5. Use heads=False")
+    insert_rotations(model, heads=False)
+    one = make_model(head_dim=1, num_attention_heads=2)
+    refused(one, r"A head of model.layers.0 has 1")
 
 
 def test_wrong_arguments():

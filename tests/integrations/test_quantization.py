@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-import ortholand as ol
-from ortholand.integrations.rotations import Quantization, fake_quantize, random_hadamard
+from ortholand.integrations.rotations import Quantization, fake_quantize
 
 
 def rows(seed=0, scale=1.0):
@@ -60,21 +59,3 @@ def test_no_bits_leave_all_as_it_is():
 def test_numbers_of_bits_that_make_no_sense(name, bits):
     with pytest.raises(ValueError, match=f"{name} must be a whole number from 2 to 16"):
         Quantization(**{name: bits})
-
-
-@pytest.mark.parametrize("n", [1, 2, 8, 64])
-def test_hadamard_matrices_are_orthogonal_with_entries_of_one_size(n):
-    H = random_hadamard(n, seed=3)
-    assert ol.distance(H) < 1e-5
-    torch.testing.assert_close(H.abs(), torch.full((n, n), n**-0.5))
-    assert torch.equal(H, random_hadamard(n, seed=3))
-
-
-def test_hadamard_seeds_differ():
-    assert not torch.equal(random_hadamard(16, seed=0), random_hadamard(16, seed=1))
-
-
-@pytest.mark.parametrize("n", [0, 3, 12, 48])
-def test_sizes_without_hadamard(n):
-    with pytest.raises(ValueError, match=f"powers of two here, got size {n}. Use start='random'"):
-        random_hadamard(n, seed=0)

@@ -10,11 +10,11 @@ over all coordinates, so that fewer bits suffice, and some rotations do so bette
     fold_rotations_(model)       # plain layers again, with rotated weights
 """
 
+from ortholand.integrations.rotations.hadamard import random_hadamard
 from ortholand.integrations.rotations.insertion import (
     Rotations,
     fold_rotations_,
     insert_rotations,
-    random_hadamard,
 )
 from ortholand.integrations.rotations.quantization import Quantization, fake_quantize
 

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 KNOWN_NORMS = ("input_layernorm", "post_attention_layernorm")
-HEAD_NORMS = ("q_norm", "k_norm")  # of queries and keys, which no rotation here affects
+# Of queries and keys, which no rotation here reaches.
+HEAD_NORMS = ("q_norm", "k_norm", "query_layernorm", "key_layernorm")
+SINKS = "sinks"  # logits of attention, a number for each head
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Block:
     attention: Any  # with q_proj, k_proj, v_proj and o_proj
     mlp_norm: Any
     mlp: Any  # with gate_proj, up_proj and down_proj
-    head_dim: int
+    head_dim: int  # 0 where heads are not turned
 
 
 @dataclass(frozen=True)
@@ -35,18 +37,26 @@ class Anatomy:
     head: nn.Linear
 
 
-def anatomy(model: nn.Module) -> Anatomy:
-    """The parts of a model; raises if one is missing or incompatible with rotations."""
+def anatomy(model: nn.Module, *, heads: bool) -> Anatomy:
+    """The parts of a model; raises where one is missing or of a kind that rotations would harm.
+
+    Args:
+        model: that they are of.
+        heads: whether heads will be turned, too.
+    """
     backbone = _part(model, "model", "the model")
     embedding = _part(backbone, "embed_tokens", "the model's backbone")
     if type(embedding) is not nn.Embedding:
         raise _wrong_layer("model.embed_tokens", embedding, "nn.Embedding")
+    _check_weight(embedding.weight, "model.embed_tokens")
     layers = _part(backbone, "layers", "the model's backbone")
     norm = _part(backbone, "norm", "the model's backbone")
     _check_norm(norm, "model.norm")
     head = _linear(model, "lm_head", "the model", "lm_head")
-    blocks = tuple(_block(layer, f"model.layers.{i}") for i, layer in enumerate(layers))
-    return Anatomy(embedding.embedding_dim, backbone, embedding, blocks, norm, head)
+    blocks = tuple(_block(layer, f"model.layers.{i}", heads) for i, layer in enumerate(layers))
+    parts = Anatomy(embedding.embedding_dim, backbone, embedding, blocks, norm, head)
+    _check_nothing_else(model, parts)
+    return parts
 
 
 def linears(block: Block) -> Iterator[tuple[str, nn.Module, str]]:
@@ -59,10 +69,11 @@ def linears(block: Block) -> Iterator[tuple[str, nn.Module, str]]:
             yield f"{block.name}.{part}.{name}", holder, name
 
 
-def _block(layer: nn.Module, name: str) -> Block:
+def _block(layer: nn.Module, name: str, heads: bool) -> Block:
     attention, mlp = _part(layer, "self_attn", name), _part(layer, "mlp", name)
     norms = [_part(layer, norm, name) for norm in KNOWN_NORMS]
-    block = Block(name, norms[0], attention, norms[1], mlp, _head_dim(attention, name))
+    head_dim = _head_dim(attention, name) if heads else 0
+    block = Block(name, norms[0], attention, norms[1], mlp, head_dim)
     for full, holder, key in linears(block):
         _linear(holder, key, full.rpartition(".")[0], full)
     for norm, module in zip(KNOWN_NORMS, norms, strict=True):
@@ -76,7 +87,7 @@ def _block(layer: nn.Module, name: str) -> Block:
                 "model, and its weights cannot be rotated."
             )
     values = attention.v_proj.out_features
-    if values % block.head_dim:
+    if heads and values % block.head_dim:
         raise ValueError(
             f"The values must be heads of head_dim numbers, but {name}.self_attn.v_proj has "
             f"{values} outputs and head_dim is {block.head_dim}. Use heads=False."
@@ -84,11 +95,29 @@ def _block(layer: nn.Module, name: str) -> Block:
     return block
 
 
+def _check_nothing_else(model: nn.Module, parts: Anatomy) -> None:
+    """A weight of any other kind (scales of the residual stream, say) would not be turned."""
+    modules: list[nn.Module] = [parts.embedding, parts.norm, parts.head]
+    for block in parts.blocks:
+        modules += [block.attention_norm, block.mlp_norm]
+        modules += [getattr(holder, name) for _, holder, name in linears(block)]
+        modules += [m for n, m in block.attention.named_children() if n in HEAD_NORMS]
+    known = {id(p) for module in modules for p in module.parameters()}
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in known and name.rpartition(".")[2] != SINKS:
+            raise ValueError(
+                "Rotations can pass embedding, norms, head and the linear layers of attention and "
+                f"MLP, but {name} is a weight of another kind: this is no Llama-type model, and "
+                "what it computes would change."
+            )
+
+
 def _head_dim(attention: nn.Module, name: str) -> int:
     head_dim = getattr(attention, "head_dim", None)
     if not isinstance(head_dim, int):
         raise ValueError(
-            f"The size of a head must be known, but {name}.self_attn has no head_dim: set it there."
+            f"The size of a head must be known, but {name}.self_attn has no head_dim. Set it "
+            "there, or use heads=False."
         )
     return head_dim
 
@@ -108,14 +137,21 @@ def _linear(holder: nn.Module, key: str, name: str, full: str) -> nn.Linear:
     linear = _part(holder, key, name)
     if type(linear) is not nn.Linear:
         raise _wrong_layer(full, linear, "nn.Linear")
-    if not linear.weight.is_floating_point():
-        raise ValueError(
-            f"Weights must be floating-point numbers, but {full} holds {linear.weight.dtype}. "
-            "Rotate the model before quantising it."
-        )
-    if linear.weight.device.type == "meta":
-        raise ValueError(f"Weights must have values, but {full} is on the meta device. Load them.")
+    _check_weight(linear.weight, full)
     return linear
+
+
+def _check_weight(weight: Tensor, name: str) -> None:
+    """Whether it holds numbers that can be turned."""
+    plain = type(weight) is nn.Parameter and type(weight.data) is Tensor  # torchao's are not
+    if not (plain and weight.is_floating_point()):
+        held = weight.dtype if plain else type(weight.data).__name__
+        raise ValueError(
+            f"Weights must be plain floating-point numbers, but {name} holds {held}. Turn the "
+            "model before it is quantised or sharded."
+        )
+    if weight.is_meta:
+        raise ValueError(f"Weights must have values, but {name} is on the meta device. Load them.")
 
 
 def _wrong_layer(name: str, found: nn.Module, wanted: str) -> ValueError:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ortholand.geometry import polar_projection, random_orthogonal
 from ortholand.integrations.rotations.anatomy import Anatomy, anatomy, linears
+from ortholand.integrations.rotations.hadamard import random_hadamard
 from ortholand.integrations.rotations.layers import (
     RotatedEmbedding,
     RotatedLinear,
@@ -51,14 +52,14 @@ def insert_rotations(
     Args:
         model: a Llama-type causal language model of transformers (Llama, Mistral, Qwen2 and
             3): RMSNorms before attention and MLP, and no others on the residual stream.
-        residual: whether to rotate the residual stream (R1 of SpinQuant).
-        heads: whether to rotate the values of all heads of a layer, between v_proj and o_proj (R2).
-        quantization: how the decoder's linear layers are quantised from now on, with
-            straight-through derivatives; None for no quantisation.
-        start: ``"hadamard"``, with random signs, for sizes that are powers of two; ``"random"``,
-            Haar-distributed; or ``"identity"``.
-        seed: seed of the start.
-        untie: give lm_head its own weight if it shares the embedding's: the fused norm
+        residual: rotate the residual stream (R1 of SpinQuant).
+        heads: rotate the values of all heads of a layer, between v_proj and o_proj (R2).
+        quantization: how the decoder's linear layers are quantised from now on, with derivatives
+            that pass straight through; None: not at all.
+        start: ``"hadamard"``, with random signs, for sizes that have such matrices, as powers of
+            two and most widths of models; ``"random"``, Haar-distributed; or ``"identity"``.
+        seed: of the start.
+        untie: give lm_head a weight of its own if it shares that of the embedding: the fused norm
             and the rotation make the two differ.
 
     Returns:
@@ -72,7 +73,7 @@ def insert_rotations(
         raise ValueError("Rotations are inserted once. Use fold_rotations_(model) first.")
     if not (residual or heads):
         raise ValueError("There must be something to rotate: residual=True or heads=True.")
-    parts = anatomy(model)
+    parts = anatomy(model, heads=heads)
     tied = parts.embedding.weight is parts.head.weight
     if tied and not untie:
         raise ValueError(
@@ -111,25 +112,6 @@ def fold_rotations_(model: nn.Module) -> nn.Module:
                 setattr(holder, name, _folded_embedding(layer, exact))
     delattr(model, NAME)
     return model
-
-
-def random_hadamard(n: int, seed: int | torch.Generator) -> Tensor:
-    """A Hadamard matrix with random signs, divided by √n: orthogonal, all entries of one size.
-
-    >>> random_hadamard(4, seed=0).abs()[0]
-    tensor([0.5000, 0.5000, 0.5000, 0.5000])
-    """
-    if n < 1 or n & (n - 1):
-        raise ValueError(
-            f"Hadamard matrices are for powers of two here, got size {n}. Use start='random'."
-        )
-    given = isinstance(seed, torch.Generator)
-    generator = seed if given else torch.Generator().manual_seed(seed)
-    H = torch.ones(1, 1)
-    while len(H) < n:
-        H = torch.cat([torch.cat([H, H], 1), torch.cat([H, -H], 1)])
-    signs = 2 * torch.randint(2, (n, 1), generator=generator).to(H.dtype) - 1
-    return signs * H / n**0.5
 
 
 # --- the start
