@@ -233,7 +233,7 @@ def draw(runs: dict[str, Run], settings: Settings, path: Path) -> None:
     """The loss and what is recalled, against steps."""
     with two_panels(path, f"Copying {COPIED} symbols over {settings.length} blanks") as panels:
         left, right = panels
-        for look, (name, run) in zip(LOOKS, runs.items(), strict=True):
+        for look, (name, run) in zip(LOOKS, runs.items(), strict=False):
             left.plot(smooth(run.losses), label=name, **look)
             right.plot([100 * recall for recall in smooth(run.recalls)], **look)
         place = dict(xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8)

@@ -20,6 +20,7 @@ LOOKS = (  # of the contestants' curves, in their order
     {"color": "#D55E00", "linestyle": "--"},
     {"color": "#7F7F7F", "linestyle": "-."},
     {"color": "#009E73", "linestyle": ":"},
+    {"color": "#CC79A7", "linestyle": (0, (5, 1, 1, 1, 1, 1))},
 )
 
 

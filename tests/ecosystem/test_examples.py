@@ -1,6 +1,7 @@
 """The examples that need transformers or PEFT, at their smallest."""
 
 import io
+from dataclasses import replace
 
 import pytest
 import torch
@@ -64,18 +65,32 @@ def test_cayley_sgd_is_a_descent_on_the_manifold():
     assert ends["landing"] < 0.05 * start
 
 
-def test_adapters_are_trained_and_merge(console, tmp_path):
+def test_adapters_are_trained_and_merge(console, tmp_path, monkeypatch):
     settings = adapters.QUICK
+    for name, contestant in adapters.CONTESTANTS.items():  # few steps: at small rates
+        small = replace(contestant, rates=contestant.tried[0])
+        monkeypatch.setitem(adapters.CONTESTANTS, name, small)
     outcomes = adapters.adapt_all(settings, range(1), console)
     assert outcomes.keys() == adapters.CONTESTANTS.keys()
     for name, (run,) in outcomes.items():
         assert run.merged < 1e-5, name
         assert run.curve[-1] < run.curve[0], name
-    assert outcomes["orthonormal LoRA"][0].error < 1e-5
-    assert outcomes["OFT, orthogonal blocks"][0].error < 1e-5
+    for name in ("LoRA, A orthonormal", "LoRA, A and B", "OFT, orthogonal"):
+        assert outcomes[name][0].error < 1e-5
     adapters.show(outcomes, console)
     adapters.draw(outcomes, settings, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
+
+
+def test_rates_are_compared(console, monkeypatch):
+    for name, contestant in adapters.CONTESTANTS.items():
+        assert contestant.rates in contestant.tried, name
+        few = replace(contestant, tried=contestant.tried[-1:])
+        monkeypatch.setitem(adapters.CONTESTANTS, name, few)
+    adapters.search(adapters.QUICK, 100, console)
+    shown = console.file.getvalue()
+    assert "LoRA, A and B" in shown
+    assert "0.1, 1" in shown
 
 
 def test_times_are_shown(console):
