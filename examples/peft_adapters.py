@@ -294,26 +294,39 @@ def _medians(actions: dict[str, Callable[[], object]], repetitions: int) -> dict
     return {name: statistics.median(each[1:]) for name, each in seconds.items()}
 
 
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
+    "AdamW": lambda W: AdamW(W, lr=1e-4),
+    "LandingAdam": lambda W: ol.LandingAdam(W, lr=1e-4),
+    "LandingSGD, momentum": lambda W: ol.LandingSGD(W, 1e-4, 0.9, attraction="after"),
+    "LandingMuon": lambda W: ol.LandingMuon(W, lr=1e-4),
+}
+
+
 def _table_of_steps(repetitions: int) -> object:
-    """28 pairs of 4096 x 16 and 16 x 4096, as of four layers of a 7B model."""
+    """56 factors, as of four layers of a 7B model: half of them A and half B, all B, all A."""
+    A, B = (16, 4096), (4096, 16)
+    kinds = {"28 pairs": [A, B] * 28, "56 of 4096 x 16": [B] * 56, "56 of 16 x 4096": [A] * 56}
     actions: dict[str, Callable[[], object]] = {}
-    for name, make in {
-        "AdamW": lambda W: AdamW(W, lr=1e-4),
-        "LandingAdam": lambda W: ol.LandingAdam(W, lr=1e-4),
-        "LandingSGD, momentum": lambda W: ol.LandingSGD(W, 1e-4, 0.9, attraction="after"),
-        "LandingMuon": lambda W: ol.LandingMuon(W, lr=1e-4),
-    }.items():
-        weights = []
-        for i in range(56):
-            shape = (4096, 16) if i % 2 else (16, 4096)
-            weight = nn.Parameter(ol.random_orthogonal(*shape, seed=i))
-            weight.grad = torch.randn(shape, generator=torch.Generator().manual_seed(i))
-            weights.append(weight)
-        actions[name] = make(weights).step
+    for kind, shapes in kinds.items():
+        for name, make in OPTIMIZERS.items():
+            actions[f"{name}, {kind}"] = make(_factors(shapes)).step
     medians = _medians(actions, repetitions)
-    rows = [(n, f"{1e3 * t:.2f}", f"{t / medians['AdamW']:.2f}") for n, t in medians.items()]
-    headings = ("28 LoRA pairs of 4096, rank 16", "ms", "in AdamW's")
-    return make_table("One step, 1 thread, float32", headings, rows)
+    rows = []
+    for name in OPTIMIZERS:
+        times = {kind: medians[f"{name}, {kind}"] for kind in kinds}
+        ratios = {kind: t / medians[f"AdamW, {kind}"] for kind, t in times.items()}
+        rows.append((name, *(f"{1e3 * times[kind]:.1f} ({ratios[kind]:.2f})" for kind in kinds)))
+    headings = ("ms (in AdamW's)", *kinds)
+    return make_table("One step of factors of rank 16, 1 thread, float32", headings, rows)
+
+
+def _factors(shapes: Sequence[tuple[int, int]]) -> list[nn.Parameter]:
+    weights = []
+    for i, shape in enumerate(shapes):
+        weight = nn.Parameter(ol.random_orthogonal(*shape, seed=i))
+        weight.grad = torch.randn(shape, generator=torch.Generator().manual_seed(i))
+        weights.append(weight)
+    return weights
 
 
 def _table_of_rotations(repetitions: int) -> object:
