@@ -242,7 +242,7 @@ class Linear4bit(nn.Linear):
 def test_quantised_layers():
     model = make_model()
     model.model.layers[1].mlp.up_proj = Linear4bit(32, 40, bias=False)
-    refused(model, r"model.layers.1.mlp.up_proj is a .*Linear4bit.*before it is quantised")
+    refused(model, r"model.layers.1.mlp.up_proj is a .*Linear4bit.*before quantising it")
 
 
 class QuantizedTensor(torch.Tensor):
