@@ -447,7 +447,7 @@ class TestData:
     @pytest.mark.parametrize(
         ("data", "error", "message"),
         [
-            ((batch for batch in [torch.ones(2, 10)]), TypeError, "read again"),
+            ((batch for batch in [torch.ones(2, 10)]), TypeError, "read repeatedly"),
             (torch.ones(5, 10), TypeError, "split"),
             (7, TypeError, "iterable of batches"),
             ([], ValueError, "at least one batch"),
@@ -570,7 +570,7 @@ class TestBadInput:
             ({"n_terms": 2.5}, ValueError, "n_terms must be"),
             ({"n_terms": N, "batch_size": 0}, ValueError, "batch_size must be"),
             ({"n_terms": N, "batch_size": N + 1}, ValueError, "batch_size must be"),
-            ({"data": [torch.ones(2, 10)], "batch_size": 3}, ValueError, "those of data"),
+            ({"data": [torch.ones(2, 10)], "batch_size": 3}, ValueError, "its own batches"),
             ({"n_terms": N, "method": "adam"}, ValueError, "method must be one of"),
             ({"n_terms": N, "lr": 0.0}, ValueError, "lr must be"),
             ({"n_terms": N, "lr": math.nan}, ValueError, "lr must be"),

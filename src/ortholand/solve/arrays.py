@@ -1,7 +1,7 @@
 """The few array operations of a solver, for NumPy's arrays and torch's tensors alike.
 
-What both libraries spell in the same way (``+``, ``@``, ``reshape``) is used as it is. Matrices are
-the last two dimensions; inner products and norms are of everything, and are Python's numbers.
+Operations that both libraries spell alike (``+``, ``@``, ``reshape``) are used directly. Matrices
+are the last two dimensions; inner products and norms run over all entries, and are Python floats.
 """
 
 from functools import cache
@@ -24,7 +24,7 @@ def inner(A: Any, B: Any) -> float:
 
 
 def norm(A: Any) -> float:
-    """Frobenius norm of everything."""
+    """Frobenius norm over all entries."""
     if isinstance(A, ndarray):
         return sqrt(vdot(A, A).real)
     return sqrt(inner(A, A))
@@ -52,7 +52,7 @@ def largest_norm(A: Any) -> float:
 
 
 def real_vector(A: Any) -> Any:
-    """All numbers in a row; real and imaginary parts count as two."""
+    """All numbers as one real vector; a complex number becomes two."""
     if isinstance(A, np.ndarray):
         flat = A.reshape(-1)
         return flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat
@@ -60,7 +60,7 @@ def real_vector(A: Any) -> Any:
 
 
 def from_real_vector(flat: Any, like: Any) -> Any:
-    """The matrices whose numbers these are."""
+    """The matrices with these numbers, in the shape and type of ``like``."""
     if isinstance(flat, np.ndarray):
         return flat.view(like.dtype).reshape(like.shape)
     if like.is_complex():
@@ -77,7 +77,7 @@ def adjoint(A: Any) -> Any:
 
 
 def turned(A: Any) -> Any:
-    """Conjugate transpose whose rows lie one after the other: NumPy adds such ones faster."""
+    """Conjugate transpose, contiguous because NumPy adds such arrays faster."""
     if isinstance(A, ndarray) and A.ndim == 2:
         return A.T.copy() if A.dtype.kind == "f" else A.T.conj()
     return adjoint(A)
@@ -135,38 +135,38 @@ def _precision(dtype: Any) -> float:
 
 
 def zeros(shape: tuple[int, ...], like: Any) -> Any:
-    """Zeros of the type of other numbers."""
+    """Zeros of the type of ``like``."""
     if isinstance(like, np.ndarray):
         return np.zeros(shape, like.dtype)
     return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
 
 def copy_of(A: Any) -> Any:
-    """A copy, its rows one after the other."""
+    """A contiguous copy."""
     if isinstance(A, np.ndarray):
         return A.copy(order="C")
     return A.clone(memory_format=torch.contiguous_format)
 
 
 def as_tensor(A: Any) -> Tensor:
-    """As a tensor, which shares the array's memory."""
+    """A as a tensor, which shares memory with an array that is writeable."""
     if isinstance(A, Tensor):
         return A
     return torch.from_numpy(A if A.flags.writeable else A.copy())
 
 
 def back_from_tensor(A: Tensor, like: Any) -> Any:
-    """In the library of another array."""
+    """A tensor in the library of ``like``."""
     return A if isinstance(like, Tensor) else A.resolve_conj().numpy()
 
 
 def to_numpy(A: Any) -> np.ndarray:
-    """In NumPy, for small matrices."""
+    """A small matrix in NumPy."""
     return A if isinstance(A, np.ndarray) else A.detach().cpu().resolve_conj().numpy()
 
 
 def from_numpy(A: np.ndarray, like: Any) -> Any:
-    """A small matrix of NumPy's in the library, on the device and of the type of another."""
+    """A small NumPy matrix in the library, on the device and of the type of ``like``."""
     if isinstance(like, np.ndarray):
         return A.astype(like.dtype, copy=False)
     return torch.from_numpy(A).to(like)

@@ -1,4 +1,4 @@
-"""The method that is used where none is named."""
+"""The method used when none is named."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -14,20 +14,20 @@ from ortholand.solve.small import Passed, Progress, is_compiled
 from ortholand.solve.targets import Targets
 
 FEW = 192  # numbers in X up to which L-BFGS sees most of the Hessian
-TRIAL = 30  # iterations after which the first method is judged, again and again
-FIRST = 1e-2  # to which it must have brought the gradient by the first time
-LATER = 1e-1  # to which from one time to the next
+TRIAL = 30  # the first method is judged every so many iterations
+FIRST = 1e-2  # share of the gradient that may be left the first time it is judged
+LATER = 1e-1  # share that may be left from one time to the next
 
 
 class Automatic:
-    """What X, the functions at hand and the first iterations recommend.
+    """The method that suits X, the functions given and the first iterations.
 
-    Where L-BFGS is compiled, it comes first; unless X has so few numbers that its pairs tell most
-    of the Hessian, Newton's method goes on if the problem is ill conditioned and Hessian products
-    are exact. Elsewhere it is Newton's method from the start. Without such products, X of few
-    numbers are for L-BFGS, and larger ones start with Barzilai-Borwein steps, the cheapest; where
-    these do not get far, L-BFGS goes on with fewer evaluations. An option that only one method has
-    chooses that one.
+    Where L-BFGS is compiled, it comes first. If the problem proves ill conditioned and Hessian
+    products are exact, Newton's method follows, unless X has so few numbers that the pairs of
+    L-BFGS capture most of the Hessian. Elsewhere Newton's method comes first. Without such
+    products, L-BFGS is used for few numbers; for more, Barzilai-Borwein steps, the cheapest, come
+    first, followed by L-BFGS with fewer evaluations if they make little progress. An option that
+    only one method has selects that method.
     """
 
     rules: ClassVar[dict[str, Rule]] = {**LBFGS.rules, **Newton.rules}
@@ -35,7 +35,7 @@ class Automatic:
     def __init__(self, lam: float | None = None, **options: Any) -> None:
         self.lam, self.options = lam, options
         self.method: Method = BarzilaiBorwein()
-        self.successor: Callable[[float | None], Method] | None = None  # where it is slow
+        self.successor: Callable[[float | None], Method] | None = None  # follows if it is slow
         self.names: list[str] = []
         self.taken = 0
         self.share = FIRST
@@ -43,16 +43,16 @@ class Automatic:
 
     @property
     def name(self) -> str:
-        """What was used, in this order."""
+        """The methods used, in order."""
         return ", ".join(self.names)
 
     @property
     def patience(self) -> float:
-        """The longest of the methods used: what one has waited counts for the next."""
+        """The longest of the methods used: the wait of one counts for the next."""
         return self.longest
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
-        """Choose."""
+        """Choose the first method and start it."""
         self.cost, self.targets = cost, targets
         self.flattest = self.mark = point.gradient_norm
         if set(self.options) & set(LBFGS.rules):
@@ -101,7 +101,7 @@ class Automatic:
         return limited
 
     def _judge(self, point: Point) -> None:
-        """Go on with the successor if it is time to judge, and the gradient has not fallen much."""
+        """Switch to the successor if it is time to judge and the gradient has not fallen much."""
         self.flattest = min(self.flattest, point.gradient_norm)
         if self.successor is None or self.taken == 0 or self.taken % TRIAL:
             return
@@ -112,5 +112,5 @@ class Automatic:
             self._use(successor(self.lam), point)
 
     def restart(self) -> bool:
-        """As the method in use does."""
+        """Restart the method in use."""
         return self.method.restart()

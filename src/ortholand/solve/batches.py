@@ -1,7 +1,7 @@
-"""Where batches come from: indices, lists, DataLoaders, anything that can be read again.
+"""Where batches come from: indices, lists, DataLoaders, anything that can be read repeatedly.
 
-All sources can be iterated over, which gives each batch once with its number of terms, for f
-itself; and have an ``epoch``, which gives the batches in the order of stochastic steps.
+Iterating over a source gives each batch once with its number of terms, for f itself; its ``epoch``
+gives the batches in the order of stochastic steps.
 """
 
 import math
@@ -16,7 +16,7 @@ from ortholand.solve.arrays import Array
 from ortholand.solve.options import is_count
 from ortholand.solve.variables import Variables
 
-DEFAULT_BATCHES = 100  # where the batch size is left open
+DEFAULT_BATCHES = 100  # if the batch size is left open
 
 
 class Indices:
@@ -52,12 +52,12 @@ class Indices:
         return ((len(batch), batch) for batch in self.batches)
 
     def epoch(self) -> Iterator[Array]:
-        """Terms are shuffled anew: stochastic steps need no fixed batches."""
+        """New batches of reshuffled terms: stochastic steps need no fixed ones."""
         return iter(self._split())
 
 
 class Batches:
-    """Batches that can be asked for by number."""
+    """Batches that can be read by number."""
 
     def __init__(self, batches: Sequence[Any], shuffle: bool, random: torch.Generator) -> None:
         self.batches, self.shuffle, self.random = batches, shuffle, random
@@ -79,7 +79,7 @@ class Batches:
 
 
 class Stream:
-    """Batches as an iterable gives them, in whatever order it likes."""
+    """Batches as an iterable gives them, in its own order."""
 
     def __init__(self, data: Iterable[Any]) -> None:
         self.data = data
@@ -88,7 +88,7 @@ class Stream:
         return ((_size(batch), batch) for batch in self.data)
 
     def epoch(self) -> Iterator[Any]:
-        """One reading."""
+        """The batches, read once."""
         return iter(self.data)
 
 
@@ -129,8 +129,8 @@ def open_source(
     if data is not None:
         if batch_size is not None:
             raise ValueError(
-                f"The batches are those of data; got batch_size={batch_size!r}, too. Leave it out, "
-                "and set it where data is made."
+                f"data has its own batches, but batch_size={batch_size!r} was given too. Leave it "
+                "out, and set it where data is made."
             )
         return _data_source(data, method, shuffle, random)
     if n_terms is None or not is_count(n_terms):
@@ -155,7 +155,7 @@ def _data_source(
         )
     if isinstance(data, Iterator):
         raise TypeError(
-            f"data must be something that can be read again and again, got a one-time "
+            f"data must be something that can be read repeatedly, got a one-time "
             f"{type(data).__name__}. Keep the batches: data=list(data)."
         )
     if isinstance(data, Sequence):
@@ -168,7 +168,7 @@ def _data_source(
 
 
 def _fixed_keys(loader: Any) -> list[Any]:
-    """What a DataLoader's batches are made of, if it is always the same."""
+    """The keys of a DataLoader's batches; raise unless they stay the same."""
     from torch.utils.data import RandomSampler
 
     sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler

@@ -1,4 +1,4 @@
-"""Barzilai-Borwein steps: gradient descent whose step remembers the last one's curvature."""
+"""Barzilai-Borwein steps: gradient descent with steps from the curvature along the last one."""
 
 from typing import Any, ClassVar
 
@@ -10,15 +10,15 @@ from ortholand.solve.method import StepByStep, cautious_step
 from ortholand.solve.options import Rule
 from ortholand.solve.targets import Targets
 
-FORGETTING = 0.85  # how many past merits the safeguard looks back on: about 1 / (1 - this)
-RANGE = 1e10  # how much longer than a cautious step one may be
+FORGETTING = 0.85  # the safeguard looks back on about 1 / (1 - this) merits
+RANGE = 1e10  # how many times as long as a cautious step one may be
 
 
 class BarzilaiBorwein(StepByStep):
     """The two Barzilai-Borwein steps in turn, with Zhang and Hager's non-monotone safeguard.
 
     The step that fits a quadratic may go uphill for a while; it is shortened only if the merit
-    rises above a running mean of the past. In a product each block has a unit of its own.
+    rises above a running mean of the past. In a product each block has its own unit.
     """
 
     name = "bb"
@@ -31,7 +31,7 @@ class BarzilaiBorwein(StepByStep):
         self.restart()
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
-        """Remember where."""
+        """Keep the problem and its targets; set up units for the blocks of a product."""
         self.cost, self.targets = cost, targets
         self.merit.start(cost)
         self.units = units_for(cost.geometry, point.gradient)
@@ -45,7 +45,7 @@ class BarzilaiBorwein(StepByStep):
         return forgot
 
     def advance(self, point: Point) -> Point | None:
-        """One step down the gradient, shortened as long as the safeguard wants."""
+        """One step down the gradient, shortened until the safeguard accepts it."""
         lam = self.merit.weight(point)
         self._look_back(point.merit(lam))
         direction, slope = self._direction(point)
@@ -75,7 +75,7 @@ class BarzilaiBorwein(StepByStep):
         return trial.point.merit(search.lam) <= allowed or search.is_lower(trial)
 
     def _direction(self, point: Point) -> tuple[Any, float]:
-        """Down the gradient, in a product by the blocks' units; and the slope there."""
+        """The negative gradient, in a product scaled by the blocks' units; and its slope."""
         if self.units is None:
             return -point.gradient, -point.gradient_norm * point.gradient_norm
         direction = -self.units.scaled(point.gradient)
@@ -88,14 +88,14 @@ class BarzilaiBorwein(StepByStep):
         """``<s, s> / <s, y>`` and ``<s, y> / <y, y>`` in turn; longer where f is not convex."""
         self.count += 1
         before = -search.slope
-        # y = g' - g and s = -t g: products with s follow from <g, g'>, which the slope is.
+        # y = g' - g and s = -t g: products with s follow from <g, g'>, which is the slope.
         sy = trial.t * (before + trial.slope)
         yy, scaled = self._change(search, trial)
         if sy <= 0 or yy <= 0 or trial.point.gradient_norm == 0:
             return 4 * trial.t
         self.targets.saw(yy / sy, search.start)
         step = trial.t * trial.t * before / sy if self.count % 2 else sy / scaled
-        # No lower limit: the smaller the gradient, the more does caution allow.
+        # No lower limit: the smaller the gradient, the longer a cautious step.
         return min(step, RANGE * self._cautious_step(trial.point))
 
     def _change(self, search: Search, trial: Trial) -> tuple[float, float]:

@@ -6,8 +6,8 @@ from typing import Any
 from ortholand.solve.arrays import norm, zeros
 from ortholand.solve.manifolds import Product
 
-MEMORY = 0.99  # weight of the past: a metric that changed quickly would spoil what steps tell
-DRIFT = 4.0  # by which a factor may change before a frozen one is given up
+MEMORY = 0.99  # weight of the past: a quickly changing metric would make past steps misleading
+DRIFT = 4.0  # how many times a factor may change before the frozen one is replaced
 
 
 class BlockUnits:
@@ -24,7 +24,7 @@ class BlockUnits:
         self.roots = self.factors + 0  # of the factors when they were frozen
 
     def learn(self, step: Any, change: Any) -> None:
-        """Take in a step and the change of the gradient that it made."""
+        """Learn from a step and the change of the gradient that it caused."""
         for i, part in enumerate(self.parts):
             length, changed = norm(step[part]), norm(change[part])
             if not (length > 0 and 0 < changed / length < math.inf):
@@ -40,7 +40,7 @@ class BlockUnits:
         return vector * self.factors
 
     def froze(self) -> bool:
-        """Take roots of the factors where the last ones are far off; whether that was so."""
+        """Renew the roots if the factors have drifted away from them; whether they had."""
         drift = self.factors / (self.roots * self.roots)
         if float(drift.min()) > 1 / DRIFT and float(drift.max()) < DRIFT:
             return False
@@ -49,5 +49,5 @@ class BlockUnits:
 
 
 def units_for(geometry: Any, like: Any) -> BlockUnits | None:
-    """For products; a single matrix needs none."""
+    """Units for a product; None for a single matrix, which needs none."""
     return BlockUnits(geometry, like) if isinstance(geometry, Product) else None

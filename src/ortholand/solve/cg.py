@@ -21,11 +21,11 @@ class GradientDescent(Descent):
         self.promised = 0.0
 
     def direction(self, point: Point) -> Any:
-        """Down the gradient."""
+        """The negative gradient."""
         return -point.gradient
 
     def first_step(self, point: Point, slope: float, length: float) -> float:
-        """As far as would decrease f by as much as the last step did."""
+        """The step that is expected to lower f as much as the last one."""
         before, self.promised = self.promised, slope
         cautious = self.cautious_step(point, length)
         if self.last is None:
@@ -33,7 +33,7 @@ class GradientDescent(Descent):
         return min(self.last.t * before / slope, 10 * cautious)
 
     def remember(self, step: Step, trial: Trial) -> None:
-        """The slopes tell the curvature."""
+        """Learn the curvature from the slopes."""
         length = trial.t * step.length * step.length
         self.targets.saw((trial.slope - step.slope) / length if length else 0.0, step.point)
 
@@ -55,7 +55,7 @@ class ConjugateGradient(GradientDescent):
         self.before: tuple[Point, Any] | None = None
 
     def direction(self, point: Point) -> Any:
-        """``-z + beta d``, d the last direction, z the preconditioned gradient."""
+        """``-z + beta d``, where d is the last direction and z the preconditioned gradient."""
         z = precondition(self.preconditioner, self.cost, point, point.gradient)
         if self.before is None:
             return -z
@@ -63,7 +63,7 @@ class ConjugateGradient(GradientDescent):
         return combine(-z, beta, d)
 
     def _beta(self, point: Point, z: Any) -> tuple[float, Any]:
-        """Hager and Zhang (2005), with a lower bound that keeps descent."""
+        """Hager and Zhang's beta (2005), with a lower bound that ensures descent; and d at X."""
         assert self.before is not None
         old, d = self.before
         geometry = self.cost.geometry
@@ -82,7 +82,7 @@ class ConjugateGradient(GradientDescent):
         return max(beta, lower), d
 
     def remember(self, step: Step, trial: Trial) -> None:
-        """The direction, at the point that it came from."""
+        """Keep the direction and the point where it began."""
         super().remember(step, trial)
         if self.before is None:
             self.first_norm = step.point.gradient_norm

@@ -1,9 +1,9 @@
-"""Does the gradient belong to the function? Does the Hessian? Ask before you minimise.
+"""Checks, before minimising, that a gradient and a Hessian belong to the function.
 
 Along a curve X(t) on the manifold with velocity xi at X, f differs from its Taylor polynomial by
 ``O(t^2)`` if the gradient is right, and by ``O(t^3)`` if the Hessian is right too. On logarithmic
 axes these are lines of slope 2 and 3. The curve is the polar factor of ``X + t xi``: a retraction
-of second order, so the Hessian's line is straight also where the gradient is not zero.
+of second order, so the Hessian's line is straight even where the gradient is not zero.
 """
 
 import math
@@ -26,8 +26,8 @@ Curve = Callable[[float], Tensor]
 Verdict = Literal["right", "wrong", "undecided"]
 
 PER_DECADE = 8  # steps t per decade
-ABOVE_NOISE = 10.0  # an error counts where it is this many times what rounding makes of f
-STRAIGHT = 0.03  # deviation from a line, root mean square in decades, that is still a line
+ABOVE_NOISE = 10.0  # an error counts if it is this many times the rounding of f
+STRAIGHT = 0.03  # largest root mean square deviation, in decades, of what counts as a line
 NORMAL_LENGTH = 0.2  # so that X + t N stays where d < 1/2: in the ball where solvers evaluate f
 N_DIAGNOSTIC = 5  # directions that tell one mistake from another
 SEED_OFFSET = 0x5EED
@@ -35,12 +35,12 @@ SEED_OFFSET = 0x5EED
 
 @dataclass(frozen=True, repr=False)
 class CheckResult:
-    """What a check has found. True if everything is right; printed, it is a report.
+    """The outcome of a check: true if everything is right; prints as a report.
 
     Attributes:
         ok: the verdict; False also if nothing could be measured.
-        slope: of the errors on logarithmic axes, over the decade where they are most like a line;
-            NaN where rounding hides them.
+        slope: slope of the errors on logarithmic axes, over the decade where they are closest to a
+            line; NaN if rounding hides them.
         steps: the steps t.
         errors: distance of f from its Taylor polynomial at each step along the manifold, root mean
             square over a few directions.
@@ -73,7 +73,7 @@ class CheckResult:
 
 @dataclass(frozen=True, repr=False)
 class GradientCheck(CheckResult):
-    """What :func:`check_gradient` has found, besides :class:`CheckResult`.
+    """The outcome of :func:`check_gradient`: a :class:`CheckResult` with more attributes.
 
     Attributes:
         normal_slope: slope of the errors in a normal direction.
@@ -91,12 +91,12 @@ class GradientCheck(CheckResult):
 
 @dataclass(frozen=True, repr=False)
 class HessianCheck(CheckResult):
-    """What :func:`check_hessian` has found, besides :class:`CheckResult`.
+    """The outcome of :func:`check_hessian`: a :class:`CheckResult` with more attributes.
 
     Attributes:
         symmetry_error: ``|<H a, b> - <a, H b>|`` for random tangent a and b, relative to their
             sizes and those of the derivatives.
-        linearity_error: ``||H(a + 2 b) - H a - 2 H b||``, relative likewise.
+        linearity_error: ``||H(a + 2 b) - H a - 2 H b||``, likewise relative.
     """
 
     symmetry_error: float
@@ -114,17 +114,17 @@ def check_gradient(
     """Check that jac is the Euclidean gradient of fun, along the manifold and across it.
 
     Args:
-        fun: ``fun(X, *args)``, a real number, in NumPy or torch as x0 is.
+        fun: ``fun(X, *args)``, a real number, in NumPy or torch like x0.
         jac: ``jac(X, *args)``, the Euclidean gradient, without any projection; True if fun returns
             the pair; None for autograd. For complex X, ``f(X + E) = f(X) + Re <G, E> + o(E)``.
         x0: a matrix; the check is made at the nearest one with orthonormal columns (rows if wide).
             A random one is best: at a critical point a wrong gradient may look right.
         args: further arguments of fun and jac.
-        seed: of the directions.
+        seed: seed of the directions.
 
     The tangent directions decide whether a minimiser is found. The normal one matters too: solvers
     that leave the manifold use the multiplier ``Sym(X^H G)``. Relative errors of the gradient show
-    from about 1e-6 on in double precision, and from about 0.1 on in single.
+    from about 1e-6 in double precision, and from about 0.1 in single.
 
     >>> import torch
     >>> import ortholand as ol
@@ -151,8 +151,8 @@ def check_gradient(
     ]
     if gradient_norm <= torch.finfo(X.dtype).eps ** 0.5 * norm(G):
         sentences.append(
-            "This says little: the Riemannian gradient is zero at x0 up to rounding, and multiples "
-            "of it are as right. Check at a random x0."
+            "This says little: the Riemannian gradient is zero at x0 up to rounding, and any "
+            "multiple of it would pass. Check at a random x0."
         )
     return GradientCheck(
         ok=tangent.verdict == normal.verdict == "right",
@@ -175,21 +175,21 @@ def check_hessian(
     args: Sequence[Any] = (),
     seed: int | torch.Generator = 0,
 ) -> HessianCheck:
-    """Check that hessp is the Euclidean Hessian of fun; first, :func:`check_gradient`.
+    """Check that hessp is the Euclidean Hessian of fun; run :func:`check_gradient` first.
 
     Args:
-        fun: ``fun(X, *args)``, a real number, in NumPy or torch as x0 is.
+        fun: ``fun(X, *args)``, a real number, in NumPy or torch like x0.
         x0: a matrix; the check is made at the nearest one with orthonormal columns (rows if wide).
         jac: as for :func:`check_gradient`.
         hessp: ``hessp(X, V, *args)``, the Euclidean Hessian at X applied to V, without any
-            projection. None: what ``minimize(method="newton")`` would take in its place, that is
-            autograd, or differences of jac where there is a jac.
+            projection. None: check what ``minimize(method="newton")`` would use instead, autograd,
+            or differences of jac if there is a jac.
         args: further arguments of the functions.
-        seed: of the directions.
+        seed: seed of the directions.
 
     The Riemannian Hessian that follows from jac and hessp must fit f to third order along the
-    manifold, be symmetric, and linear. (Tangent it is by construction.) Relative errors of the
-    Hessian show from about 1e-4 on in double precision, and from about 0.1 on in single.
+    manifold, be symmetric, and be linear. (It is tangent by construction.) Relative errors of the
+    Hessian show from about 1e-4 in double precision, and from about 0.1 in single.
 
     >>> import torch
     >>> import ortholand as ol
@@ -233,7 +233,7 @@ def check_hessian(
 
 @dataclass(frozen=True)
 class Expansion:
-    """How far f is from its Taylor polynomial along a curve, and what that says."""
+    """How far f is from its Taylor polynomial along a curve, and the verdict."""
 
     steps: tuple[float, ...]
     errors: tuple[float, ...]
@@ -247,13 +247,13 @@ def _expand(
 ) -> Expansion:
     """Compare f along curves with ``taylor[0] + taylor[1] t + taylor[2] t^2 + ...``.
 
-    With several curves, root mean squares: one error passes through zero where terms cancel.
-    The size of the derivatives tells what in the polynomial is rounding.
+    Errors are root mean squares over the curves: a single one passes through zero where terms
+    cancel. The size of the derivatives shows which terms of the polynomial are rounding.
     """
     eps = precision(objective.variables.start)
     lowest = round(math.log10(eps) / 2)
     steps = np.logspace(lowest, 0, PER_DECADE * -lowest + 1)
-    # Where X hardly moves, f changes by what rounding does to it and by nothing else.
+    # Where X hardly moves, f changes by rounding only.
     tiny = eps * np.arange(1, 9)
     t = np.concatenate([tiny, steps])
     values = np.array([[objective.value_and_gradient(c(s))[0] for s in t] for c, _ in curves])
@@ -282,7 +282,7 @@ def _judge(
     best = min(windows, key=lambda window: window.deviation)
     smaller_steps = [w for w in windows if w.start < best.start and w.deviation < STRAIGHT]
     flattest = min([best, *smaller_steps], key=lambda window: window.slope)
-    tolerance = 0.15 if eps < 1e-10 else 0.4  # few decades are left of single precision
+    tolerance = 0.15 if eps < 1e-10 else 0.4  # single precision leaves few decades
     if best.slope < order - tolerance:
         finding = f"like t^{best.slope:.2f}, not like t^{order}"
         if (best.short or eps > 1e-10) and best.slope > order - 0.7:
@@ -290,12 +290,12 @@ def _judge(
         return best.slope, "wrong", finding
     if flattest.slope < order - 0.3:
         finding = f"like t^{best.slope:.2f}, but like t^{flattest.slope:.2f} for smaller t"
-        return flattest.slope, "wrong", f"{finding}, so that something small is missing"
-    return best.slope, "right", f"like t^{best.slope:.2f}, and like t^{order} it should"
+        return flattest.slope, "wrong", f"{finding}, so something small is missing"
+    return best.slope, "right", f"like t^{best.slope:.2f}, where t^{order} is right"
 
 
 def _judge_noise(error: float, noise: float, term: float, eps: float) -> tuple[Verdict, str]:
-    """The verdict where no error stands out of the noise, from the largest of each."""
+    """The verdict if no error stands out from the noise, by the largest of each."""
     constant = term == 0 and error <= ABOVE_NOISE * noise
     if constant or error <= eps**0.5 * term or (error <= 100 * noise and term >= 1e4 * noise):
         return "right", "by rounding only: it is exact"
@@ -330,9 +330,9 @@ def _line(start: int, x: np.ndarray, y: np.ndarray) -> Window:
 
 
 def _algebra(hessian: HessianProduct, a: Tensor, b: Tensor, size: float) -> tuple[float, float]:
-    """By how much a Hessian is not symmetric, and not linear.
+    """How far a Hessian is from symmetric, and from linear.
 
-    It is a difference of terms of the given size, and may be nothing but their rounding.
+    It is a difference of terms of the given size, and may be mere rounding of them.
     """
     Ha, Hb = hessian(a), hessian(b)
     size = max(norm(Ha) + norm(Hb) + size, torch.finfo(a.dtype).tiny)
@@ -355,7 +355,7 @@ def _explain_gradient(
     normal: Expansion,
     random: torch.Generator,
 ) -> str:
-    """What mistake explains the measurements, if one does."""
+    """The mistake that explains the measurements, if there is one."""
     if "undecided" in (tangent.verdict, normal.verdict):
         return NOISY
     if tangent.verdict == normal.verdict == "right" or math.isnan(tangent.slope + normal.slope):
@@ -381,7 +381,7 @@ def _explain_gradient(
             return _mistake(name, "jac", factor)
     return (
         "Typical reasons: a missing factor 2; a transposed or (for complex X) conjugated gradient; "
-        "a mean in fun and a sum in jac; other data in jac than in fun."
+        "a mean in fun and a sum in jac; different data in fun and jac."
     )
 
 
@@ -393,7 +393,7 @@ def _explain_hessian(
     tangent: Expansion,
     random: torch.Generator,
 ) -> str:
-    """What mistake explains the measurements, if one does."""
+    """The mistake that explains the measurements, if there is one."""
     if tangent.verdict == "undecided":
         return NOISY
     if tangent.verdict == "right" or math.isnan(tangent.slope):
@@ -411,7 +411,7 @@ def _explain_hessian(
     if _factor(measured, from_hessp, X) is not None:
         return (
             "hessp looks like a Riemannian Hessian. Return the Euclidean one, the derivative of "
-            "the Euclidean gradient along V; what the manifold adds to it is ours to add."
+            "the Euclidean gradient along V; the solver adds the manifold's part."
         )
     return (
         "The gradient is right, so hessp is to blame: it must be the derivative of jac along V, "
@@ -429,8 +429,8 @@ def _explain_algebra(symmetry: float, linearity: float, tolerance: float) -> str
 
 
 NOISY = (
-    "The noise of fun hides what is to be measured: use double precision, or take large constants "
-    "out of fun."
+    "The noise of fun hides the errors to be measured: use double precision, or remove large "
+    "constants from fun."
 )
 
 
@@ -438,11 +438,11 @@ def _mistake(name: str, function: str, factor: float) -> str:
     multiplied = "" if math.isclose(factor, 1, rel_tol=1e-3) else f" multiplied by {factor:.4g}"
     if name == function:
         return f"{function} must be{multiplied}: then it fits fun."
-    return f"In place of {function} return {name}{multiplied}: that fits fun."
+    return f"Instead of {function} return {name}{multiplied}: that fits fun."
 
 
 def _factor(measured: list[float], predicted: list[float], X: Tensor) -> float | None:
-    """By which number to multiply what was predicted, if that makes it right."""
+    """The number by which to multiply the predictions to make them right, if there is one."""
     n, p = X.shape
     dimension = 2 * n * p - p * p if X.is_complex() else n * p - p * (p + 1) // 2
     m, q = np.array(measured), np.array(predicted)
@@ -493,19 +493,19 @@ def _prepare(
     )
     if not sizes[-1] > 1e-3 * sizes[0]:
         raise ValueError(
-            "x0 must be finite and of full rank, so that an orthonormal matrix is nearest to it, "
+            "x0 must be finite and of full rank, so that it has a nearest orthonormal matrix, "
             f"but its smallest singular value is {float(sizes[-1]):.1e}. Use a random one: "
             f"ortholand.random_orthogonal({variables.shape[0]}, {variables.shape[1]}, seed=0)."
         )
     if isinstance(seed, torch.Generator):
         return objective, polar_projection(variables.start), seed
-    # Not the seed itself: with the seed that x0 was drawn with, directions would depend on x0.
+    # Not the seed itself: if x0 was drawn with it, directions would depend on x0.
     random = torch.Generator().manual_seed(seed + SEED_OFFSET)
     return objective, polar_projection(variables.start), random
 
 
 def _n_directions(X: Tensor) -> int:
-    """In single precision only the mean over some directions is smooth enough."""
+    """How many directions: in single precision only a mean over several is smooth enough."""
     return 2 if torch.finfo(X.dtype).eps < 1e-10 else 8
 
 

@@ -1,12 +1,12 @@
-"""A preconditioner that asks nothing of the user: curvatures along rotations, by random probes.
+"""A preconditioner that needs nothing from the user: curvatures along rotations, by random probes.
 
 Many costs are nearly separable in a frame that X itself gives: the Hessian hardly mixes the
 rotations of pairs of columns with each other (Brockett's cost, joint diagonalisation) or, for
 square X, those of pairs of rows (ICA), nor the columns' moves out of their span. Costs of the span
-alone are so in the basis of Ritz vectors, where ``X^H grad f`` is diagonal. There the Hessian's
-diagonal is a good preconditioner, and one Hessian product with random signs estimates all of it
-(Hutchinson; Bekas, Kokiopoulou and Saad, 2007). Whether a frame suits the cost is seen by comparing
-probes: where two independent ones do not agree, nothing is scaled; and what does not shorten CG
+alone are separable in the basis of Ritz vectors, where ``X^H grad f`` is diagonal. There the
+Hessian's diagonal is a good preconditioner, and one Hessian product with random signs estimates all
+of it (Hutchinson; Bekas, Kokiopoulou and Saad, 2007). Comparing probes shows whether a frame suits
+the cost: if two independent ones disagree, nothing is scaled; and a frame that does not shorten CG
 is given up.
 """
 
@@ -29,11 +29,11 @@ from ortholand.solve.arrays import (
 from ortholand.solve.manifold_cost import Point
 from ortholand.solve.manifolds.stiefel import SquareStiefel, Subspaces, TallStiefel
 
-AGREEMENT = 0.5  # correlation of two probes from which on the diagonal is believed
+AGREEMENT = 0.5  # correlation of two probes above which the diagonal is believed
 SPREAD = 0.4  # standard deviation relative to the mean below which scaling gains nothing
 FLOOR = 1e-3  # smallest curvature, relative to the mean
 MEMORY = 0.5  # weight of the past probes
-LONG = 8  # Hessian products after which CG's pace tells something
+LONG = 8  # Hessian products after which CG's pace is meaningful
 STRIKES = 2  # slow steps after which a frame is given up
 
 Hessian = Callable[[Any], Any]
@@ -47,7 +47,7 @@ class Block:
         self.agreement = 0.0
 
     def learn(self, probe: np.ndarray) -> None:
-        """Take in one more estimate."""
+        """Learn from one more estimate."""
         probe = np.abs(probe.astype(float, copy=False))
         if self.squares is None:
             self.squares = probe * probe
@@ -58,7 +58,7 @@ class Block:
 
     @property
     def believed(self) -> bool:
-        """Whether the last probe said the same as those before it, and not that all are equal."""
+        """Whether the last probe agrees with those before it, and curvatures are not all equal."""
         return self.agreement > AGREEMENT
 
     def mean(self) -> float:
@@ -74,7 +74,7 @@ class Block:
 
 
 def _uneven(a: np.ndarray) -> bool:
-    """Whether numbers differ so much that scaling by them gains something."""
+    """Whether numbers differ enough for scaling by them to gain something."""
     mean = a.sum() / len(a)
     return len(a) > 1 and math.sqrt(_square(a - mean) / (len(a) - 1)) > SPREAD * mean
 
@@ -91,7 +91,7 @@ def _square(a: np.ndarray) -> float:
 
 
 class Curvatures:
-    """What is known of the Hessian's diagonal, in each frame that may suit it."""
+    """What is known about the Hessian's diagonal, in each frame that may suit it."""
 
     def __init__(self, geometry: Any, X: Any) -> None:
         self.frames: list[Columns | SquareRotations] = _frames(geometry) if X.ndim == 2 else []
@@ -103,7 +103,7 @@ class Curvatures:
         self.strikes = 0
 
     def learn(self, point: Point, hessian: Hessian) -> None:
-        """One Hessian product for each frame that is looked at, until one of them is chosen."""
+        """One Hessian product for each frame, or for the chosen one only."""
         if not self.frames:
             return
         for frame in self.frames if self.best is None else [self.best]:
@@ -118,7 +118,7 @@ class Curvatures:
         return None if self.best is None else self.best.precondition
 
     def judge(self, products: int, before: float, after: float) -> None:
-        """Give up a frame in which CG is slower than it was without."""
+        """Give up a frame in which CG is slower than without it."""
         if products < LONG or not 0 < after < before:
             return
         pace = math.log10(before / after) / products
@@ -143,9 +143,9 @@ class Columns:
     """``V = X Omega + W``: rotations of pairs of columns, and moves out of their span.
 
     Args:
-        ritz: whether columns are the Ritz vectors, in whose basis the multiplier is diagonal; else
-            those of X.
-        rotate: whether there are rotations.
+        ritz: whether columns are the Ritz vectors, in whose basis the multiplier is diagonal; if
+            not, those of X.
+        rotate: whether to include rotations.
     """
 
     def __init__(self, ritz: bool = False, rotate: bool = True) -> None:
@@ -167,7 +167,7 @@ class Columns:
         self.moves.learn(moved / to_numpy((W.conj() * W).real).sum(-2))
 
     def set_basis(self, point: Point) -> None:
-        """The frame at a point."""
+        """Set the frame at a point."""
         self.Q = None
         self.X = point.X
         if self.ritz:
@@ -182,11 +182,11 @@ class Columns:
 
     @property
     def agreement(self) -> float:
-        """How much the probes agree on the better known block."""
+        """How much the probes agree, on the block where they agree more."""
         return max(self.rotations.agreement, self.moves.agreement)
 
     def prepare(self) -> None:
-        """The factors, relative to the mean curvature; what is not believed is not scaled."""
+        """Compute factors relative to the mean curvature; blocks not believed are not scaled."""
         scale, p = self.moves.mean(), self.X.shape[-1]
         of_moves = self.moves.inverse(scale) if self.moves.believed else np.ones(p)
         if self.rotations.believed:
@@ -223,7 +223,7 @@ class SquareRotations:
         return self.rotations.agreement
 
     def prepare(self) -> None:
-        """The factors, relative to the mean curvature."""
+        """Compute factors relative to the mean curvature."""
         inverse = self.rotations.inverse(self.rotations.mean())
         self.factors = from_numpy(_as_matrix(inverse, self.X.shape[-1]), self.X)
 

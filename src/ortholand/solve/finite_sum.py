@@ -1,9 +1,9 @@
-"""Costs that are means of many terms: landing steps from some of the terms at a time.
+"""Costs that are means of many terms: landing steps from a batch of terms at a time.
 
-``f(X) = (1/n) sum_i f_i(X)``. A pass over all terms for one step is a waste when the terms are many
-and alike. Stochastic landing steps along the gradient of one batch. Its noise never ends, so steps
-must shrink. SAGA (Ablin, Vary, Gao, Absil, JMLR 2024) remembers the last gradient of each batch and
-steps along
+``f(X) = (1/n) sum_i f_i(X)``. A pass over all terms for one step is wasteful when there are many
+similar terms. Stochastic landing steps along the gradient of one batch. Its noise never vanishes,
+so steps must shrink. SAGA (Ablin, Vary, Gao, Absil, JMLR 2024) remembers the last gradient of each
+batch and steps along
 
     G_k(X) - G_k(where batch k was last evaluated) + mean of all remembered gradients,
 
@@ -47,7 +47,7 @@ from ortholand.solve.variables import Variables, one_matrix
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
 
-PROBES = 8  # batches that are asked for their curvature, where lr is left open
+PROBES = 8  # batches probed for their curvature, if lr is left open
 GROWTH = 1.5
 REJECTIONS = 20  # halvings of lr in one epoch before SAGA gives up
 
@@ -73,45 +73,45 @@ def minimize_finite_sum(
     """Minimise a mean of many terms over matrices with orthonormal columns (rows, if wide).
 
     Args:
-        fun: mean of the terms of a batch: ``fun(X, indices)`` with ``n_terms``, indices being
-            whole numbers in an int64 array or tensor; ``fun(X, batch)`` with ``data``.
+        fun: mean of the terms of a batch: ``fun(X, indices)`` with ``n_terms``, where indices
+            is an int64 array or tensor; ``fun(X, batch)`` with ``data``.
         x0: where to start: one matrix with orthonormal columns, NumPy or torch, real or complex.
         n_terms: number of terms, for the interface by indices.
-        data: batches, for the interface by data: a list, a DataLoader, or anything else that can be
-            read again and again. Batches weigh by their number of rows. SAGA needs the same
-            batches each time: a DataLoader must not shuffle (SAGA draws the order itself), and
+        data: batches, for the interface by data: a list, a DataLoader, or any other iterable that
+            can be read repeatedly. Batches are weighted by their number of rows. SAGA needs the
+            same batches each time: a DataLoader must not shuffle (SAGA draws the order itself), and
             other iterables are read once and kept.
         jac: mean of the Euclidean gradients, with the arguments of fun; True if fun returns
-            (value, gradient); for tensors None, and autograd computes it.
-        manifold: ``ol.Stiefel()``, which is None, too; or ``ol.GeneralizedStiefel(B)``, whose B may
-            be ``ol.Covariance(rows)``, or a function (V, batch) that gives the mean of B_i V over a
-            batch: B itself is never formed. There is no lam then, and the result has ``passes``.
+            (value, gradient); None for tensors: autograd computes it.
+        manifold: ``ol.Stiefel()``, the same as None; or ``ol.GeneralizedStiefel(B)``, whose B may
+            be ``ol.Covariance(rows)``, or a function (V, batch) that returns the mean of B_i V over
+            a batch: B itself is never formed. Then lam is not used, and the result has ``passes``.
             Its options are ``eps``, ``shuffle``, for sgd ``momentum`` (0.9) and ``decay`` (None:
             linearly to 0).
         method: ``"saga"`` or ``"sgd"``.
-        batch_size: number of indices in a batch; None: so many that there are 100 batches.
+        batch_size: number of indices in a batch; None: such that there are 100 batches.
         lr: step size; None: a third of the inverse of the largest curvature of some batches' costs,
-            met by power iterations on gradient differences at the start. SAGA raises it by half
-            after each epoch that has lowered f and its gradient, and when one has raised f, goes
-            back, halves it and leaves it at that.
+            found by power iterations on gradient differences at the start. SAGA raises it by half
+            after each epoch that lowers f and its gradient, until one raises f: then it goes back,
+            halves it and keeps it.
         lam: attraction to the manifold; None: ``1 / (4 lr)``, so that each step about halves the
-            distance, whatever the scale of f. (The paper's 1 is right for costs of about that
-            scale: data ten times as large leave the iterates at the edge of the ball.)
-        epochs: as many at most; an epoch is as many steps as there are batches, and a pass over all
-            batches for f and its gradient.
+            distance, whatever the scale of f. (The paper's value, 1, suits costs of about that
+            scale: scaling the data by ten leaves the iterates at the edge of the ball.)
+        epochs: largest number of epochs; an epoch is as many steps as there are batches, and a
+            pass over all batches for f and its gradient.
         gtol: the norm of the Riemannian gradient must fall to this fraction of its first value;
             None: the square root of the precision, 1.5e-8 in float64.
-        seed: of the order of batches.
-        callback: called after each epoch, as by :func:`ortholand.minimize`.
-        options: ``atol``, ``maxtime`` (seconds, looked at after each epoch); ``eps`` and
-            ``safe_step`` (its rule); ``shuffle`` (True; False leaves indices or lists of batches in
+        seed: seed of the order of batches.
+        callback: called after each epoch, as in :func:`ortholand.minimize`.
+        options: ``atol``, ``maxtime`` (seconds, checked after each epoch); ``eps`` and
+            ``safe_step`` (its rule); ``shuffle`` (True; False keeps indices or lists of batches in
             their order); for sgd ``momentum`` (0) and ``decay`` (0.5): the step falls like
             ``lr / (1 + epochs)^decay``, and stays constant for 0.
 
     Returns:
-        SciPy's ``OptimizeResult`` as :func:`ortholand.minimize` returns it, with ``lr`` and
-        ``lam`` as they were at the end, and ``shortened``, the share of steps that were shorter
-        than lr for safety; ``nit`` counts epochs, ``nfev`` and ``njev`` batches.
+        SciPy's ``OptimizeResult`` as :func:`ortholand.minimize` returns it, with the
+        final ``lr`` and ``lam``, and ``shortened``, the share of steps that safety made shorter
+        than lr; ``nit`` counts epochs, ``nfev`` and ``njev`` batches.
 
     SAGA keeps one gradient per batch, n x p numbers each. Each epoch ends on the manifold.
 
@@ -191,7 +191,7 @@ def _check_no_lam(lam: Any) -> None:
 
 
 class GradientTable:
-    """The last gradient of every batch, and the mean of them all."""
+    """The last gradient of every batch, and their mean."""
 
     def __init__(self, n_batches: int, like: Tensor) -> None:
         self.gradients = like.new_zeros(n_batches, *like.shape)
@@ -211,7 +211,7 @@ class GradientTable:
 
 
 class FiniteSum(Objective):
-    """The mean of the terms; a call for everything is one pass over all batches."""
+    """The mean of the terms; a full evaluation is one pass over all batches."""
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ class FiniteSum(Objective):
         return (value, G) if self.scale == 1 else (value / self.scale, G / self.scale)
 
     def value_and_gradient(self, X: Tensor) -> tuple[float, Tensor]:
-        """Cost and gradient of all terms; the table, if any, then remembers those of this X."""
+        """Cost and gradient of all terms; the table, if any, then holds those at this X."""
         sizes, value, G = [], 0.0, torch.zeros_like(X)
         for k, (size, batch) in enumerate(self.source):
             v, g = self.batch(X, batch)
@@ -255,7 +255,7 @@ class FiniteSum(Objective):
         return (value, G) if self.unit is not None else self._in_unit(X, value, G)
 
     def _in_unit(self, X: Tensor, value: float, G: Tensor) -> tuple[float, Tensor]:
-        """The first gradient tells in which unit to compute; nearly always that is 1."""
+        """Choose the unit by the first gradient; it is nearly always 1."""
         self.unit = power_of_two_near(G)
         return (value, G) if self.unit == 1 else self.value_and_gradient(X)
 
@@ -275,11 +275,11 @@ class FiniteSum(Objective):
 
 
 class StochasticLanding(StepByStep):
-    """What both methods share: one call of :meth:`advance` is an epoch, ending on the manifold.
+    """What both methods share: one call of :meth:`advance` is an epoch that ends on the manifold.
 
     Attributes:
         random: draws batches.
-        lr: step size; NaN until it is chosen, if the user left that open.
+        lr: step size; NaN until it is chosen, if the user left it open.
         lam: attraction, likewise.
     """
 
@@ -306,7 +306,7 @@ class StochasticLanding(StepByStep):
         """Choose what the user left open."""
         assert isinstance(cost.objective, FiniteSum)
         self.cost, self.sum, self.targets = cost, cost.objective, targets
-        unit = cost.objective.scale  # what the user gave is for f as it is
+        unit = cost.objective.scale  # the user's values are for f in its own unit
         self.lr, self.lam = unit * self.lr, self.lam / unit
         if self.chooses_lr:
             self.lr = 1 / (3 * self.sum.curvature(point.X))
@@ -328,11 +328,11 @@ class StochasticLanding(StepByStep):
         return there
 
     def epoch(self, X: Tensor) -> Tensor | None:
-        """Where the steps of an epoch lead to; None if something was not finite."""
+        """The point after the steps of an epoch; None if something was not finite."""
         raise NotImplementedError
 
     def restart(self) -> bool:
-        """Nothing helps where an epoch failed."""
+        """False: nothing helps if an epoch failed."""
         return False
 
     def gradient(self, X: Tensor, batch: Any) -> Tensor | None:
@@ -354,10 +354,10 @@ class SAGA(StochasticLanding):
 
     name = "saga"
     patience = 10
-    growth = GROWTH  # of lr after an epoch that went well, until one has not
+    growth = GROWTH  # of lr after an epoch that went well, until one does not
 
     def advance(self, point: Point) -> Point | None:
-        """One epoch; if the step size is ours, one that does not raise f."""
+        """One epoch; if lr is not the user's, one that does not raise f."""
         for _ in range(REJECTIONS):
             after = super().advance(point)
             if after is None or not self.chooses_lr:
@@ -368,7 +368,7 @@ class SAGA(StochasticLanding):
                 return after
             self._change_step(0.5)
             self.growth = 1.0
-            self.cost.at(point.X)  # so that the table is of this point again
+            self.cost.at(point.X)  # refills the table at this point
         return None
 
     def _change_step(self, factor: float) -> None:
@@ -377,7 +377,7 @@ class SAGA(StochasticLanding):
             self.lam /= factor
 
     def epoch(self, X: Tensor) -> Tensor | None:
-        """As many steps as there are batches; a batch is drawn as often as it has terms."""
+        """As many steps as there are batches, drawn in proportion to their numbers of terms."""
         table, source = self.sum.table, self.sum.source
         assert table is not None
         assert not isinstance(source, Stream)
@@ -404,10 +404,10 @@ def as_good(after: Point, before: Point) -> bool:
 
 
 class SGD(StochasticLanding):
-    """Stochastic landing, as in the paper, with momentum and steps that shrink.
+    """Stochastic landing, as in the paper, with momentum and shrinking steps.
 
     Attributes:
-        momentum: of the relative gradients, in [0, 1).
+        momentum: momentum of the relative gradients, in [0, 1).
         decay: the step falls like ``lr / (1 + epochs)^decay``.
     """
 
@@ -489,7 +489,7 @@ def _returned(run: Run, status: Status) -> Point:
 
 
 def advice_for(method: str, run: Run, point: Point, lr: float) -> dict[Status, str]:
-    """What to do next, where it is not what ``minimize`` advises."""
+    """What to do next, where the advice differs from that of ``minimize``."""
     unit = run.cost.objective.scale
     reached = (
         f"the Riemannian gradient's norm is {point.gradient_norm * unit:.1e}, "
@@ -497,13 +497,13 @@ def advice_for(method: str, run: Run, point: Point, lr: float) -> dict[Status, s
     )
     more = {
         "saga": "Raise epochs, start from this x, or take smaller batches: more steps per epoch.",
-        "sgd": "Steps along single batches end in noise, the more of it the longer they are: use "
+        "sgd": "Steps along single batches end in noise, which grows with their length: use "
         "method='saga', or another decay or lr.",
     }
     return {
         Status.MAXITER: f"Stopped after epochs={run.limits.maxiter}: {reached}. {more[method]}",
-        Status.STALLED: f"Epochs get neither lower nor flatter, with steps of {lr:.1e}: {reached}. "
+        Status.STALLED: f"Epochs lower neither f nor its gradient, with lr={lr:.1e}: {reached}. "
         "If that is small, it is what the precision of fun allows: raise gtol, or use float64. "
-        "Otherwise your lr is too long, or jac is not fun's gradient, or batches change: try "
+        "Otherwise your lr is too large, or jac is not fun's gradient, or batches change: try "
         "ortholand.check_gradient(fun, jac, x0, args=(batch,)).",
     }

@@ -1,16 +1,16 @@
 """Finite sums with a constraint ``X^H B X = I`` whose B is a mean over batches as well.
 
 After Vary, Ablin, Gao and Absil, "Optimization without retraction on the random generalized Stiefel
-manifold" (ICML 2024): nobody ever has B, only ``B_i X`` for the batch at hand, and a product of two
-estimates from one batch has not the product of the means for its mean. Here, with ``Y = B_i X``,
+manifold" (ICML 2024): B itself is never available, only ``B_i X`` for the current batch, and the
+product of two estimates from one batch is biased. Here, with ``Y = B_i X``,
 
     g = G - Y M,    V = b - X Sym(Y^H b),    X <- (X - eta V) (I + gain D + eta^2 V^H B_i V)^(-1/2)
 
 where M is the running mean of ``Sym(X^H G)`` over *earlier* batches, and so independent of Y; b is
-the momentum of g; and ``D = X^H Y - I``, linear in B_i, is believed to a small share, the gain. The
-mean of g vanishes exactly where the constrained problem is stationary; what is biased is along
-``X S``, S Hermitian, and landing takes that away. After each epoch a pass over all batches measures
-``X^H B X``, and the p x p root of it lands X to rounding.
+the momentum of g; and only a small share, the gain, of ``D = X^H Y - I``, linear in B_i, is used.
+The mean of g vanishes exactly where the constrained problem is stationary; the bias is along
+``X S``, S Hermitian, and landing removes it. After each epoch a pass over all batches measures
+``X^H B X``, and its p x p root lands X up to rounding.
 """
 
 import math
@@ -55,12 +55,12 @@ from ortholand.solve.variables import Variables, one_matrix
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
 
-PROBES, POWER_ITERATIONS = 4, 6  # batches that are asked for their curvature, and how often
-GAIN = 0.05  # share of a batch's residual that is believed
+PROBES, POWER_ITERATIONS = 4, 6  # batches probed for their curvature, and how often
+GAIN = 0.05  # share of a batch's residual that is used
 
 
 class BatchProduct:
-    """``B_i V`` of a batch; the same for all, where B is a matrix or an operator."""
+    """``B_i V`` of a batch; the same for all batches if B is a matrix or an operator."""
 
     def __init__(self, B: Any, variables: Variables, source: Source) -> None:
         self.B, self.variables = B, variables
@@ -73,12 +73,12 @@ class BatchProduct:
         ):
             found = f"n_terms={source.n_terms}" if isinstance(source, Indices) else "data"
             raise ValueError(
-                f"ol.Covariance of {B.n_terms} rows goes with n_terms={B.n_terms} and indices, got "
+                f"ol.Covariance of {B.n_terms} rows needs n_terms={B.n_terms} and indices, got "
                 f"{found}. With data, make B a function (V, batch) -> B_i V."
             )
 
     def __call__(self, V: Tensor, batch: Any) -> Tensor:
-        """The product."""
+        """``B_i V`` for a batch."""
         if self.fixed is not None:
             return self.fixed.apply(V)
         if isinstance(self.B, Covariance):
@@ -87,14 +87,14 @@ class BatchProduct:
             W = self.B(self.variables.outward(V), batch)
         except TypeError as error:
             raise TypeError(
-                "In minimize_finite_sum B is a function (V, batch), or (V, indices), that gives "
+                "In minimize_finite_sum B is a function (V, batch), or (V, indices), that returns "
                 f"the mean of B_i V over a batch; it failed with: {error}"
             ) from error
         return self.variables.inward_vector(W, "B").clone()
 
 
 class GeneralizedSum(FiniteSum):
-    """The mean of the terms, and of the products with B: one visit of a batch serves both.
+    """The mean of the terms, and of the products with B: one visit to a batch serves both.
 
     Attributes:
         visits: how many batches were read.
@@ -117,7 +117,7 @@ class GeneralizedSum(FiniteSum):
         return value, G, self.product(X, batch)
 
     def value_and_gradient(self, X: Tensor) -> tuple[float, Tensor]:
-        """Cost and gradient of all terms; ``B X`` is left with the geometry."""
+        """Cost and gradient of all terms; ``B X`` is kept in the geometry."""
         sizes, value, total = [], 0.0, torch.zeros_like(_stack(X, X))
         for k, (size, batch) in enumerate(self.source):
             v, G, Y = self.pair(X, batch)
@@ -194,17 +194,17 @@ class GeneralizedSum(FiniteSum):
 
 
 class SampledColumns(GeneralizedColumns):
-    """``X^H B X = I`` where a product with B is a pass over all batches: no more than one is made.
+    """``X^H B X = I`` where a product with B is a pass over all batches: at most one is made.
 
-    ``X (X^H B X)^(-1/2)`` is on the manifold from wherever X was, by p x p algebra.
+    ``X (X^H B X)^(-1/2)`` is on the manifold wherever X was, by p x p algebra.
     """
 
     def residual(self, X: Any) -> Any:
-        """By the product that came with f, if it did."""
+        """The residual, by the product that came with f, if there is one."""
         return self._residual(X)
 
     def settle(self, X: Any) -> tuple[Any, Any]:
-        """To rounding, by one product at most; the residual is to be measured."""
+        """Land X up to rounding, by at most one product; None: the residual is not measured."""
         return X @ inverse_root(adjoint(X) @ self.product(X)), None
 
 
@@ -222,13 +222,13 @@ def check_first(point: Point, name: str = "x0") -> None:
     if not point.distance <= FARTHEST_START and math.isfinite(point.distance):
         raise ValueError(
             f"{name} must satisfy X^H B X = I up to ||X^H B X - I|| <= {FARTHEST_START}, but it is "
-            f"{point.distance:.2g} away. Some rows of the data are enough to make it so: "
+            f"{point.distance:.2g} away. A few rows of the data are enough to project it: "
             "x0 = ol.GeneralizedStiefel(ol.Covariance(rows)).project(x0)."
         )
 
 
 class GeneralizedLanding(StepByStep):
-    """What both methods share; one call of :meth:`advance` is an epoch, ending on the manifold.
+    """What both methods share: one call of :meth:`advance` is an epoch that ends on the manifold.
 
     Attributes:
         eps: how far a step may lead, in ``||eta^2 V^H B V||``.
@@ -240,7 +240,7 @@ class GeneralizedLanding(StepByStep):
         "eps": ("a number in (0, 1)", lambda v: is_number(v) and 0 < v < 1)
     }
     gain: ClassVar[float] = GAIN
-    reach: ClassVar[float] = 1.0  # of the default step, in inverse curvatures
+    reach: ClassVar[float] = 1.0  # default step, in inverse curvatures
 
     def __init__(
         self, random: torch.Generator, lr: float | None, epochs: float, eps: float = 0.5
@@ -252,7 +252,7 @@ class GeneralizedLanding(StepByStep):
         self.momentum = 0.0
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
-        """Choose the step, if the user left that open."""
+        """Choose the step, if the user left it open."""
         assert isinstance(cost.objective, GeneralizedSum)
         self.cost, self.sum, self.targets = cost, cost.objective, targets
         self.lr = cost.objective.scale * self.lr
@@ -261,7 +261,7 @@ class GeneralizedLanding(StepByStep):
             self.lr = self.reach / self.sum.steepest(point.X, M)
 
     def advance(self, point: Point) -> Point | None:
-        """One epoch, by shorter steps if it fails and lr is ours; None if it fails all the same."""
+        """One epoch, again with a smaller lr if it fails and lr is ours to choose; None if all fail."""
         taken, buffer = self.n_steps, self.buffer
         for _ in range(REJECTIONS):
             after = self._epoch_from(point)
@@ -279,7 +279,7 @@ class GeneralizedLanding(StepByStep):
         return None
 
     def accepts(self, after: Point, point: Point) -> bool:  # noqa: ARG002
-        """Whether an epoch counts: noise may raise f."""
+        """Whether to keep an epoch: here always, since noise may raise f."""
         return True
 
     def _epoch_from(self, point: Point) -> Point | None:
@@ -295,18 +295,18 @@ class GeneralizedLanding(StepByStep):
         return there if there.finite else None
 
     def epoch(self, X: Tensor) -> Tensor | None:
-        """Where the steps of an epoch lead to; None if something was not finite."""
+        """The point after the steps of an epoch; None if something was not finite."""
         raise NotImplementedError
 
     def forget(self, point: Point) -> None:
-        """Undo what an epoch left that is not taken."""
+        """Undo the effects of a rejected epoch."""
 
     def restart(self) -> bool:
-        """Nothing helps where an epoch failed."""
+        """False: nothing helps if an epoch failed."""
         return False
 
     def step(self, X: Tensor, G: Tensor, Y: Tensor, batch: Any, lr: float) -> Tensor | None:
-        """One step along the field of estimates of G and ``B X``; None if it is not finite."""
+        """One step along the field, from estimates of G and ``B X``; None if it is not finite."""
         g = G - Y @ self.M
         self.M = self.M + self.gain * (sym(adjoint(X) @ G) - self.M)
         if self.momentum:
@@ -325,16 +325,16 @@ def _eye(X: Tensor) -> Tensor:
 
 
 class GeneralizedSGD(GeneralizedLanding):
-    """Steps along single batches, with momentum, that shrink.
+    """Shrinking steps along single batches, with momentum.
 
     Attributes:
-        momentum: of the fields, in [0, 1).
-        decay: the step falls like ``lr / (1 + epochs)^decay``; None: linearly, to nothing at the
+        momentum: momentum of the fields, in [0, 1).
+        decay: the step falls like ``lr / (1 + epochs)^decay``; None: linearly, to zero at the
             end of the last epoch.
     """
 
     name = "sgd"
-    reach = 2.0  # momentum averages the noise, and would allow for more
+    reach = 2.0  # momentum averages the noise, and would allow more
     rules: ClassVar[dict[str, Rule]] = {
         **GeneralizedLanding.rules,
         "momentum": MOMENTUM_RULE,
@@ -383,10 +383,10 @@ class GeneralizedSAGA(GeneralizedLanding):
     patience = 10
     gain = 0.5
     reach = 1 / 3
-    growth = GROWTH  # of lr after an epoch that went well, until one has not
+    growth = GROWTH  # of lr after an epoch that went well, until one does not
 
     def accepts(self, after: Point, point: Point) -> bool:
-        """It must not raise f."""
+        """Whether an epoch has not raised f; adapt lr to that."""
         if not as_good(after, point):
             self.growth = 1.0
             return False
@@ -395,7 +395,7 @@ class GeneralizedSAGA(GeneralizedLanding):
         return True
 
     def epoch(self, X: Tensor) -> Tensor | None:
-        """As many steps as there are batches; a batch is drawn as often as it has terms."""
+        """As many steps as there are batches, drawn in proportion to their numbers of terms."""
         table, source = self.sum.table, self.sum.source
         assert table is not None
         assert not isinstance(source, Stream)
@@ -414,7 +414,7 @@ class GeneralizedSAGA(GeneralizedLanding):
         return there
 
     def forget(self, point: Point) -> None:
-        """The table is to be of the point again."""
+        """Refill the table at the point."""
         self.cost.at(point.X)
 
 
@@ -422,17 +422,17 @@ METHODS: dict[str, type[GeneralizedLanding]] = {"saga": GeneralizedSAGA, "sgd": 
 
 
 class Sampled(Manifold):
-    """The constraint as variables know it: they look at shapes only."""
+    """The constraint as variables see it: only its shapes matter."""
 
     def __init__(self, B: Any) -> None:
         self.B = B
 
     def check_shape(self, shape: tuple[int, ...], name: str) -> None:
-        """Tall, and of the size of B."""
+        """Raise unless the shape is tall and fits B."""
         check_size(self.B, shape, name)
 
     def geometry(self, X: Any) -> Geometry:
-        """Not used: that of the sum knows B."""
+        """Not used: the sum has its own, which knows B."""
         return GeneralizedColumns(Operator(lambda V: V, X.shape[-2]))
 
 
@@ -447,7 +447,7 @@ def solve_sampled(
     options: dict[str, Any],
     report: Callable[[Run], bool] | None,
 ) -> "OptimizeResult":
-    """What ``minimize_finite_sum`` does where B is known by products."""
+    """What ``minimize_finite_sum`` does if B is known by products only."""
     method, B = draws.method, manifold.B
     check_options(method, METHODS[method], options)
     solver = METHODS[method](draws.random, lr, epochs=limits.maxiter, **options)

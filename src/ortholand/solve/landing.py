@@ -1,4 +1,4 @@
-"""The paper's Algorithm 1: landing steps of a given length, no shorter than safety demands.
+"""The paper's Algorithm 1: landing steps of a given length, shortened only for safety.
 
     for k = 1, 2, ...:  eta_k <- min(eta*, eta_k),  X <- X - eta_k (psi(X) X + lam (X X^H - I) X)
 
@@ -37,14 +37,14 @@ POWER_ITERATIONS = 8
 
 
 class Landing(StepByStep):
-    """Landing with a step sequence; nothing is searched for, and f is not looked at.
+    """Landing with a step sequence: no line search, and no use of f's values.
 
     Attributes:
         step: eta, or a function k -> eta_k of the iteration 1, 2, ...; None: half the inverse of
-            the gradient's Lipschitz constant near the start, from some gradients.
+            the gradient's Lipschitz constant near the start, from a few gradients.
         lam: attraction to the manifold; None: a quarter of the inverse of the first step, so
-            that each about halves the distance.
-        momentum: of the relative gradients, in [0, 1).
+            that each step about halves the distance.
+        momentum: momentum of the relative gradients, in [0, 1).
         eps: radius of the ball that the safe step keeps the iterates in.
         safe_step: rule of the safe step.
     """
@@ -81,7 +81,7 @@ class Landing(StepByStep):
                 "or X^H B X = I. Use another method for products."
             )
         self.cost, self.targets, self.unit = cost, targets, cost.objective.scale
-        # With B the field and its attraction are longer by up to this.
+        # With B the field and its attraction are longer by up to this factor.
         geometry: Any = cost.geometry
         by_products = isinstance(geometry, GeneralizedColumns)
         longer = geometry.field_scale(point.X) if by_products else 1.0
@@ -90,7 +90,7 @@ class Landing(StepByStep):
         self.lam = self._attraction() / longer if self.lam is None else self.lam / self.unit
 
     def advance(self, point: Point) -> Point | None:
-        """One step."""
+        """One landing step; None if it fails."""
         self.k += 1
         if isinstance(self.cost.geometry, GeneralizedColumns):
             return self._advance_by_products(self.cost.geometry, point)
@@ -110,7 +110,7 @@ class Landing(StepByStep):
         return after
 
     def _advance_by_products(self, geometry: GeneralizedColumns, point: Point) -> Point | None:
-        """One step with ``X^H B X = I``. Its field is linear in G, at every X: so is momentum."""
+        """One step with ``X^H B X = I``. The field is linear in G, so momentum applies to G."""
         G = point.euclidean
         if self.momentum:
             G = (1 - self.momentum) * G
@@ -131,7 +131,7 @@ class Landing(StepByStep):
             self.targets.saw(norm(after.gradient - before.gradient) / length, before)
 
     def restart(self) -> bool:
-        """Stop: the momentum is lost, and nothing else is remembered."""
+        """Forget the momentum, the only memory; whether there was any."""
         forgot, self.buffer = self.buffer is not None, None
         return forgot
 
@@ -144,25 +144,25 @@ class Landing(StepByStep):
         return B
 
     def _attraction(self) -> float:
-        """So strong that each step about halves the distance, for the first step that is one."""
+        """The attraction with which the first nonzero step about halves the distance."""
         steps = (self._eta(k) for k in range(1, 1001))
         return 1 / (4 * next((eta for eta in steps if eta > 0), 1.0))
 
     def _eta(self, k: int) -> float:
-        """The step for f in our unit; the user's is for f in theirs."""
+        """The step for f in the solver's unit, from the user's step."""
         eta = self.step(k) if callable(self.step) else self.step
         if not isinstance(eta, Real) or not 0 <= float(eta) < math.inf:
             raise ValueError(
-                f"options['step'] must give numbers >= 0, got {eta!r} in iteration {k}. "
+                f"options['step'] must return numbers >= 0, got {eta!r} in iteration {k}. "
                 "Example: lambda k: 0.1 / k**0.5."
             )
         return self.unit * float(eta)
 
 
 def lipschitz_constant(cost: ManifoldCost, point: Point) -> float:
-    """Largest curvature met by a power iteration on differences of Riemannian gradients."""
+    """Largest curvature found by a power iteration on differences of Riemannian gradients."""
     if point.distance > cost.geometry.feasible(point.X):
-        point = cost.settled(point)  # the trial points below are landed, so must this be
+        point = cost.settled(point)  # the trial points below are landed, so this must be too
     direction, largest = point.gradient, 0.0
     length = precision(point.X) ** 0.3 * math.sqrt(cost.columns(point))
     for _ in range(POWER_ITERATIONS):

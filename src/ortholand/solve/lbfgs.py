@@ -1,8 +1,8 @@
 """L-BFGS on the relative gradient: curvature learnt from the last steps, by products only.
 
-For square X the relative gradients of all points are skew matrices, so that differences of them
-mean what they mean in Euclidean space. For tall X the differences of tangent vectors are taken as
-they are, and the direction is made tangent: at the distance of a step that is a transport.
+For square X the relative gradients of all points are skew matrices, so their differences mean the
+same as in Euclidean space. For tall X the differences of tangent vectors are used as they are, and
+the direction is made tangent: over the length of a step that is a transport.
 """
 
 from typing import Any, ClassVar
@@ -27,21 +27,21 @@ from ortholand.solve.options import Rule, is_count
 from ortholand.solve.small import Passed, Progress, SmallSearch, small_search
 from ortholand.solve.targets import Targets
 
-FEWEST, MOST = 10, 40  # pairs that are kept where the user does not say how many,
-ROOM = 4_000  # with so many numbers
+FEWEST, MOST = 10, 40  # pairs kept if the user does not say how many,
+ROOM = 4_000  # of about this many numbers
 
 
 def usual_memory(size: int) -> int:
-    """How many pairs to keep for X of so many numbers: for few, more cost nothing."""
+    """How many pairs to keep for X of this many numbers: for small X more cost nothing."""
     return min(max(ROOM // size, FEWEST), MOST)
 
 
 class Pairs:
-    """Steps s and changes y of the gradient, and the inverse Hessian that they tell.
+    """Steps s and changes y of the gradient, and the inverse Hessian that they imply.
 
     L-BFGS in its compact form (Byrd, Nocedal and Schnabel, 1994): the pairs are rows of one matrix,
-    so that a direction takes two passes over them however many they are, and small dense algebra.
-    There is room for some more pairs than are used: these are moved to the front when it is full.
+    so that a direction takes two passes over them, however many there are, and small dense algebra.
+    There is room for more pairs than are used: when it is full, those in use move to the front.
     """
 
     def __init__(self, memory: int, like: Any) -> None:
@@ -55,7 +55,7 @@ class Pairs:
         self.newest: tuple[float, float] | None = None  # <s, y>, <y, y>, not in the matrices yet
 
     def add(self, s: Any, y: Any, sy: float, yy: float) -> None:
-        """One more, the oldest goes if there are too many."""
+        """Add a pair; the oldest goes if there are too many."""
         if self.end == self.room:
             self._move_to_front()
         self.rows[2 * self.end], self.rows[2 * self.end + 1] = s, y
@@ -78,7 +78,7 @@ class Pairs:
     def direction(self, g: Any) -> Any:
         """``-H g``."""
         rows, gamma = self.rows[2 * self.begin : 2 * self.end], self.gamma
-        # Sums of squares of small steps are small: in double precision they stay what they are.
+        # In double precision, because sums of squares of small steps are small.
         products = to_numpy(product(rows, g)).reshape(-1, 2).T.astype(float, order="C")
         if self.newest is not None:
             self._let_in(products)
@@ -92,7 +92,7 @@ class Pairs:
         return combine(product(rows.T, from_numpy(coefficients.reshape(-1), g)), -gamma, g)
 
     def _let_in(self, products: np.ndarray) -> None:
-        """The newest pair's products: y is the gradient here less that before."""
+        """Include the newest pair's products: y is the gradient here minus the one before."""
         assert self.newest is not None
         k, old = self.end - 1, slice(self.begin, self.end - 1)
         sy, yy = self.newest
@@ -125,7 +125,7 @@ class LBFGS(Descent):
         self.small: SmallSearch | None = None
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
-        """Blocks of a product have units of their own."""
+        """Set up units for the blocks of a product, the memory and any compiled code."""
         super().start(cost, point, targets)
         self.units = units_for(cost.geometry, point.gradient)
         size = len(real_vector(point.X))
@@ -134,7 +134,7 @@ class LBFGS(Descent):
         self.small = small_search(cost, point.X, self.pairs_kept)
 
     def ahead(self, point: Point) -> RunAhead | None:  # noqa: ARG002
-        """By compiled code, where there is some for such a matrix."""
+        """Run ahead in compiled code, if there is some for such a matrix."""
         return None if self.small is None else self._run_ahead
 
     def _run_ahead(self, point: Point, progress: Progress) -> Passed | None:
@@ -161,7 +161,7 @@ class LBFGS(Descent):
         return self.cost.geometry.tangent(point.X, from_real_vector(flat, point.gradient))
 
     def first_step(self, point: Point, slope: float, length: float) -> float:  # noqa: ARG002
-        """The quasi-Newton step itself."""
+        """1, the quasi-Newton step itself; a cautious one before there are pairs."""
         return self.cautious_step(point, length) if self.pairs is None else 1.0
 
     def remember(self, step: Step, trial: Trial) -> None:
@@ -180,7 +180,7 @@ class LBFGS(Descent):
         self.pairs.add(s, y, sy, yy)
 
     def _in_units(self, units: BlockUnits, s: Any, y: Any) -> tuple[Any, Any]:
-        """A pair in the units of the blocks; where these change, earlier pairs mean nothing."""
+        """A pair in the units of the blocks; when these change, earlier pairs are dropped."""
         units.learn(s, y)
         if units.froze():
             self.pairs = None

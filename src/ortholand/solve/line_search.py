@@ -1,8 +1,8 @@
 """How far to go along a descent direction: Wolfe's conditions on the merit function.
 
 A trial point is evaluated with its gradient, so slopes are known at every trial. Near a solution,
-where differences of f are rounding, they decide alone (Hager and Zhang's approximate conditions):
-this is what lets a method reach a gradient of 1e-10.
+where differences of f are rounding, slopes decide alone (Hager and Zhang's approximate conditions),
+which lets a method reach a gradient of 1e-10.
 """
 
 import math
@@ -13,13 +13,13 @@ from ortholand.solve.manifold_cost import ManifoldCost, Point
 from ortholand.solve.targets import Targets
 
 DECREASE = 1e-4  # c_1: share of the decrease that the first slope promises
-FLATTENED = 0.9  # share of the first slope that shows that a step was no mere rounding
+FLATTENED = 0.9  # share of the first slope below which a step was not mere rounding
 MAX_TRIALS = 25
 MANY_TRIALS = 6
 
 
 class Trial(NamedTuple):
-    """A point on the way, the step that led there, and the slope of f in the direction."""
+    """A point on the line, the step that led there, and the slope of f in the direction."""
 
     point: Point
     t: float
@@ -27,12 +27,12 @@ class Trial(NamedTuple):
 
 
 class Merit:
-    """The weight of N in the merit function, so large that its minimum is on the manifold.
+    """The weight of N in the merit function, large enough for its minimum to be on the manifold.
 
     Attributes:
-        lam: the user's; None: twice the multiplier's norm, which outweighs the terms of second
-            order that come from the constraint. Those of f are not known: where searches take
-            long, the weight is raised, and trial points are landed more closely.
+        lam: the user's weight; None: twice the multiplier's norm, which outweighs the second-order
+            terms of the constraint. Those of f are not known: if searches take long, the weight
+            is raised, and trial points are landed more closely.
     """
 
     def __init__(self, lam: float | None) -> None:
@@ -40,11 +40,11 @@ class Merit:
         self.caution = 1.0
 
     def start(self, cost: ManifoldCost) -> None:
-        """The user's lam is in the unit of f."""
+        """Convert the user's lam to the solver's unit of f."""
         self.lam = None if self.lam is None else self.lam / cost.objective.scale
 
     def weight(self, point: Point) -> float:
-        """For steps from this point."""
+        """The weight for steps from this point."""
         return self.caution * (2 * point.multiplier_norm if self.lam is None else self.lam)
 
     def judge(self, search: "Search") -> None:
@@ -54,17 +54,17 @@ class Merit:
 
 
 class Search:
-    """The way from a point along a direction.
+    """A line search from a point along a direction.
 
     Args:
         cost: where trials are evaluated.
-        targets: tell what is rounding.
-        start: where we are.
+        targets: say what is rounding.
+        start: the point.
         direction: coordinates of the direction.
-        slope: of f in it, negative.
+        slope: slope of f in it, negative.
         lam: weight of N in the merit function.
-        flatness: c_2, up to which share of the first slope that at the end may be; a small one
-            makes an exact search.
+        flatness: c_2, the largest share of the first slope that may remain; a small one makes the
+            search exact.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Search:
         self.trials = 0
 
     def run(self, t: float) -> Trial | None:
-        """The first trial that fulfils the conditions, else the lowest; None if none is lower."""
+        """The first trial that satisfies the conditions, else the lowest; None if none is lower."""
         low, high = Trial(self.start, 0.0, self.slope), None
         best: Trial | None = None
         for _ in range(MAX_TRIALS):
@@ -107,14 +107,14 @@ class Search:
         return best
 
     def attempt(self, t: float) -> Trial:
-        """Evaluate the point at t, so near to the manifold that N does not blur the decrease."""
+        """Evaluate the point at t, so near the manifold that N does not blur the decrease."""
         self.trials += 1
         near = math.sqrt(0.01 * t * abs(self.slope) / self.lam) if self.lam else math.inf
         point, t = self.cost.go(self.line, t, max(near, self.targets.eps))
         return Trial(point, t, inner(point.gradient, self.direction))
 
     def is_lower(self, trial: Trial) -> bool:
-        """Sufficient decrease; where rounding hides it, slopes that imply it."""
+        """Whether there is sufficient decrease or, if rounding hides it, slopes that imply it."""
         if not trial.point.finite:
             return False
         change = self._merit(trial) - self.merit
@@ -136,7 +136,7 @@ def _next(low: Trial, high: Trial | None) -> float:
     width = high.t - low.t
     if not math.isfinite(high.slope) or not high.point.finite:
         return low.t + width / 10
-    if high.slope <= 0:  # too high all the same: the slopes do not tell where the valley is
+    if high.slope <= 0:  # too high nevertheless: the slopes do not show where the valley is
         return low.t + width / 3
     share = low.slope / (low.slope - high.slope)
     return low.t + width * min(max(share, 0.05), 0.95)

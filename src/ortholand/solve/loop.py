@@ -1,6 +1,6 @@
 """The loop that drives every method: stopping, counting, history, callback.
 
-Success is claimed at one place only, for a point that is on the manifold to rounding and whose
+Success is claimed in one place only, for a point that is on the manifold up to rounding and whose
 gradient was evaluated there.
 """
 
@@ -33,7 +33,7 @@ class Status(IntEnum):
     MAXTIME = 5
 
 
-LOOKS = (10, 30, 100)  # iterations in vain after which it may be for want of digits
+LOOKS = (10, 30, 100)  # iterations in vain after which to ask whether digits have run out
 RECORDED = ("fun", "grad_norm", "distance", "nfev", "njev", "nhev", "time")
 
 
@@ -77,7 +77,7 @@ class Run:
                 return status
 
     def _curvature(self, point: Point) -> float:
-        """By two power iterations from the gradient, to tell whether that is small."""
+        """Curvature by two power iterations from the gradient, to tell whether that is small."""
         length = precision(point.X) ** (1 / 3) * self.targets.length
         direction, curvature = point.gradient, 0.0
         for _ in range(2):
@@ -118,7 +118,7 @@ class Run:
         return None
 
     def _advance(self) -> bool:
-        """Go on; if the method is stuck, from the manifold and without its memory, once."""
+        """Advance; if the method is stuck, once more from the manifold and without its memory."""
         after = self._next(self.point)
         if after is None:
             forgot = self.method.restart()
@@ -136,7 +136,7 @@ class Run:
         return True
 
     def _next(self, point: Point) -> Point | None:
-        """One iteration; several, if the method can make them and nobody wants to see each."""
+        """One iteration, or several if the method can make them and no callback needs each."""
         run_ahead = self.method.ahead(point)
         if run_ahead is not None:
             return self._next_but_several(point, run_ahead)
@@ -166,7 +166,7 @@ class Run:
         return passed.point
 
     def _look_for_progress(self, point: Point) -> None:
-        """Count the steps since f or the gradient was last lower than ever: some may pass."""
+        """Count the steps since f or the gradient last reached a new low."""
         lower = point.value - point.correction < self.best.value - self.best.correction
         self.best = point if lower else self.best
         flatter = point.gradient_norm < self.flattest
@@ -174,14 +174,14 @@ class Run:
         self.in_vain = 0 if lower or flatter else self.in_vain + 1
 
     def _settled(self) -> bool:
-        """Whether the point is stationary also where it lands; then it is moved there."""
+        """Land the point, and say whether it is stationary there too."""
         point = self.point
         if not point.measured or point.distance > self.cost.geometry.feasible(point.X) / 2:
             self.point = self.cost.settled(point)
         return self.succeeded(self.point)
 
     def succeeded(self, point: Point) -> bool:
-        """On the manifold, stationary, finite: nothing less is success."""
+        """Whether a point is finite, on the manifold and stationary: nothing less is success."""
         on_manifold = point.distance <= self.cost.geometry.feasible(point.X)
         return point.finite and on_manifold and self.targets.is_stationary(point, self.nit == 0)
 
@@ -231,7 +231,7 @@ def reporter(
 
 
 def _display(run: Run) -> bool:
-    """A line for the first iterations, then twice as many for each."""
+    """Print a line after iterations 1, 2, 4, 8, ..."""
     if run.nit & (run.nit - 1) == 0:
         fun, size, distance, *_, seconds = run.rows[-1]
         print(  # asked for by disp
@@ -242,7 +242,7 @@ def _display(run: Run) -> bool:
 
 
 def _is_true(answer: Any) -> bool:
-    """True of Python, NumPy or torch; not a number or a matrix that happens to be returned."""
+    """Whether an answer is True in Python, NumPy or torch, not a number or matrix."""
     if isinstance(answer, torch.Tensor):
         return answer.dtype == torch.bool and answer.numel() == 1 and bool(answer)
     return isinstance(answer, (bool, np.bool_)) and bool(answer)

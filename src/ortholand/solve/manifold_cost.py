@@ -1,4 +1,4 @@
-"""The cost on its manifold: points where everything is known, and ways between them."""
+"""The cost on its manifold: points with all that is known there, and moves between them."""
 
 import copy
 import math
@@ -19,19 +19,19 @@ class Point:
 
     Attributes:
         X: the point.
-        D: by how much it misses the constraint.
+        D: the residual, by which X misses the constraint.
         value: f.
         euclidean: the Euclidean gradient G.
         gradient: coordinates of the Riemannian gradient.
         multiplier: ``Sym(X^H G)``, ``Sym(G X^H)`` if square: ``G = X multiplier`` at critical X.
         multiplier_norm: its norm.
-        normal_norm: that of G's normal part; the same where columns are orthonormal.
+        normal_norm: norm of G's normal part; the same if columns are orthonormal.
         distance: norm of D.
         correction: ``<multiplier, D> / 2``.
-        gradient_norm: of the Riemannian gradient.
-        euclidean_norm: of the Euclidean one, up to the distance: its two parts are orthogonal.
-        finite: whether everything here is a number.
-        measured: whether D was measured at X; else it was derived, without the rounding of X.
+        gradient_norm: norm of the Riemannian gradient.
+        euclidean_norm: norm of G, up to the distance: its two parts are orthogonal.
+        finite: whether everything here is finite.
+        measured: whether D was measured at X; if not, it was derived, without the rounding of X.
     """
 
     __slots__ = (
@@ -97,14 +97,14 @@ class ManifoldCost:
         self.saw_non_finite = False
 
     def at(self, X: Any, D: Any = None, measured: bool = False) -> Point:
-        """Evaluate everything at X; its residual is measured where it is not known."""
+        """Evaluate everything at X; measure the residual unless it is given."""
         value, G = self.objective.value_and_gradient(X)
         if D is None:
             D, measured = self.geometry.residual(X), True
         return self.known(X, D, value, G, measured)
 
     def known(self, X: Any, D: Any, value: float, G: Any, measured: bool = False) -> Point:
-        """The point where f and its gradient are known already."""
+        """A point from f and its gradient, which are known already."""
         geometry = self.geometry
         gradient, multiplier, correction = geometry.differentiate(X, D, G)
         normal = geometry.size(multiplier)
@@ -127,16 +127,16 @@ class ManifoldCost:
         return point
 
     def line(self, point: Point, direction: Any) -> Line:
-        """The way from a point along the coordinates of a direction."""
+        """The line from a point along a direction, given in coordinates."""
         return self.geometry.line(point.X, point.D, direction)
 
     def go(self, line: Line, t: float, near: float = NEAR) -> tuple[Point, float]:
-        """Evaluate where a line leads to, and how far it went."""
+        """The evaluated point at t on a line, and t, shortened if need be."""
         t = line.limit(t)
         return self.at(*line.at(t, near)), t
 
     def settled(self, point: Point) -> Point:
-        """The point where it lands; what was evaluated there already is not evaluated again."""
+        """The point after landing; evaluated again only if landing moves it."""
         X, D = self.geometry.settle(point.X)
         if X is not point.X or not point.finite:
             return self.at(X, D, measured=True)
@@ -145,7 +145,7 @@ class ManifoldCost:
         return landed
 
     def gradient_change(self, point: Point, direction: Any, t: float) -> Any:
-        """By how much the gradient changes along a direction, up to t."""
+        """How much the gradient changes along a direction, up to t."""
         there, _ = self.go(self.line(point, direction), t)
         return self.geometry.tangent(point.X, there.gradient - point.gradient)
 
@@ -155,7 +155,7 @@ class ManifoldCost:
 
 
 class Retracting:
-    """A geometry that moves by a retraction: the methods to compare with, in the same loop."""
+    """A geometry that moves by a retraction, for the baselines in the same loop."""
 
     def __init__(self, geometry: Any, kind: Any) -> None:
         self.geometry, self.kind = geometry, kind
@@ -178,7 +178,7 @@ class RetractedLine:
         self.X, self.B, self.geometry = X, B, geometry
 
     def limit(self, t: float) -> float:
-        """No limit."""
+        """t itself: a retraction sets no limit."""
         return t
 
     def at(self, t: float, near: float) -> tuple[Array, Any]:  # noqa: ARG002
@@ -193,9 +193,9 @@ def with_retraction(geometry: Any, kind: Any) -> Any:
     find_retraction(kind)
     if isinstance(geometry, GeneralizedColumns):
         raise ValueError(
-            "The methods 'retraction-*' need orthonormal columns, which there are in new variables "
-            "only: ol.GeneralizedStiefel(B, form='cholesky') with a dense B. Or use another "
-            "method, as 'lbfgs' or 'cg'."
+            "The methods 'retraction-*' need orthonormal columns, which only new variables have: "
+            "use ol.GeneralizedStiefel(B, form='cholesky') with a dense B, or another method, such "
+            "as 'lbfgs' or 'cg'."
         )
     if isinstance(geometry, Product):
         parts = [with_retraction(part, kind) for part in geometry.geometries]

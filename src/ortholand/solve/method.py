@@ -11,21 +11,21 @@ from ortholand.solve.options import Rule
 from ortholand.solve.small import Passed, Progress
 from ortholand.solve.targets import Targets
 
-# Several iterations at once, where nobody wants to see each.
+# Several iterations at once, where no callback needs each.
 RunAhead = Callable[[Point, Progress], Passed | None]
 
 
 class Method(Protocol):
-    """One file per method: how to go from a point to the next."""
+    """How to go from one point to the next; one file per method."""
 
     @property
     def name(self) -> str:
-        """As the result tells it."""
+        """The name given in the result."""
         ...
 
     @property
     def patience(self) -> float:
-        """Iterations without progress that are usual for it."""
+        """How many iterations without progress are usual for the method."""
         ...
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
@@ -33,11 +33,11 @@ class Method(Protocol):
         ...
 
     def advance(self, point: Point) -> Point | None:
-        """The next point; None if none was found that is better."""
+        """The next point; None if no better one was found."""
         ...
 
     def ahead(self, point: Point) -> RunAhead | None:
-        """Makes several iterations at once from a point; None if the method cannot."""
+        """A function that makes several iterations at once; None if the method cannot."""
         ...
 
     def restart(self) -> bool:
@@ -49,7 +49,7 @@ class StepByStep:
     """A method that makes one iteration at a time."""
 
     def ahead(self, point: Point) -> RunAhead | None:  # noqa: ARG002
-        """None."""
+        """None: this method cannot run ahead."""
         return None
 
 
@@ -63,9 +63,9 @@ class Step(NamedTuple):
 
 
 class Descent(StepByStep):
-    """Directions by a subclass, line search on the merit function.
+    """Directions from a subclass, and a line search on the merit function.
 
-    ``flatness`` says how exact the line search is.
+    ``flatness`` sets how exact the line search is.
     """
 
     flatness: ClassVar[float] = 0.9
@@ -77,7 +77,7 @@ class Descent(StepByStep):
         self.last: Trial | None = None
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:  # noqa: ARG002
-        """Remember where."""
+        """Keep the problem and its targets."""
         self.cost, self.targets = cost, targets
         self.merit.start(cost)
 
@@ -116,10 +116,10 @@ class Descent(StepByStep):
         return forgot
 
     def cautious_step(self, point: Point, length: float) -> float:
-        """A first step along a direction of this length, f unknown."""
+        """A first step along a direction of this length, while f is unknown."""
         return cautious_step(self.cost, point, length)
 
 
 def cautious_step(cost: ManifoldCost, point: Point, length: float) -> float:
-    """A tenth of a radian per column."""
+    """The step by a tenth of a radian per column, along a direction of this length."""
     return 0.1 * math.sqrt(cost.columns(point)) / length

@@ -1,4 +1,4 @@
-"""``minimize``: what SciPy's users know, over matrices with orthonormal columns."""
+"""``minimize``: SciPy's interface, over matrices with orthonormal columns."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -64,17 +64,17 @@ def minimize(
     Args:
         fun: the cost, ``fun(X, *args)``; a real number.
         x0: where to start: a matrix with orthonormal columns, or a stack ``(..., n, p)`` of them;
-            or a dict, list or tuple of blocks, each on a manifold of its own. NumPy or torch, real
-            or complex. What it is, X is in all calls, and in the result. Off the manifold by at
-            most 1/2 in ``||X^H X - I||`` it is landed first.
+            or a dict, list or tuple of blocks, each on its own manifold. NumPy or torch, real or
+            complex; X is of the same kind in all calls, and in the result. It may be off the
+            manifold by at most 1/2 in ``||X^H X - I||``, and is landed first.
         args: tuple of further arguments of the functions.
-        method: ``"lbfgs"``, ``"bb"``, ``"cg"``, ``"newton"``, ``"landing"`` (the paper's), and to
-            compare with, ``"retraction-gd"`` and ``"retraction-cg"``. None: chosen, see the
-            result's ``method``.
+        method: ``"lbfgs"``, ``"bb"``, ``"cg"``, ``"newton"``, ``"landing"`` (the paper's), and for
+            comparison ``"retraction-gd"`` and ``"retraction-cg"``. None: chosen; the result's
+            ``method`` says which.
         jac: Euclidean gradient ``jac(X, *args)``, or True if fun returns (cost, gradient). With a
             tensor x0 it may be left out: autograd computes it. Complex X: ``df = Re <jac, dX>``.
         hessp: Euclidean Hessian times a matrix, ``hessp(X, V, *args)``, for ``"newton"``; without
-            it, autograd, or differences of gradients if there is a jac.
+            it, autograd, or differences of gradients if jac is given.
         manifold: ``ol.Stiefel()``, ``ol.Grassmann()``, ``ol.Rotations()``, ``ol.Sphere()`` or
             ``ol.Euclidean()``; for several blocks one for all, or the structure of x0 with one in
             each place. None: Stiefel for matrices, Euclidean for vectors and numbers in a product.
@@ -83,22 +83,22 @@ def minimize(
         gtol: the Riemannian gradient's norm must fall to this fraction of its usual size, see
             docs/minimize.md; None: the square root of the precision, 1.5e-8 in float64.
         tol: SciPy's name for gtol.
-        maxiter: number of iterations at most; None: 10,000 (1,000 for ``"newton"``).
+        maxiter: largest number of iterations; None: 10,000 (1,000 for ``"newton"``).
         callback: called after each iteration, as in SciPy: ``callback(intermediate_result=...)``
             if that is its argument's name, else ``callback(X)``. It stops the run by returning
             True or raising StopIteration.
-        disp: True prints how it goes.
+        disp: True prints progress.
         options: ``gtol``, ``maxiter``, ``disp``; ``atol`` (a norm of the gradient that is small
-            enough), ``maxtime`` (seconds), ``noise`` (differences of f up to here mean nothing);
+            enough), ``maxtime`` (seconds), ``noise`` (smaller differences of f mean nothing);
             the method's own: ``memory`` (lbfgs), ``preconditioner`` (cg, newton),
             ``inner_maxiter`` (newton), ``step, momentum, eps, safe_step`` (landing),
             ``retraction`` (retraction-*).
 
     Returns:
         SciPy's ``OptimizeResult``: ``x, fun, jac, grad_norm, distance, nit, nfev, njev, nhev,
-        success, status, method, message, history``. x has orthonormal columns to rounding whatever
-        happened; success means that it is stationary, too. Numerical failures are statuses, with
-        the best point found.
+        success, status, method, message, history``. x has orthonormal columns up to rounding in any
+        case; success means that it is also stationary. Numerical failures are reported as a status,
+        with the best point found.
 
     >>> import ortholand, torch
     >>> A = torch.diag(torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))

@@ -1,7 +1,7 @@
 """Newton's method: truncated CG on the Hessian in a trust region, and landing for the rest.
 
 ``H(A) = -psi`` is solved over skew A (tangent vectors of tall X), and ``X + A X`` is brought back
-by Newton-Schulz steps: tangent and normal errors both square, without any retraction.
+by Newton-Schulz steps: tangent and normal errors are both squared, without any retraction.
 """
 
 import math
@@ -21,7 +21,7 @@ from ortholand.solve.options import Rule, is_count, is_function_or_none
 from ortholand.solve.preconditioning import Preconditioner, precondition
 from ortholand.solve.targets import Targets
 
-WORTH_A_PROBE = 8  # Hessian products in a step from which on one more is worth spending
+WORTH_A_PROBE = 8  # Hessian products in a step from which one more is worth spending
 
 
 class Model:
@@ -31,7 +31,7 @@ class Model:
         self.cost, self.point, self.geometry = cost, point, cost.geometry
         self.euclidean_hessian = cost.objective.hessian(point.X, point.euclidean)
         self.products = 0
-        self.sharpest = 0.0  # largest curvature met
+        self.sharpest = 0.0  # largest curvature found
 
     def hessian(self, A: Any) -> Any:
         """Riemannian Hessian, in coordinates."""
@@ -53,15 +53,15 @@ class Solution:
     residual: float  # of the linear system
 
     def decrease(self, t: float) -> float:
-        """What the model promises for the step times t."""
+        """The decrease that the model predicts for t times the step."""
         return -t * self.slope - t * t * self.curvature / 2
 
 
 class Newton(StepByStep):
     """Trust-region Newton-CG.
 
-    A step that does not keep what the model promised is shortened by a line search along it, so
-    that the Hessian products it took are not lost, and the radius is set by what was found.
+    A step that falls short of the model's prediction is shortened by a line search along it, so
+    that its Hessian products are not wasted, and the radius is set by the step found.
     """
 
     name = "newton"
@@ -84,7 +84,7 @@ class Newton(StepByStep):
         self.inner_maxiter = inner_maxiter
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
-        """The first radius: half a radian for every column."""
+        """Set the first radius, half a radian for every column."""
         self.cost, self.targets = cost, targets
         self.merit.start(cost)
         self.last_norm = point.gradient_norm
@@ -97,11 +97,11 @@ class Newton(StepByStep):
         self.effort = 0  # Hessian products in the last step
 
     def restart(self) -> bool:
-        """Nothing is remembered but the radius."""
+        """False: there is no memory but the radius."""
         return False
 
     def advance(self, point: Point) -> Point | None:
-        """Minimise the model, go there, look."""
+        """Minimise the model, go there, and judge the step."""
         solution = self._minimise_model(point)
         if not solution.slope < 0:
             return None  # nothing is left but rounding
@@ -122,7 +122,7 @@ class Newton(StepByStep):
         return found.point
 
     def _learn(self, point: Point, trial: Trial, solution: Solution) -> None:
-        """The units of a product's blocks."""
+        """Learn the units of a product's blocks."""
         if self.units is not None:
             change = trial.point.gradient - point.gradient
             self.units.learn(trial.t * solution.step, change)
@@ -141,7 +141,7 @@ class Newton(StepByStep):
         return solution
 
     def _inverse_hessian(self, model: Model) -> Callable[[Any], Any] | None:
-        """What CG is preconditioned with. Probes are taken where CG has become long."""
+        """The preconditioner of CG; probes are taken once CG has become long."""
         if self.preconditioner == "auto":
             if self.effort >= WORTH_A_PROBE or self.curvatures.best is not None:
                 self.curvatures.learn(model.point, model.hessian)
@@ -187,8 +187,8 @@ def truncated_cg(
     limit: int,
     deadline: float = math.inf,
 ) -> Solution:
-    """Steihaug's: CG on ``H A = -g`` until accurate enough, at the radius, or downwards forever."""
-    # Tangent to rounding of its own, not only of the Euclidean gradient: CG would find the rest.
+    """Steihaug's CG on ``H A = -g``, until accurate, at the radius or in negative curvature."""
+    # Tangent up to its own rounding, not that of the Euclidean gradient: CG would find the rest.
     g = r = model.geometry.tangent(model.point.X, model.point.gradient)
     rr = inner(r, r)
     z = r if inverse is None else inverse(r)
@@ -221,7 +221,7 @@ def truncated_cg(
 
 
 def _finish(g: Any, A: Any, r: Any, at_boundary: bool) -> Solution:
-    """The residual ``r = g + H A`` tells the model's curvature along A."""
+    """The solution A; its residual ``r = g + H A`` gives the model's curvature along A."""
     slope = inner(g, A)
     return Solution(A, slope, inner(A, r) - slope, at_boundary, norm(A), norm(r))
 

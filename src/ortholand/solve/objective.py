@@ -1,4 +1,4 @@
-"""The user's functions as a solver sees them: of its own arrays, and counted."""
+"""The user's functions as a solver sees them: of its own arrays, with calls counted."""
 
 import contextvars
 import math
@@ -17,7 +17,7 @@ HessianProduct = Callable[[Any], Any]
 
 
 class Objective:
-    """Cost, Euclidean gradient and Hessian, with the number of times each was asked."""
+    """Cost, Euclidean gradient and Hessian, with the number of evaluations of each."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Objective:
         self.args = args if isinstance(args, tuple) else (args,)
         self.nfev = self.njev = self.nhev = 0
         self.unit: float | None = None
-        self.keeps_graph = False  # whether Hessian products will be asked for
+        self.keeps_graph = False  # whether Hessian products will be needed
         self._graph: tuple[Any, tuple[Tensor, ...], list[Tensor]] | None = None
         self._as_caller = _settings_of_now()  # under which the user's functions run
 
@@ -55,7 +55,7 @@ class Objective:
     def value_with_gradient_in(self, out: np.ndarray, X: np.ndarray) -> float:
         """``f(X)``; the gradient is written to an array, in the same units.
 
-        For small X most of an evaluation is the way to fun and back: it is short where nothing has
+        For small X most of an evaluation is overhead around fun: there is little where nothing has
         to be converted.
         """
         if self.jac is True and self.variables.plain:
@@ -75,7 +75,7 @@ class Objective:
         return value / self.scale
 
     def _value_and_gradient(self, X: Any) -> tuple[float, Any]:
-        """In the user's units; the gradient may be in the user's own memory."""
+        """Cost and gradient in the user's units; the gradient may be in the user's memory."""
         self.nfev += 1
         self.njev += 1
         if not self.jac:
@@ -97,7 +97,7 @@ class Objective:
 
     @property
     def scale(self) -> float:
-        """What a number in here is to be multiplied with to get the user's."""
+        """The factor from costs in the solver's unit to the user's."""
         return self.unit or 1.0
 
     @property
@@ -125,7 +125,7 @@ class Objective:
         return counted
 
     def _call(self, name: str, function: Any, *points: Any) -> Any:
-        """Call a function of the user's, which may use autograd, and must leave X as it is."""
+        """Call a user's function, which may use autograd but must not modify X."""
         if self.variables.numpy:
             return self._as_caller(function, *points, *self.args)
         tensors = [x for point in points for x in self._tensors(point)]
@@ -144,9 +144,9 @@ class Objective:
         return self.variables.inward(H, "hessp")
 
     def _hessian_by_autograd(self, X: Any) -> HessianProduct | None:
-        """By differentiating the gradient's graph, which serves all directions.
+        """Hessian products by differentiating the gradient's graph, which serves all directions.
 
-        None if it has none: f is linear, or its backward pass cannot be differentiated.
+        None if there is no graph: f is linear, or its backward pass cannot be differentiated.
         """
         self.keeps_graph = True
         if self._graph is None or self._graph[0] is not X:
@@ -199,7 +199,7 @@ class Objective:
 
 
 def _settings_of_now() -> Callable[..., Any]:
-    """Calls functions under NumPy's error settings of now, whatever they are then."""
+    """A function that calls others under NumPy's current error settings, even later."""
     if not np.__version__.startswith("1."):
         return contextvars.copy_context().run  # the settings are a variable of the context
     errors = np.geterr()
@@ -212,7 +212,7 @@ def _settings_of_now() -> Callable[..., Any]:
 
 
 def power_of_two_near(G: Any) -> float:
-    """1, or the power of two next to the largest entry if that is far from 1."""
+    """1, or a power of two near the largest entry if that is far from 1."""
     largest = float(abs(G).max())
     if not 0 < largest < math.inf or 2**-20 <= largest <= 2**20:
         return 1.0

@@ -1,4 +1,4 @@
-"""What may be asked of a solver: checked before anything runs. Methods have rules of their own."""
+"""Checks of a solver's options, before anything runs. Methods have their own rules."""
 
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -18,13 +18,13 @@ def check_method(method: Any, known: Collection[str]) -> None:
 
 
 def check_callback(callback: Any) -> None:
-    """Raise unless it can be called."""
+    """Raise unless the callback is None or can be called."""
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be a function or None, got {callback!r}.")
 
 
 def one_of_two(name: str, first: Any, second: Any, places: tuple[str, str]) -> Any:
-    """What is given in one of two places."""
+    """The value given in one of two places; raise if it is given in both."""
     if first is not None and second is not None and first is not second:
         raise ValueError(f"Give {name} once, got {places[0]}={first!r} and {places[1]}={second!r}.")
     return second if first is None else first
@@ -35,7 +35,7 @@ def limits_from(
 ) -> tuple[Limits, dict[str, Any]]:
     """When to stop, and the options that are left for the method."""
     if options is not None and not isinstance(options, Mapping):
-        raise TypeError(f"options must be a dict, as {{'maxtime': 60}}, got {options!r}.")
+        raise TypeError(f"options must be a dict, such as {{'maxtime': 60}}, got {options!r}.")
     rest = dict(options or {})
     gtol = one_of_two("gtol", gtol, rest.pop("gtol", None), ("gtol", "options['gtol']"))
     given = rest.pop("maxiter", None)
@@ -56,7 +56,7 @@ def limits_from(
 
 
 def display_from(options: dict[str, Any], disp: Any) -> bool:
-    """Whether progress is to be shown; SciPy has numbers for it, too."""
+    """Whether to show progress; as in SciPy, numbers are allowed."""
     disp = one_of_two("disp", disp, options.pop("disp", None), ("disp", "options['disp']"))
     if not (disp is None or isinstance(disp, bool) or is_whole(disp)):
         raise ValueError(f"disp must be True or False, got {disp!r}.")
@@ -66,7 +66,7 @@ def display_from(options: dict[str, Any], disp: Any) -> bool:
 def check_options(
     method: str, constructor: Any, options: Mapping[str, Any], more: Mapping[str, Rule] = {}
 ) -> None:
-    """Raise unless each option is the method's own, and makes sense."""
+    """Raise unless each option belongs to the method and is valid."""
     rules = {**constructor.rules, **more}
     for name, value in options.items():
         if name not in rules:
@@ -79,7 +79,7 @@ def check_options(
 
 
 def check_lam(method: str, lam: Any) -> None:
-    """Raise unless it is a weight."""
+    """Raise unless lam is a valid weight."""
     if lam is None:
         return
     if not is_number(lam) or not 0 <= lam < math.inf:
@@ -89,20 +89,20 @@ def check_lam(method: str, lam: Any) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """A real number, NumPy's included."""
+    """Whether a value is a real number, NumPy's included."""
     return type(value) is float or (isinstance(value, Real) and not isinstance(value, bool))
 
 
 def is_whole(value: Any) -> bool:
-    """A whole number."""
+    """Whether a value is a whole number."""
     return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def is_count(value: Any) -> bool:
-    """A whole number >= 1."""
+    """Whether a value is a whole number >= 1."""
     return is_whole(value) and value >= 1
 
 
 def is_function_or_none(value: Any) -> bool:
-    """A function, or nothing."""
+    """Whether a value is a function or None."""
     return value is None or callable(value)

@@ -12,7 +12,7 @@ Preconditioner = Callable[[Any, Any], Any]
 def precondition(
     preconditioner: Preconditioner | None, cost: ManifoldCost, point: Point, gradient: Any
 ) -> Any:
-    """Apply it to coordinates of a tangent vector: outward and in again."""
+    """Apply the preconditioner, in the user's variables, to coordinates of a tangent vector."""
     if preconditioner is None:
         return gradient
     variables, geometry = cost.objective.variables, cost.geometry

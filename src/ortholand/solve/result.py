@@ -1,4 +1,4 @@
-"""What the user gets: the best point, on the manifold, and what happened, in words."""
+"""What the user gets: the best point, on the manifold, and a message saying what happened."""
 
 import copy
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ def best_on_manifold(run: Run, status: Status) -> Point:
     rounding = 1e3 * run.targets.eps * abs(best.value)
     if last.value < best.value - rounding:
         return last
-    # As low as each other: the flatter one.
+    # Equally low: the flatter one.
     tied = last.value <= best.value + rounding
     return last if tied and last.gradient_norm <= best.gradient_norm else best
 
@@ -35,12 +35,12 @@ def _settled(run: Run, point: Point) -> Point:
     if point.measured and point.distance <= run.cost.geometry.feasible(point.X):
         return point
     after = run.cost.settled(point)
-    # If fun has broken down since, what it said before counts.
+    # If fun has failed since, its earlier values count.
     return after if after.finite else _landed(run, point)
 
 
 def _landed(run: Run, point: Point) -> Point:
-    """The point moved to the manifold, without asking fun again."""
+    """The point moved to the manifold, without calling fun again."""
     landed = copy.copy(point)
     landed.X, landed.D = run.cost.geometry.settle(point.X)
     landed.distance = run.cost.geometry.size(landed.D)
@@ -83,7 +83,7 @@ def intermediate_result(run: Run) -> "OptimizeResult":
 
     point, objective = run.point, run.cost.objective
     return OptimizeResult(
-        x=_owned(run, point.X),  # theirs: they may write to it
+        x=_owned(run, point.X),  # a copy, which the callback may change
         fun=point.value * objective.scale,
         grad_norm=point.gradient_norm * objective.scale,
         distance=point.distance,
@@ -93,7 +93,7 @@ def intermediate_result(run: Run) -> "OptimizeResult":
 
 
 def _owned(run: Run, X: Any) -> Any:
-    """The user's own arrays, to write to."""
+    """Copies that the user may write to."""
     variables = run.cost.objective.variables
     return variables.rebuild([copy_of(x) for x in variables.outward_blocks(X)])
 
@@ -119,7 +119,7 @@ def _message(run: Run, point: Point, status: Status) -> str:
         Status.STALLED: f"No lower point was found: {reached}{_why(run, point)}. If that is small, "
         "it is what the precision of fun allows: raise gtol, or use float64. Otherwise jac may not "
         "be fun's gradient: try ortholand.check_gradient(fun, jac, x0).",
-        Status.NON_FINITE: f"{_where(run)}: {reached}. Start elsewhere, or look at what fun and "
+        Status.NON_FINITE: f"{_where(run)}: {reached}. Start elsewhere, or check what fun and "
         "jac return there.",
         Status.MAXTIME: f"Stopped after maxtime={run.limits.maxtime} seconds: {reached}. Raise "
         "maxtime, or start from this x.",
@@ -127,11 +127,11 @@ def _message(run: Run, point: Point, status: Status) -> str:
 
 
 def _why(run: Run, point: Point) -> str:
-    """What to add where it is not the tolerance that was met, or nothing had to be done."""
+    """What to add if it was not the tolerance that was met, or nothing had to be done."""
     targets = run.targets
     text = ""
     if targets.is_rounding(point) and point.gradient_norm > targets.goal(point):
-        text = ", and what is left is rounding of jac"
+        text = ", and the rest is rounding of jac"
     elif run.nit or point.gradient_norm > targets.gtol * point.euclidean_norm:
         return ""
     moved = "" if run.nit else "; x0 was stationary already: move it to leave a saddle point"

@@ -1,8 +1,8 @@
-"""L-BFGS on one small matrix by compiled code: Python calls f, and the code does the rest.
+"""L-BFGS on one small matrix in compiled code: Python calls f, and the code does the rest.
 
-A run of :class:`~ortholand.solve.lbfgs.LBFGS` on a 20 x 3 matrix has a microsecond of arithmetic
-for each evaluation, and forty of Python. So ``native/search.cpp`` has the same method, line search
-and rules once more, and stops where the loop has something to decide. A test holds both equal.
+For each evaluation on a 20 x 3 matrix, :class:`~ortholand.solve.lbfgs.LBFGS` takes one microsecond
+of arithmetic and forty of Python. So ``native/search.cpp`` repeats the method, its line search and
+its rules, and stops where the loop has something to decide. A test holds the two equal.
 """
 
 import math
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 KINDS = {TallStiefel: 0, SquareStiefel: 1, Subspaces: 2}
 TYPES = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
 MOST_COLUMNS = 32
-MOST_PRODUCTS = 2**15  # n p^2: from here on BLAS is faster than plain loops
+MOST_PRODUCTS = 2**15  # n p^2: above this BLAS is faster than plain loops
 EVALUATE, LOOK, STUCK = range(3)
 HERE = 2  # the best point is the last
 ROW = 5  # value, gradient's norm, distance, evaluations, time
 
 
 class Progress(NamedTuple):
-    """How a run is going, and how far it may go before the loop is asked again."""
+    """How a run is going, and how far it may go before returning to the loop."""
 
     best: float  # lowest value less correction
     flattest: float  # smallest gradient norm
@@ -40,7 +40,7 @@ class Progress(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """What happened while the loop was not asked."""
+    """What happened between two returns to the loop."""
 
     point: Point  # the last one
     best: Point | None  # the lowest, if one was lower than all before
@@ -64,7 +64,7 @@ def _library(cost: ManifoldCost, X: Any) -> Any:
 
 
 def small_search(cost: ManifoldCost, X: Any, memory: int) -> "SmallSearch | None":
-    """The compiled method for a cost near X; None where there is none.
+    """The compiled method for a cost near X; None if there is none.
 
     Args:
         cost: the problem.
@@ -106,14 +106,14 @@ class SmallSearch:
         point: Point,
         progress: Progress,
     ) -> Passed | None:
-        """Go on until there is something to decide; None if nothing better is found from here.
+        """Run until there is something to decide; None if nothing better is found from here.
 
         Args:
             cost: evaluates f.
-            targets: tell when to look; they learn curvatures.
+            targets: say when to return; they learn curvatures.
             merit: its weight may grow.
             point: where to begin.
-            progress: so far, and how far to go.
+            progress: the progress so far, and how far to go.
         """
         if point is self.stuck:
             cost.saw_non_finite = self.saw_non_finite

@@ -1,4 +1,4 @@
-"""Points that have several blocks: dicts, lists, tuples, and whatever torch knows as a pytree."""
+"""Points with several blocks: dicts, lists, tuples, and anything torch treats as a pytree."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from ortholand.solve.manifolds import Manifold
 
 
 class Structure:
-    """The shape of a tree, and the way from it to a list of its leaves and back."""
+    """The shape of a tree, and conversion to a list of its leaves and back."""
 
     def __init__(self, tree: Any, where: str = "x0") -> None:
         self.where, self.type = where, type(tree)
@@ -32,7 +32,7 @@ class Structure:
 
     @property
     def names(self) -> list[str]:
-        """Where each leaf is."""
+        """The place of each leaf, as in ``x0[0]``."""
         if self.children is None:
             return [self.where]
         return [name for child in self.children for name in child.names]
@@ -66,7 +66,7 @@ class Structure:
         return f"a {self.type.__name__} of {keys}"
 
     def template(self, tree: Any) -> Callable[[Sequence[Any]], Any]:
-        """How to make such a tree of leaves."""
+        """A function that makes such a tree from its leaves."""
         if self.children is None:
             return lambda leaves: leaves[0]
         if isinstance(tree, dict):
@@ -92,7 +92,7 @@ class Structure:
 
 
 def is_leaf(tree: Any) -> bool:
-    """Whether it has no parts."""
+    """Whether a tree has no parts."""
     return _node_type(tree) not in pytree.SUPPORTED_NODES
 
 
@@ -102,7 +102,7 @@ def _node_type(tree: Any) -> Any:
 
 
 def is_numbers(tree: Any) -> bool:
-    """Whether it is an array, or lists of numbers that are meant as one."""
+    """Whether a tree is an array, or lists of numbers that stand for one."""
     if isinstance(tree, (list, tuple)):
         return len(tree) > 0 and all(_is_rows(part) for part in tree)
     return isinstance(tree, (np.ndarray, np.generic, Tensor)) or hasattr(tree, "__array__")
@@ -115,15 +115,15 @@ def _is_rows(part: Any) -> bool:
 
 
 def assign_manifolds(manifold: Any, tree: Any, where: str = "manifold") -> Any:
-    """A manifold, or None for the default one, for each leaf: a tree like ``tree``."""
+    """A manifold, or None for the default one, for each leaf of a tree."""
     if isinstance(manifold, type) and issubclass(manifold, Manifold):
         manifold = manifold()
     if manifold is None or isinstance(manifold, Manifold):
         return [manifold] * len(Structure(tree).names)
     if is_leaf(manifold) or is_leaf(tree) or is_numbers(tree):
         raise TypeError(
-            f"{where} must be a manifold as ol.Stiefel(), or have the structure of x0 with one in "
-            f"each place, got {manifold!r}."
+            f"{where} must be a manifold such as ol.Stiefel(), or have the structure of x0 with "
+            f"one in each place, got {manifold!r}."
         )
     return _assign_parts(manifold, tree, where)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from ortholand.solve.arrays import norm, precision
 from ortholand.solve.manifold_cost import Point
 
-RECENT = 3  # curvatures that are remembered
+RECENT = 3  # how many curvatures are remembered
 WARM = 0.01  # of the usual gradient: a start with less than this is near a solution
-SHARE = 0.3  # of the usual gradient that counts as the first one then
+SHARE = 0.3  # of the usual gradient, which then counts as the first one
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Limits:
 
 
 class Targets:
-    """The gradient's norm at which a run ends, and what f is rounded to.
+    """The gradient norm at which a run ends, and the rounding of f.
 
     ``gtol`` is relative to the first Riemannian gradient, unless the start makes that much larger
-    (near a pole) or smaller (at a solution) than what is usual here. What is usual is seen in two
-    ways, each of which something can spoil, but hardly both: the Euclidean gradient, whose normal
-    part depends on how f goes on off the manifold; and the curvature along the last steps times
-    ``||X||``, which kinks and noise make large.
+    (near a pole) or smaller (at a solution) than is usual here. The usual size is judged by two
+    measures that are hardly ever both misleading: the Euclidean gradient, whose normal part depends
+    on how f continues off the manifold; and the curvature along the last steps times ``||X||``,
+    which kinks and noise make large.
     """
 
     def __init__(self, limits: Limits, point: Point, unit: float) -> None:
@@ -47,7 +47,7 @@ class Targets:
         self.curved = 0.0  # a gradient's norm that the curvature along the last steps explains
 
     def saw(self, curvature: float, point: Point) -> None:
-        """Note how much the gradient changes per step; not where that may be rounding."""
+        """Note how much the gradient changes per step, unless that may be rounding."""
         clear = point.gradient_norm > 1e3 * self.eps * point.euclidean_norm
         if clear and 0 < curvature < math.inf:
             self.curvatures.append(curvature)
@@ -55,13 +55,13 @@ class Targets:
             self.curved = max(self.curvatures) * self.length
 
     def remember(self, seen: int, curvatures: Iterable[float]) -> None:
-        """Take over what was seen where this was not asked."""
+        """Take over the curvatures that compiled code has seen."""
         self.seen = seen
         self.curvatures.extend(curvature for curvature in curvatures if curvature > 0)
         self.curved = max(self.curvatures, default=0.0) * self.length
 
     def goal(self, point: Point) -> float:
-        """The norm that is to be reached."""
+        """The gradient norm to reach."""
         return max(self.gtol * self._scale(point), self.atol)
 
     def _scale(self, point: Point) -> float:
@@ -72,7 +72,7 @@ class Targets:
         return min(self.first, usual) if self.first > WARM * less else SHARE * less
 
     def is_stationary(self, point: Point, is_first: bool) -> bool:
-        """Whether the gradient is small enough, or zero but for rounding."""
+        """Whether the gradient is small enough, or zero up to rounding."""
         size, scale = point.gradient_norm, self._scale(point)
         if size <= max(self.gtol * scale, self.atol):
             return True
@@ -80,11 +80,11 @@ class Targets:
         return self.is_rounding(point) and (is_first or size <= math.sqrt(self.eps) * scale)
 
     def is_rounding(self, point: Point) -> bool:
-        """Whether nothing is left of the gradient but rounding: there is nothing to gain."""
+        """Whether the gradient is mere rounding, so that nothing can be gained."""
         return point.gradient_norm <= 8 * self.eps * point.euclidean_norm < math.inf
 
     def is_rounding_of_x(self, point: Point, curvature: float) -> bool:
-        """Whether rounding of X makes such a gradient, by a curvature that was just measured."""
+        """Whether rounding of X explains the gradient, by a curvature that was just measured."""
         return self.gtol > 0 and point.gradient_norm <= 8 * self.eps * curvature * self.length
 
     def may_be_stationary(self, point: Point) -> bool:
@@ -93,5 +93,5 @@ class Targets:
         return 8 * self.eps * point.euclidean_norm < size <= self.gtol * point.euclidean_norm
 
     def rounding(self, value: float, roundings: float) -> float:
-        """Differences of f up to here mean nothing."""
+        """The size up to which differences of f mean nothing."""
         return max(roundings * max(abs(value), self.magnitude), self.noise)

@@ -1,8 +1,8 @@
-"""Between the user's variables and the solver's.
+"""Conversion between the user's variables and the solver's.
 
-The user has NumPy or torch, tall or wide, one block or a tree of them. A solver has one array: tall
-matrices, or for several blocks one vector; NumPy's where that is what the user has or torch's calls
-would take longer than the arithmetic, else torch's on the user's device.
+The user's are NumPy or torch, tall or wide, one block or a tree of them. The solver has one array:
+tall matrices, or one vector for several blocks. It is NumPy's if the user's are, or if torch's
+calls would take longer than the arithmetic; otherwise torch's, on the user's device.
 """
 
 import math
@@ -18,7 +18,7 @@ from ortholand.solve.structure import Structure, assign_manifolds, is_leaf, is_n
 
 REAL_OR_COMPLEX = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 NUMPY_TYPES = tuple(np.dtype(name) for name in ("f4", "f8", "c8", "c16"))
-SMALL = 2**15  # numbers up to which a tensor on the CPU is handled by NumPy inside
+SMALL = 2**15  # numbers up to which NumPy handles a tensor on the CPU
 
 
 class Block:
@@ -31,34 +31,34 @@ class Block:
         self.as_it_is = manifold.inward(x) is x  # neither transposed nor reshaped
 
     def outward(self, X: Any) -> Any:
-        """As the user has it."""
+        """A point in the user's form."""
         return X if self.as_it_is else self.manifold.outward(X, self.shape)
 
     def inward(self, x: Any) -> Any:
-        """As the solver has it."""
+        """A point in the solver's form."""
         return x if self.as_it_is else self.manifold.inward(x)
 
     def outward_gradient(self, G: Any) -> Any:
-        """A gradient as the user has it."""
+        """A gradient in the user's form."""
         return G if self.as_it_is else self.manifold.outward_gradient(G, self.shape)
 
     def inward_gradient(self, G: Any) -> Any:
-        """A gradient as the solver has it."""
+        """A gradient in the solver's form."""
         return G if self.as_it_is else self.manifold.inward_gradient(G)
 
 
 class Variables:
-    """Where the user starts, and the way between the two sides.
+    """The user's start, and conversion between the two sides.
 
     Args:
         x0: one array, or a tree of them.
-        manifold: of each block, see :func:`ortholand.minimize`.
-        torch_inside: whether the solver's arrays are to be tensors in any case.
+        manifold: the manifold of each block, see :func:`ortholand.minimize`.
+        torch_inside: whether the solver's arrays must be tensors.
 
     Attributes:
-        numpy: whether the user has NumPy.
-        start: x0 as the solver has it, a copy.
-        geometry: the manifold as the solver has it.
+        numpy: whether the user's arrays are NumPy's.
+        start: a copy of x0 in the solver's form.
+        geometry: the manifold as the solver sees it.
     """
 
     def __init__(self, x0: Any, manifold: Any = None, *, torch_inside: bool = False) -> None:
@@ -80,7 +80,7 @@ class Variables:
             for x, one, name in zip(arrays, chosen, self.structure.names, strict=True)
         ]
         self.inside_numpy = not torch_inside and (self.numpy or _small_on_cpu(arrays))
-        # One array of NumPy's that is neither converted nor transposed: most calls are for such.
+        # One NumPy array, neither converted nor transposed: the most common case.
         self.plain = self.single and self.numpy and self.inside_numpy and self.blocks[0].as_it_is
         self._set_start(arrays)
 
@@ -101,17 +101,17 @@ class Variables:
 
     @property
     def wide(self) -> bool:
-        """Whether one matrix is transposed inside."""
+        """Whether a single matrix is transposed for the solver."""
         return self.single and not self.blocks[0].as_it_is
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one block."""
+        """Shape of the first block."""
         return self.blocks[0].shape
 
     @property
     def dtype(self) -> Any:
-        """Of the first block."""
+        """Type of the first block."""
         return self.blocks[0].dtype
 
     def check_start(self) -> None:
@@ -125,7 +125,7 @@ class Variables:
             block.manifold.check_start(X, block.shape, block.name, self.numpy)
 
     def outward(self, X: Any) -> Any:
-        """The user's view of X; NumPy's cannot be written to, for X is the solver's."""
+        """The user's view of X, read-only in NumPy because X is the solver's."""
         if self.plain:
             X.setflags(write=False)
             return X
@@ -139,13 +139,13 @@ class Variables:
         return [self._show(b.outward(part)) for b, part in zip(self.blocks, parts, strict=True)]
 
     def outward_gradient(self, G: Any) -> Any:
-        """The user's view of a gradient: not as that of a point where variables are changed."""
+        """The user's view of a gradient; new variables convert it differently from a point."""
         parts = [G] if self.single else self.packing.split(G)
         pairs = zip(self.blocks, parts, strict=True)
         return self.rebuild([self._show(b.outward_gradient(part)) for b, part in pairs])
 
     def missed_by(self, X: Any, distance: float, allowed: float) -> tuple[float, float]:
-        """How far the user's X is from the manifold, and may be, the solver's being so far."""
+        """How far the user's X is and may be from the manifold, given the solver's values."""
         pairs = zip(self.blocks, self.outward_blocks(X), strict=True)
         found = [m for m in (block.manifold.missed_by(x) for block, x in pairs) if m is not None]
         for missed, more in found:
@@ -153,13 +153,13 @@ class Variables:
         return distance, allowed
 
     def inward_vector(self, V: Any, name: str) -> Any:
-        """A direction that a function of the user's returned."""
+        """A direction returned by a user's function, in the solver's form."""
         return self.inward(V, name, gradient=False)
 
     def inward(self, G: Any, name: str, gradient: bool = True) -> Any:
-        """A gradient or a Hessian product that a function of the user's returned.
+        """A gradient or Hessian product returned by a user's function, in the solver's form.
 
-        It may be the user's own memory, which the next call may overwrite.
+        It may share the user's memory, which the next call may overwrite.
         """
         if self.single:
             block = self.blocks[0]
@@ -190,9 +190,9 @@ class Variables:
         return block.inward_gradient(G) if gradient else block.inward(G)
 
     def _convert(self, block: Block, G: Any, name: str) -> Any:
-        """Of the block's type and shape, in the library inside; an error if it cannot be that."""
+        """Convert to the block's type and the solver's library; raise if that is impossible."""
         if not self.numpy and not isinstance(G, Tensor):
-            raise TypeError(f"{name} must return a tensor, as x0 is one, got {type(G).__name__}.")
+            raise TypeError(f"{name} must return a tensor, like x0, got {type(G).__name__}.")
         if self.numpy:
             G = _array(G, f"{name} must return an array", of_result=True)
         if tuple(G.shape) != block.shape or not _fits(G.dtype, block.dtype):
@@ -206,22 +206,22 @@ class Variables:
         return G if G.dtype == dtype else _cast(G, dtype)
 
     def _across(self, x: Any) -> Any:
-        """In the library inside; memory is shared where that is possible."""
+        """An array in the solver's library; memory is shared where possible."""
         if isinstance(x, Tensor):
             x = x.detach()
-            # force: also where signs and conjugates are only noted, or zeros that take no memory.
+            # force: also where signs and conjugates are lazy, or zeros take no memory.
             return x.numpy(force=True) if self.inside_numpy else x
         return x if self.inside_numpy else _shared(x)
 
 
 def _all_finite(X: Any) -> bool:
-    """Entry by entry: a norm may overflow."""
+    """Whether every entry is finite: a norm may overflow."""
     finite = np.isfinite(X) if isinstance(X, np.ndarray) else X.isfinite()
     return bool(finite.all())
 
 
 def one_matrix(x0: Any, manifold: Any = None) -> Variables:
-    """For solvers of one matrix only, by torch's operations."""
+    """Variables for solvers of one matrix only, in torch."""
     variables = Variables(x0, manifold, torch_inside=True)
     if not variables.single or len(variables.shape) != 2:
         found = variables.shape if variables.single else type(x0).__name__
@@ -230,7 +230,7 @@ def one_matrix(x0: Any, manifold: Any = None) -> Variables:
 
 
 def _array(x: Any, name: str, *, of_result: bool = False) -> Any:
-    """An array or tensor of a type that can be computed with; integers as float64."""
+    """An array or tensor of a supported type; integers become float64."""
     rule = name if of_result else f"{name} must be a NumPy array or a tensor"
     if isinstance(x, Tensor):
         if of_result:
@@ -252,7 +252,7 @@ def _array(x: Any, name: str, *, of_result: bool = False) -> Any:
 
 
 def _fits(dtype: Any, wanted: Any) -> bool:
-    """Whether numbers of a type may be rounded to another: not to more digits than there are."""
+    """Whether numbers of a type may be rounded to another, which must not have more digits."""
     dtype, wanted = _numpy_type(dtype), _numpy_type(wanted)
     if (dtype.kind == "c") != (wanted.kind == "c"):
         return False
@@ -272,7 +272,7 @@ def _torch_type(dtype: Any) -> torch.dtype:
 
 
 def _shared(x: np.ndarray) -> Tensor:
-    """A tensor that shares memory with the array where torch has one for it."""
+    """A tensor that shares memory with the array where torch allows that."""
     odd = any(step < 0 or step % x.itemsize for step in x.strides)
     if odd or not x.flags.writeable:
         x = x.copy(order="C")

@@ -1,7 +1,7 @@
-"""Manifolds that a block of ``x0`` may lie on: what a user of ``minimize`` names.
+"""Manifolds that a block of ``x0`` may lie on, as users of ``minimize`` name them.
 
-Each says which matrices a block stands for, whether a start will do, and which geometry a solver
-is to use. A new manifold is a class like these, and a geometry (:mod:`.geometry`).
+Each says which matrices a block stands for, whether a start is acceptable, and which geometry a
+solver uses. A new manifold is a class like these, and a geometry (:mod:`.geometry`).
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ from ortholand.solve.manifolds.operators import (
 from ortholand.solve.manifolds.product import Packing, Product
 from ortholand.solve.manifolds.stiefel import SquareStiefel, Subspaces, TallStiefel
 
-CHOLESKY_UP_TO = 2000  # rows of a dense B that is factorised unless the user says otherwise
+CHOLESKY_UP_TO = 2000  # rows of a dense B that is factorised by default
 
 __all__ = [
     "Covariance",
@@ -56,23 +56,23 @@ class Manifold:
     """What a block of ``x0`` is constrained to."""
 
     def inward(self, x: Any) -> Any:
-        """The user's array as the solver has it."""
+        """The user's array in the solver's form."""
         return x
 
     def outward(self, X: Any, shape: tuple[int, ...]) -> Any:  # noqa: ARG002
-        """The solver's array as the user has it."""
+        """The solver's array in the user's form."""
         return X
 
     def inward_gradient(self, G: Any) -> Any:
-        """The user's gradient as the solver has it."""
+        """The user's gradient in the solver's form."""
         return self.inward(G)
 
     def outward_gradient(self, G: Any, shape: tuple[int, ...]) -> Any:
-        """The solver's gradient as the user has it."""
+        """The solver's gradient in the user's form."""
         return self.outward(G, shape)
 
     def missed_by(self, X: Any) -> tuple[float, float] | None:  # noqa: ARG002
-        """By how much the user's array misses the constraint, and may; None: as the solver's."""
+        """How far the user's array misses the constraint, and may; None: as the solver's does."""
         return None
 
     def check_shape(self, shape: tuple[int, ...], name: str) -> None:
@@ -81,14 +81,14 @@ class Manifold:
             raise ValueError(f"{name} must have entries, got shape {shape}.")
 
     def check_start(self, X: Any, shape: tuple[int, ...], name: str, numpy: bool) -> None:
-        """Raise unless X, as the solver has it, is near the manifold."""
+        """Raise unless X, in the solver's form, is near the manifold."""
 
     def geometry(self, X: Any) -> Geometry:
-        """How a solver moves on it."""
+        """How a solver moves on the manifold."""
         raise NotImplementedError
 
     def geometry_for(self, X: Any, numpy: bool) -> Geometry:  # noqa: ARG002
-        """The same, for a user who has NumPy, or torch."""
+        """The geometry, for a user of NumPy or of torch."""
         return self.geometry(X)
 
     def __repr__(self) -> str:
@@ -114,27 +114,27 @@ class Stiefel(Manifold):
     """
 
     def inward(self, x: Any) -> Any:
-        """Tall."""
+        """The matrices in tall form."""
         return x.swapaxes(-1, -2) if _wide(x.shape) else x
 
     def outward(self, X: Any, shape: tuple[int, ...]) -> Any:
-        """Wide again; contiguous, as x0 most likely was: not every function likes a view."""
+        """The matrices as wide as x0; contiguous, because not every function accepts a view."""
         if not _wide(shape):
             return X
         X = X.swapaxes(-1, -2)
         return np.ascontiguousarray(X) if isinstance(X, np.ndarray) else X.contiguous()
 
     def check_shape(self, shape: tuple[int, ...], name: str) -> None:
-        """A matrix, or a stack of them."""
+        """Raise unless the shape is that of a matrix or a stack of them."""
         if len(shape) < 2 or 0 in shape:
             raise ValueError(
                 f"{name} must be one matrix (n, p), or a stack (..., n, p) of them, got shape "
-                f"{shape}. For a vector of length one pass manifold=ol.Sphere(), for one without "
+                f"{shape}. For a vector of norm 1 pass manifold=ol.Sphere(), for one without "
                 "constraint ol.Euclidean()."
             )
 
     def check_start(self, X: Any, shape: tuple[int, ...], name: str, numpy: bool) -> None:
-        """At most 1/2 away."""
+        """Raise unless X is at most 1/2 away from the manifold."""
         far = largest_norm(gram_product(X, X) - identity(X))
         if not far <= FARTHEST_START:
             side = "rows" if _wide(shape) else "columns"
@@ -144,7 +144,7 @@ class Stiefel(Manifold):
             )
 
     def geometry(self, X: Any) -> Geometry:
-        """Square matrices have coordinates of their own."""
+        """The geometry; square matrices have their own coordinates."""
         return SquareStiefel() if X.shape[-1] == X.shape[-2] else TallStiefel()
 
 
@@ -152,48 +152,48 @@ class Grassmann(Stiefel):
     """Subspaces: the cost depends on the span of the columns alone, ``f(X Q) = f(X)``.
 
     A solver then leaves out the ``p (p - 1) / 2`` directions in which f is constant. X itself stays
-    a matrix with orthonormal columns; which basis of the subspace it ends with means nothing.
+    a matrix with orthonormal columns; the basis of the subspace that it ends with is arbitrary.
     """
 
     def geometry(self, X: Any) -> Geometry:  # noqa: ARG002
-        """Without rotations of the columns."""
+        """The geometry without rotations of the columns."""
         return Subspaces()
 
 
 class Rotations(Stiefel):
-    """Square matrices with determinant 1, or stacks of them: steps never change its sign."""
+    """Square matrices with determinant 1, or stacks of them: steps never change the sign."""
 
     def check_shape(self, shape: tuple[int, ...], name: str) -> None:
-        """Square."""
+        """Raise unless the matrices are square."""
         super().check_shape(shape, name)
         if shape[-1] != shape[-2]:
             raise ValueError(f"{name} on ol.Rotations() must be square, got shape {shape}.")
 
     def check_start(self, X: Any, shape: tuple[int, ...], name: str, numpy: bool) -> None:
-        """Of determinant 1."""
+        """Raise unless X is near the manifold, with determinant 1."""
         super().check_start(X, shape, name, numpy)
         library: Any = np if isinstance(X, np.ndarray) else torch
         determinant = library.linalg.det(X)
         if bool((abs(determinant - abs(determinant)) > 0.1).any()):
             raise ValueError(
-                f"{name} on ol.Rotations() must have determinant 1, but there is "
+                f"{name} on ol.Rotations() must have determinant 1, but one has "
                 f"{determinant.real.min():.2g}. Change the sign of one column."
             )
 
 
 class Sphere(Manifold):
-    """Arrays of any shape whose entries have squares that sum to 1."""
+    """Arrays of any shape with Euclidean norm 1."""
 
     def inward(self, x: Any) -> Any:
-        """One column."""
+        """The array as one column."""
         return x.reshape(-1, 1)
 
     def outward(self, X: Any, shape: tuple[int, ...]) -> Any:
-        """In its own shape."""
+        """The column in the user's shape."""
         return X.reshape(shape)
 
     def check_start(self, X: Any, shape: tuple[int, ...], name: str, numpy: bool) -> None:  # noqa: ARG002
-        """At most 1/2 away."""
+        """Raise unless X is at most 1/2 away from the manifold."""
         far = largest_norm(adjoint(X) @ X - 1)
         if not far <= FARTHEST_START:
             raise ValueError(
@@ -203,7 +203,7 @@ class Sphere(Manifold):
             )
 
     def geometry(self, X: Any) -> Geometry:  # noqa: ARG002
-        """One column."""
+        """The geometry of a single column."""
         return TallStiefel()
 
 
@@ -212,12 +212,12 @@ class GeneralizedStiefel(Manifold):
 
     Args:
         B: n x n: a matrix of NumPy or torch, a SciPy sparse matrix, a LinearOperator,
-            :class:`ortholand.Covariance` of data, or a function V -> B V of matrices (n, k) of the
-            kind of x0. In :func:`ortholand.minimize_finite_sum` a function (V, batch) -> B_i V, the
+            :class:`ortholand.Covariance` of data, or a function V -> B V of matrices (n, k)
+            like x0. In :func:`ortholand.minimize_finite_sum` a function (V, batch) -> B_i V, the
             mean over a batch.
-        form: ``"landing"``: by products with B only, never a factor or inverse of it;
-            ``"cholesky"``: in new variables, B must be dense. None: Cholesky for a dense B of at
-            most 2,000 rows, where it is quicker.
+        form: ``"landing"`` uses products with B only, never a factor or inverse of it;
+            ``"cholesky"`` changes variables, and needs a dense B. None: Cholesky for a dense B of
+            at most 2,000 rows, where it is faster.
 
     >>> import numpy as np
     >>> import ortholand as ol
@@ -236,8 +236,8 @@ class GeneralizedStiefel(Manifold):
             raise ValueError(f"form must be 'landing', 'cholesky' or None, got {form!r}.")
         if form == "cholesky" and not is_dense(self.B):
             raise ValueError(
-                f"form='cholesky' needs a dense B, got {type(B).__name__}. Use form='landing', by "
-                "products with B only, or make it dense: B.toarray()."
+                f"form='cholesky' needs a dense B, got {type(B).__name__}. Use form='landing', "
+                "which needs products with B only, or make B dense: B.toarray()."
             )
         self.form = form
         self._factor: Cholesky | None = None
@@ -250,7 +250,7 @@ class GeneralizedStiefel(Manifold):
         return self.form == "cholesky"
 
     def _factors(self, X: Any) -> tuple[Any, Any]:
-        """``L`` and its inverse as X is."""
+        """``L`` and its inverse, in the library and type of X."""
         check_kinds(self.B, X)
         if self._factor is None:
             self._factor = Cholesky(self.B, "B")
@@ -283,11 +283,11 @@ class GeneralizedStiefel(Manifold):
         return norm(residual), roundings(X) * max(1.0, largest * spread(X) / columns)
 
     def check_shape(self, shape: tuple[int, ...], name: str) -> None:
-        """Tall, and of the size of B."""
+        """Raise unless the shape is tall and fits B."""
         check_size(self.B, shape, name)
 
     def check_start(self, X: Any, shape: tuple[int, ...], name: str, numpy: bool) -> None:  # noqa: ARG002
-        """At most 1/2 away."""
+        """Raise unless X is at most 1/2 away from the manifold."""
         BX = X if self.changes_variables else operator_for(self.B, X, numpy).apply(X)
         far = largest_norm(adjoint(X) @ BX - identity(X))
         if not far <= FARTHEST_START:
@@ -297,7 +297,7 @@ class GeneralizedStiefel(Manifold):
             )
 
     def geometry(self, X: Any) -> Geometry:
-        """As :meth:`geometry_for` does."""
+        """The geometry for a user of X's own library."""
         return self.geometry_for(X, isinstance(X, np.ndarray))
 
     def geometry_for(self, X: Any, numpy: bool) -> Geometry:
@@ -307,7 +307,7 @@ class GeneralizedStiefel(Manifold):
         return GeneralizedColumns(self.operator(X, numpy))
 
     def operator(self, X: Any, numpy: bool) -> Operator:
-        """Products with B for arrays like X, after a look at whether B can be."""
+        """Products with B for arrays like X, after a check of B."""
         operator = operator_for(self.B, X, numpy)
         operator.check(X, "B", definite=isinstance(self.B, Covariance) and self.B.ridge > 0)
         return operator
@@ -315,7 +315,7 @@ class GeneralizedStiefel(Manifold):
     def project(self, x: Any) -> Any:
         """``X (X^H B X)^(-1/2)``: the nearest matrix of the manifold in the metric of B.
 
-        Of any x of full rank, by one product with B and p x p algebra.
+        Takes any x of full rank, by one product with B and p x p algebra.
         """
         if not isinstance(x, (np.ndarray, torch.Tensor)):
             raise TypeError(f"x must be a NumPy array or a tensor, got {type(x).__name__}.")
@@ -342,10 +342,10 @@ def landed(X: Any, BX: Any, name: str) -> Any:
 
 
 class Euclidean(Manifold):
-    """Arrays of any shape, without a constraint: the rest of a product."""
+    """Arrays of any shape without a constraint, for the rest of a product."""
 
     def geometry(self, X: Any) -> Geometry:  # noqa: ARG002
-        """Flat."""
+        """The geometry of flat space."""
         return Flat()
 
 

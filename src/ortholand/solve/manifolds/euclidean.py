@@ -7,27 +7,27 @@ from ortholand.solve.arrays import Array, combine
 
 
 class Flat:
-    """The whole space: everything is itself."""
+    """The whole space: every array is a point, and its own tangent vector."""
 
     bounded = False
 
     def columns(self, X: Array) -> int:
-        """As many as there are numbers."""
+        """The number of entries."""
         return math.prod(X.shape)
 
     def residual(self, X: Array) -> None:
-        """Nothing is missed."""
+        """None: there is no constraint."""
 
     def size(self, residual: Any) -> float:  # noqa: ARG002
-        """Zero."""
+        """Zero: there is no residual."""
         return 0.0
 
     def normal_norm(self, X: Array, multiplier: Any, size: float) -> float:  # noqa: ARG002
-        """Zero."""
+        """Zero: there are no normal vectors."""
         return 0.0
 
     def feasible(self, X: Array) -> float:  # noqa: ARG002
-        """Everything is."""
+        """Zero: every point is feasible."""
         return 0.0
 
     def differentiate(self, X: Array, D: Any, G: Array) -> tuple[Array, None, float]:  # noqa: ARG002
@@ -45,7 +45,7 @@ class Flat:
         return W
 
     def line(self, X: Array, D: Any, A: Array) -> "Straight":  # noqa: ARG002
-        """Straight on."""
+        """The straight line along A."""
         return Straight(X, A)
 
     def settle(self, X: Array) -> tuple[Array, None]:
@@ -53,7 +53,7 @@ class Flat:
         return X, None
 
     def check_first(self, X: Array, G: Array) -> None:
-        """Any cost will do."""
+        """Accept any cost."""
 
 
 class Straight:
@@ -63,7 +63,7 @@ class Straight:
         self.X, self.V = X, V
 
     def limit(self, t: float) -> float:
-        """No limit."""
+        """t itself: there is no limit."""
         return t
 
     def at(self, t: float, near: float) -> tuple[Array, None]:  # noqa: ARG002

@@ -7,7 +7,7 @@
 ``B V``: that with the landed point, ``(B X + t B V) C``, follows.
 
 **Cholesky form.** ``B = L L^H`` and ``Z = L^H X`` has orthonormal columns: the solver's own. A cost
-that is well conditioned in Z may not be so in X, so this is what is done where L can be had.
+that is well conditioned in Z may not be so in X, so this form is used where L is available.
 """
 
 import math
@@ -35,7 +35,7 @@ from ortholand.solve.manifolds.geometry import LandedLine, half_inner, roundings
 from ortholand.solve.manifolds.operators import Operator, not_definite, spread
 
 KEPT = 4  # points whose products with B are remembered
-MEASURED = 50  # lines after which a residual is measured anew: roundings add up while derived
+MEASURED = 50  # lines after which a residual is measured anew: derived, it collects rounding
 
 
 class Known(NamedTuple):
@@ -73,7 +73,7 @@ class GeneralizedColumns:
         return self.known[-1]
 
     def _eigen(self, X: Array) -> tuple[Any, Any]:
-        """Eigenvalues and -vectors of ``K = Y^H Y``."""
+        """Eigenvalues and eigenvectors of ``K = Y^H Y``."""
         one = self._known(X)
         if one.eigen is None:
             K = adjoint(one.Y) @ one.Y
@@ -83,11 +83,11 @@ class GeneralizedColumns:
         return one.eigen
 
     def columns(self, X: Array) -> float:
-        """``||X||^2``: the lengths of steps are measured by that of X."""
+        """``||X||^2``: step lengths are relative to that of X."""
         return spread(X)
 
     def residual(self, X: Array) -> Array:
-        """``X^H B X - I``, by a product that is computed anew."""
+        """``X^H B X - I``, by a product computed anew."""
         self.know(X, self.operator.apply(X))
         return self._residual(X)
 
@@ -95,7 +95,7 @@ class GeneralizedColumns:
         return sym(adjoint(X) @ self.product(X)) - identity(X)
 
     def size(self, residual: Any) -> float:
-        """Norm."""
+        """Frobenius norm."""
         return norm(residual)
 
     def normal_norm(self, X: Array, multiplier: Any, size: float) -> float:  # noqa: ARG002
@@ -103,7 +103,7 @@ class GeneralizedColumns:
         return norm(self.product(X) @ multiplier)
 
     def feasible(self, X: Array) -> float:
-        """100 roundings, of the products that the residual is computed by."""
+        """100 roundings of the products in the residual."""
         columns = X.shape[-1] * math.prod(X.shape[:-2])
         return roundings(X) * max(1.0, self.operator.norm * spread(X) / columns)
 
@@ -134,12 +134,12 @@ class GeneralizedColumns:
         return self.tangent(X, minus_product(W, self.operator.apply(A), multiplier))
 
     def line(self, X: Array, D: Any, A: Array) -> "GeneralizedLine":
-        """Along A, by one product."""
+        """The line along A, by one product with B."""
         self.lines += 1
         return GeneralizedLine(self, X, self.residual(X) if self.lines % MEASURED == 0 else D, A)
 
     def settle(self, X: Array) -> tuple[Array, Array]:
-        """By Newton-Schulz steps, as long as they bring it nearer."""
+        """Land X by Newton-Schulz steps, as long as they bring it nearer."""
         E = self.residual(X)
         error = largest_norm(E)
         for _ in range(30):
@@ -154,7 +154,7 @@ class GeneralizedColumns:
         return X, E
 
     def check_first(self, X: Array, G: Array) -> None:
-        """Any cost will do."""
+        """Accept any cost."""
 
     def field_scale(self, X: Array) -> float:
         """The largest eigenvalue of K, by which the landing field is longer than the gradient."""
@@ -192,7 +192,7 @@ class GeneralizedColumns:
         low, high = w.amin(-1).clamp(min=0), w.amax(-1)
         room = eps * (1 - MARGIN) - d
         longest = largest_root(q.sqrt(), lam / unit * low * d - error / 2, room) / unit
-        # Only up to here is ||I - 2 t K|| = 1 - 2 t low; a 1e-4 less, for K is rounded.
+        # Only up to here is ||I - 2 t K|| = 1 - 2 t low; a 1e-4 less, because K is rounded.
         cap = (1 - MARGIN) / (lam * (low + high)) if lam > 0 else math.inf * torch.ones_like(d)
         return L, torch.minimum(longest, cap)
 
@@ -221,7 +221,7 @@ class GeneralizedLine(LandedLine):
 
 
 def _same(X: Any, other: Any) -> bool:
-    """Whether two arrays are the same memory. One is kept, so that it is not used for others."""
+    """Whether two arrays share memory. One is kept alive, so its memory cannot be reused."""
     if X is other:
         return True
     return _place(X) == _place(other)
@@ -234,7 +234,7 @@ def _place(X: Any) -> Any:
 
 
 def _eigh(K: Any) -> tuple[Any, Any]:
-    """In the library of K; what is not finite has no eigenvalues, and NaN for an answer."""
+    """Eigenvalues and eigenvectors in the library of K; NaN if K is not finite."""
     K = sym(K)
     if isinstance(K, np.ndarray):
         if not np.isfinite(K).all():
@@ -258,7 +258,7 @@ def _size(M: Any, spectral: bool) -> Tensor:
 
 
 class Cholesky:
-    """``B = L L^H``, and L's inverse, in double precision; and as other arrays want them."""
+    """``B = L L^H``: L and its inverse in double precision, and converted for other arrays."""
 
     def __init__(self, B: Any, words: str) -> None:
         dense = to_numpy(B)
@@ -268,7 +268,7 @@ class Cholesky:
         except np.linalg.LinAlgError:
             L = None
         diagonal = np.zeros(1) if L is None else np.abs(np.diagonal(L)) ** 2
-        # A pivot is at least the smallest eigenvalue, and up to rounding.
+        # A pivot is at least the smallest eigenvalue, up to rounding.
         if not diagonal.min() > len(dense) * np.finfo(np.float64).eps * np.abs(dense).max():
             values = np.linalg.eigvalsh(dense)
             raise ValueError(not_definite(words, float(values[0]), float(values[-1])))
@@ -279,7 +279,7 @@ class Cholesky:
         self.converted: dict[Any, tuple[Any, Any]] = {}
 
     def like(self, X: Any) -> tuple[Any, Any]:
-        """L and its inverse as X is."""
+        """L and its inverse, in the library and type of X."""
         key = (X.dtype, str(getattr(X, "device", "")))
         if key not in self.converted:
             self.converted[key] = (from_numpy(self.L, X), from_numpy(self.inverse, X))

@@ -1,7 +1,7 @@
-"""What a solver asks of a manifold, and moves that land, which all with orthonormal columns share.
+"""What a solver needs of a manifold, and landing moves, shared by all with orthonormal columns.
 
-A tangent vector is held by its *coordinates*, an array of the shape of X. Methods add and scale
-coordinates, and take inner products of them; all else about the manifold is asked for here.
+A tangent vector is stored as its *coordinates*, an array of the shape of X. Methods add and scale
+coordinates, and take inner products of them; everything else about the manifold is defined here.
 """
 
 import math
@@ -18,8 +18,8 @@ from ortholand.solve.arrays import (
     product,
 )
 
-NEAR = 1e-2  # as near as a trial point must be at least; a Newton-Schulz step later it is at 1e-4
-FARTHEST = 2.0  # Y^H Y - I up to here in spectral norm, half of which scaling takes away
+NEAR = 1e-2  # largest distance of a trial point; one more Newton-Schulz step makes it 1e-4
+FARTHEST = 2.0  # largest spectral norm of Y^H Y - I, half of which scaling removes
 CUBIC = 1e-6  # residuals whose cubes are rounding
 FARTHEST_START = 0.5  # the ball of the paper; Newton-Schulz steps lead back from there
 
@@ -35,21 +35,21 @@ class Line(Protocol):
         ...
 
     def at(self, t: float, near: float) -> tuple[Array, Residual]:
-        """The point there, at most so far from the manifold, and its residual."""
+        """The point at t, at most ``near`` from the manifold, and its residual."""
         ...
 
 
 class Geometry(Protocol):
     """One manifold around the points of a run. ``D`` is the residual of X throughout."""
 
-    bounded: bool  # whether a step may be too long whatever the cost
+    bounded: bool  # whether steps can be too long, whatever the cost
 
     def columns(self, X: Array) -> float:
-        """How many vectors of length 1 move: what lengths of steps are measured by."""
+        """How many vectors of length 1 move, the scale of step lengths."""
         ...
 
     def residual(self, X: Array) -> Residual:
-        """By how much X misses the constraint, measured."""
+        """How far X misses the constraint, measured."""
         ...
 
     def size(self, residual: Any) -> float:
@@ -61,7 +61,7 @@ class Geometry(Protocol):
         ...
 
     def feasible(self, X: Array) -> float:
-        """Up to which distance X counts as on the manifold: 100 roundings."""
+        """The distance up to which X counts as on the manifold: 100 roundings."""
         ...
 
     def differentiate(self, X: Array, D: Residual, G: Array) -> tuple[Array, Multiplier, float]:
@@ -69,7 +69,7 @@ class Geometry(Protocol):
         ...
 
     def tangent(self, X: Array, A: Array) -> Array:
-        """Coordinates from another point, in use at this one."""
+        """Coordinates from another point, for use at this one."""
         ...
 
     def ambient(self, X: Array, A: Array) -> Array:
@@ -83,29 +83,29 @@ class Geometry(Protocol):
     def hessian(self, X: Array, multiplier: Multiplier, A: Array, W: Array) -> Array:
         """Riemannian Hessian along A, from the Euclidean one's product W with the tangent vector.
 
-        Symmetric also where X is not critical: CG needs that.
+        Symmetric even where X is not critical: CG needs that.
         """
         ...
 
     def line(self, X: Array, D: Residual, A: Array) -> Line:
-        """The way along A."""
+        """The line along A."""
         ...
 
     def settle(self, X: Array) -> tuple[Array, Residual]:
-        """The nearest point of the manifold to rounding."""
+        """The nearest point of the manifold, up to rounding, and its residual."""
         ...
 
     def check_first(self, X: Array, G: Array) -> None:
-        """Raise if the cost is not one for this manifold."""
+        """Raise if the cost does not suit this manifold."""
         ...
 
 
 class LandedLine:
     """``(X + t V) C``: a tangent move Y, then Newton-Schulz steps in p x p matrices.
 
-    A Newton-Schulz step is ``Y (I - E / 2)`` with the residual ``E = Y^H Y - I``, which it turns to
-    ``(E^3 - 3 E^2) / 4``: of size n x p there are the move, the product for its Gram matrix, and
-    the point itself, whose residual follows.
+    A Newton-Schulz step is ``Y (I - E / 2)`` with the residual ``E = Y^H Y - I``, which becomes
+    ``(E^3 - 3 E^2) / 4``. Only the move, the product for its Gram matrix and the point itself are
+    of size n x p; the point's residual follows.
     """
 
     def __init__(self, X: Array, V: Array) -> None:
@@ -113,7 +113,7 @@ class LandedLine:
         self.t = math.nan
 
     def limit(self, t: float) -> float:
-        """Moves so long that Newton-Schulz steps would not converge are shortened."""
+        """Shorten a move so long that Newton-Schulz steps would not converge."""
         self._look(t)
         while self.error > 0.5 and self.spectral > FARTHEST:
             t *= 0.9 * math.sqrt(FARTHEST / self.spectral)
@@ -128,7 +128,7 @@ class LandedLine:
             self.spectral = math.sqrt(largest_norm(self.E @ self.E))
 
     def gram(self, t: float) -> Any:
-        """That of the point at t, before landing."""
+        """The Gram matrix of the point at t, before landing."""
         self.Y = combine(self.X, t, self.V)
         return gram_product(self.Y, self.Y)
 
@@ -138,7 +138,7 @@ class LandedLine:
         return product(self.Y, C), E
 
     def landing(self, t: float, near: float) -> tuple[Any, Any]:
-        """What lands the point at t, and the residual then."""
+        """The matrix that lands the point at t, and the residual after landing."""
         if t != self.t:
             self._look(t)
         S, E, error, eye, C = self.S, self.E, self.error, self.eye, None

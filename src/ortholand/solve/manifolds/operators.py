@@ -1,7 +1,7 @@
-"""The matrix B of a constraint ``X^H B X = I`` in all forms that it is given in.
+"""The matrix B of a constraint ``X^H B X = I``, in every form in which it may be given.
 
-Dense or sparse, a LinearOperator, a function, or rows of data: all that is ever asked of it is a
-product with a few vectors. What can be wrong with it is found here, before anything is computed.
+Dense or sparse, a LinearOperator, a function, or rows of data: only its products with a few vectors
+are ever needed. Anything wrong with it is found here, before anything is computed.
 """
 
 import math
@@ -14,22 +14,22 @@ from torch import Tensor
 
 from ortholand.solve.arrays import adjoint, from_numpy, inner, norm, to_numpy
 
-LANCZOS = 30  # products with one vector that are spent on a look at the spectrum
-POWER_ITERATIONS = 6  # where only the size of B is asked for
+LANCZOS = 30  # products with one vector spent on the ends of the spectrum
+POWER_ITERATIONS = 6  # where only the size of B is needed
 ASYMMETRY = 100  # roundings by which B may differ from its adjoint
-CHUNK = 4096  # rows of data that are read at a time
+CHUNK = 4096  # rows of data read at a time
 
 Apply = Callable[[Any], Any]
 
 
 class Covariance:
-    """``B = A^H A / N + ridge I`` for N rows of data in A, which is never formed.
+    """``B = A^H A / N + ridge I`` for N rows of data in A; B is never formed.
 
     Args:
         rows: A, NumPy or torch, N x n; or several such blocks of columns, (N, n_1), (N, n_2), ...:
             B is then block diagonal, the covariance of each block by itself, as canonical
-            correlation wants it. Columns are taken as they are: subtract means before.
-        ridge: at least 0; more than 0 where columns are dependent, or B is singular.
+            correlation needs it. Columns are used as they are: subtract means first.
+        ridge: at least 0; positive if columns are dependent, or B would be singular.
 
     It serves :func:`ortholand.minimize`, by passes over all rows, and
     :func:`ortholand.minimize_finite_sum`, by the rows of a batch.
@@ -107,10 +107,10 @@ def _library(V: Any) -> Any:
 
 
 class Operator:
-    """B as the solver has it: ``apply(V)`` for arrays (..., n, p) of its library and type.
+    """B as the solver sees it: ``apply(V)`` for arrays (..., n, p) of its library and type.
 
     Attributes:
-        norm: the largest eigenvalue, from below but close; NaN until it is looked at.
+        norm: a close lower bound of the largest eigenvalue; NaN until B is checked.
     """
 
     def __init__(self, matmat: Apply, n: int) -> None:
@@ -121,7 +121,7 @@ class Operator:
         """``B V``."""
         if V.ndim == 2:
             return self.matmat(V)
-        # A stack as one matrix with more columns: operators know no stacks.
+        # A stack as one matrix with more columns: operators take no stacks.
         moved = V.swapaxes(0, -2)
         flat = moved.reshape(self.n, -1)
         return self.matmat(flat).reshape(moved.shape).swapaxes(0, -2)
@@ -129,9 +129,9 @@ class Operator:
     def check(self, like: Any, words: str, definite: bool = False) -> None:
         """Raise unless B is Hermitian and positive definite, as far as products tell.
 
-        Lanczos steps with full orthogonalisation: for n up to their number they tell all, beyond
-        that the ends of the spectrum, by :data:`LANCZOS` products with one vector. What is known to
-        be ``definite`` is spared them.
+        :data:`LANCZOS` Lanczos steps with full orthogonalisation, each a product with one vector,
+        show the whole spectrum for n up to their number, and its ends for larger n. They are
+        skipped if B is known to be ``definite``.
         """
         random = np.random.default_rng(0)
         eps = _eps(like)
@@ -157,7 +157,7 @@ class Operator:
         return from_numpy(x, like)
 
     def _largest(self, v: Any) -> float:
-        """By some power iterations."""
+        """The largest eigenvalue, by a few power iterations."""
         for _ in range(POWER_ITERATIONS):
             v = v / norm(v)
             v = self.apply(v)
@@ -193,7 +193,7 @@ def _eps(like: Any) -> float:
 
 
 def not_hermitian(words: str, share: float) -> str:
-    """The message."""
+    """The error message for a B that is not Hermitian."""
     return (
         f"{words} must be symmetric (Hermitian, if complex), but B - B^H is {share:.1e} of it. "
         "Take (B + B.conj().T) / 2, if that is what you mean."
@@ -201,8 +201,8 @@ def not_hermitian(words: str, share: float) -> str:
 
 
 def not_definite(words: str, lowest: float, largest: float) -> str:
-    """The message."""
-    kind = "singular to rounding" if lowest > -1e-10 * abs(largest) else "not positive definite"
+    """The error message for a B that is not positive definite."""
+    kind = "singular up to rounding" if lowest > -1e-10 * abs(largest) else "not positive definite"
     return (
         f"{words} must be positive definite, but it is {kind}: it has eigenvalues from "
         f"{lowest:.2g} or less to {largest:.2g}. Add a multiple of the identity, "
@@ -216,12 +216,12 @@ def is_dense(B: Any) -> bool:
 
 
 def is_sampled(B: Any) -> bool:
-    """Whether B may be asked for parts: rows of data, or a function of its own."""
+    """Whether B can be sampled in batches: rows of data, or a function."""
     return isinstance(B, Covariance) or (callable(B) and not hasattr(B, "shape"))
 
 
 def check_form(B: Any) -> Any:
-    """B, if it is a square matrix, operator or function; lists are made arrays."""
+    """B, if it is a square matrix, operator or function; lists become arrays."""
     if isinstance(B, (list, tuple)):
         B = np.asarray(B)
     if isinstance(B, np.ndarray) and B.dtype.kind in "iub":
@@ -256,7 +256,7 @@ def _check_dense(B: Any) -> None:
 
 
 def operator_for(B: Any, X: Any, numpy: bool) -> Operator:
-    """B for arrays like X, the solver's; ``numpy`` tells what functions of the user's expect."""
+    """B for the solver's arrays, like X; ``numpy`` says what the user's functions expect."""
     n = X.shape[-2]
     if is_dense(B):
         check_kinds(B, X)
@@ -278,18 +278,18 @@ def check_kinds(B: Any, X: Any) -> None:
     """Raise if B is complex and X is not."""
     if is_complex(B) and not is_complex(X):
         raise ValueError(
-            f"With a complex B, x0 must be complex, too, got {X.dtype}. Take x0 + 0j, or B.real."
+            f"With a complex B, x0 must be complex too, got {X.dtype}. Take x0 + 0j, or B.real."
         )
 
 
 def is_complex(A: Any) -> bool:
-    """Whether numbers are complex."""
+    """Whether an array is complex."""
     dtype = getattr(A, "dtype", None)
     return dtype.is_complex if isinstance(dtype, torch.dtype) else np.dtype(dtype).kind == "c"
 
 
 def _converting(function: Apply, numpy: bool) -> Apply:
-    """A product that is computed in NumPy or in torch, whatever it is asked with; checked."""
+    """A checked product, computed in NumPy or torch whatever its argument is."""
 
     def product(V: Any) -> Any:
         inside = isinstance(V, np.ndarray)

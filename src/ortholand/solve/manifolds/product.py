@@ -37,13 +37,13 @@ class Packing:
         ]
 
     def join(self, blocks: Sequence[Any]) -> Any:
-        """One vector of them."""
+        """One vector with the numbers of all blocks."""
         library: Any = np if isinstance(blocks[0], np.ndarray) else torch
         return library.concatenate([real_vector(block) for block in blocks])
 
 
 class Product:
-    """A product of manifolds; one step length, one trust region for all."""
+    """A product of manifolds, with one step length and one trust region for all."""
 
     def __init__(self, geometries: Sequence[Geometry], packing: Packing) -> None:
         self.geometries, self.packing = geometries, packing
@@ -53,20 +53,20 @@ class Product:
         return zip(self.geometries, *(self.packing.split(v) for v in vectors), strict=True)
 
     def columns(self, X: Array) -> float:
-        """Of all blocks."""
+        """The columns of all blocks."""
         return sum(geometry.columns(block) for geometry, block in self._each(X))
 
     def residual(self, X: Array) -> list[Any]:
-        """One for each block."""
+        """The residual of each block."""
         return [geometry.residual(block) for geometry, block in self._each(X)]
 
     def size(self, residual: Any) -> float:
-        """Norm of all."""
+        """Norm over all blocks."""
         pairs = zip(self.geometries, residual, strict=True)
         return math.hypot(*(geometry.size(one) for geometry, one in pairs))
 
     def normal_norm(self, X: Array, multiplier: Any, size: float) -> float:  # noqa: ARG002
-        """Norm of all."""
+        """Norm over all blocks."""
         blocks = zip(self._each(X), multiplier, strict=True)
         return math.hypot(*(g.normal_norm(x, m, g.size(m)) for (g, x), m in blocks))
 
@@ -75,7 +75,7 @@ class Product:
         return math.hypot(*(geometry.feasible(block) for geometry, block in self._each(X)))
 
     def differentiate(self, X: Array, D: Any, G: Array) -> tuple[Array, list[Any], float]:
-        """Block by block."""
+        """Gradients, multipliers and corrections, block by block."""
         found = [
             geometry.differentiate(x, d, g)
             for (geometry, x, g), d in zip(self._each(X, G), D, strict=True)
@@ -84,37 +84,37 @@ class Product:
         return self.packing.join(gradients), list(multipliers), sum(corrections)
 
     def tangent(self, X: Array, A: Array) -> Array:
-        """Block by block."""
+        """Coordinates at X, block by block."""
         return self.packing.join([geometry.tangent(x, a) for geometry, x, a in self._each(X, A)])
 
     def ambient(self, X: Array, A: Array) -> Array:
-        """Block by block."""
+        """Tangent vectors, block by block."""
         return self.packing.join([geometry.ambient(x, a) for geometry, x, a in self._each(X, A)])
 
     def coordinates(self, X: Array, A: Array) -> Array:
-        """Block by block."""
+        """Coordinates of tangent parts, block by block."""
         found = [geometry.coordinates(x, a) for geometry, x, a in self._each(X, A)]
         return self.packing.join(found)
 
     def hessian(self, X: Array, multiplier: Any, A: Array, W: Array) -> Array:
-        """Block by block: what couples blocks is in W."""
+        """The Hessian, block by block: what couples blocks is in W."""
         blocks = zip(self._each(X, A, W), multiplier, strict=True)
         found = [geometry.hessian(x, m, a, w) for (geometry, x, a, w), m in blocks]
         return self.packing.join(found)
 
     def line(self, X: Array, D: Any, A: Array) -> "ProductLine":
-        """All blocks at once."""
+        """The lines of all blocks, with one t."""
         blocks = zip(self._each(X, A), D, strict=True)
         return ProductLine([g.line(x, d, a) for (g, x, a), d in blocks], self.packing)
 
     def settle(self, X: Array) -> tuple[Array, list[Any]]:
-        """Block by block."""
+        """Land each block."""
         found = [geometry.settle(block) for geometry, block in self._each(X)]
         points, residuals = zip(*found, strict=True)
         return self.packing.join(points), list(residuals)
 
     def check_first(self, X: Array, G: Array) -> None:
-        """Block by block."""
+        """Check each block."""
         for geometry, x, g in self._each(X, G):
             geometry.check_first(x, g)
 
@@ -126,12 +126,12 @@ class ProductLine:
         self.lines, self.packing = lines, packing
 
     def limit(self, t: float) -> float:
-        """What the most cautious block allows."""
+        """The largest step that every block allows."""
         for line in self.lines:
             t = line.limit(t)
         return t
 
     def at(self, t: float, near: float) -> tuple[Array, list[Any]]:
-        """Block by block."""
+        """The points of all blocks at t, and their residuals."""
         points, residuals = zip(*(line.at(t, near) for line in self.lines), strict=True)
         return self.packing.join(points), list(residuals)

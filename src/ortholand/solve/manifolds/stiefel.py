@@ -25,7 +25,7 @@ class OrthonormalColumns:
     bounded = True
 
     def columns(self, X: Array) -> int:
-        """Of all matrices."""
+        """The columns of all matrices."""
         return X.shape[-1] * math.prod(X.shape[:-2])
 
     def residual(self, X: Array) -> Array:
@@ -33,7 +33,7 @@ class OrthonormalColumns:
         return gram_product(X, X) - identity(X)
 
     def size(self, residual: Any) -> float:
-        """Norm."""
+        """Frobenius norm."""
         return norm(residual)
 
     def normal_norm(self, X: Array, multiplier: Any, size: float) -> float:  # noqa: ARG002
@@ -45,15 +45,15 @@ class OrthonormalColumns:
         return roundings(X)
 
     def settle(self, X: Array) -> tuple[Array, Array]:
-        """By Newton-Schulz steps."""
+        """Land X by Newton-Schulz steps."""
         return settle(X, roundings(X))
 
     def check_first(self, X: Array, G: Array) -> None:
-        """Any cost will do."""
+        """Accept any cost."""
 
 
 class TallStiefel(OrthonormalColumns):
-    """Tall X: a tangent vector by itself; products of size n x p x p only."""
+    """Tall X: a tangent vector is its own coordinates; products of size n x p x p only."""
 
     def differentiate(self, X: Array, D: Any, G: Array) -> tuple[Array, Array, float]:
         """Riemannian gradient and multiplier, ``Sym(X^H G)`` on the manifold.
@@ -80,12 +80,12 @@ class TallStiefel(OrthonormalColumns):
         return self.tangent(X, minus_product(W, A, multiplier))
 
     def line(self, X: Array, D: Any, A: Array) -> LandedLine:  # noqa: ARG002
-        """Along A itself."""
+        """The line along A itself."""
         return LandedLine(X, A)
 
 
 class SquareStiefel(OrthonormalColumns):
-    """Square X: a tangent vector ``A X`` by the skew A, in the paper's left form.
+    """Square X: the coordinates of a tangent vector ``A X`` are the skew A, the paper's left form.
 
     The relative gradients of all points live in one vector space: nothing is transported.
     """
@@ -98,7 +98,7 @@ class SquareStiefel(OrthonormalColumns):
         return P - Q, P + Q, half_inner(G, product(X, D))
 
     def tangent(self, X: Array, A: Array) -> Array:  # noqa: ARG002
-        """The same."""
+        """A itself: coordinates are the same everywhere."""
         return A
 
     def ambient(self, X: Array, A: Array) -> Array:
@@ -114,7 +114,7 @@ class SquareStiefel(OrthonormalColumns):
         return skew(minus_product(product(W, adjoint(X)), multiplier, A))
 
     def line(self, X: Array, D: Any, A: Array) -> LandedLine:  # noqa: ARG002
-        """Along ``A X``."""
+        """The line along ``A X``."""
         return LandedLine(X, product(A, X))
 
 
@@ -129,13 +129,13 @@ class Subspaces(TallStiefel):
         return minus_product(G, X, P), multiplier, half_inner(multiplier, D)
 
     def tangent(self, X: Array, A: Array) -> Array:
-        """A without what is in the span of X."""
+        """A without its part in the span of X."""
         return minus_product(A, X, gram_product(X, A))
 
     coordinates = tangent
 
     def check_first(self, X: Array, G: Array) -> None:
-        """The gradient of a cost of the span has no part that rotates columns."""
+        """Raise if a part of the gradient rotates columns: a cost of the span has none."""
         turn, size = norm(skew(adjoint(X) @ G)), norm(G)
         if turn > 10 * math.sqrt(precision(X)) * size and math.isfinite(size):
             raise ValueError(
