@@ -1,4 +1,4 @@
-"""What is claimed of the solvers."""
+"""Claims about the solvers."""
 
 import math
 from functools import partial
@@ -49,7 +49,7 @@ def default_is_fast(records: Records) -> Finding:
 
 
 def newton_gets_there(records: Records) -> Finding:
-    """With how many seeds it reaches 1e-10."""
+    """With how many seeds ``"newton"`` reaches 1e-10."""
     if not records:
         return Finding("no problem was run", Verdict.OPEN)
     runs = {name: runs_of(records[name], 1e-10).get(NEWTON, []) for name in records}
@@ -62,7 +62,7 @@ def newton_gets_there(records: Records) -> Finding:
 
 
 def alone_on_the_large_problem(records: Records) -> Finding:
-    """Our best and the best peer at 1e-6."""
+    """The times of our best method and of the best peer at 1e-6."""
     times = median_times(runs_of(records["brockett-large"], 1e-6))
     ours, peer = best(times, ours=True), best(times, ours=False)
     words = f"ours {ours:.3g} s, the best peer {peer:.3g} s (inf: it does not get there)"

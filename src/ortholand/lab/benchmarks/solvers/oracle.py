@@ -1,4 +1,4 @@
-"""Who answers the solvers' questions about a problem, counts them, and ends a run."""
+"""Answers to solvers' questions about a problem, counted, and the end of a run."""
 
 from collections.abc import Callable
 from time import perf_counter, process_time
@@ -10,11 +10,11 @@ from ortholand.lab.benchmarks.solvers.problems import Case, Matrix, Parts
 
 
 class Stop(Exception):  # noqa: N818
-    """A run is ended from outside; its solver has no say in it."""
+    """Ends a run from outside, whatever its solver would do."""
 
 
 class Point:
-    """What is known of a problem at a point."""
+    """What is known about a problem at a point."""
 
     def __init__(self, X: Matrix, at: Callable[[Matrix], Parts]) -> None:
         self.X = X.copy()  # solvers may go on to change theirs
@@ -32,9 +32,9 @@ class Oracle:
         case: the problem.
         deadline: ``process_time()`` after which the next question raises Stop.
         last_gradient: number of the gradient after which to raise Stop.
-        limit: iterations, for solvers that need a number.
-        watch: called with every point whose gradient was asked, while the clocks stand; Stop is
-            raised when it says True.
+        limit: limit on iterations, for solvers that need one.
+        watch: called with every point where a gradient was asked for, with the clocks stopped;
+            Stop is raised if it returns True.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Oracle:
         return self.costs, self.gradients, self.hessian_products
 
     def fun(self, X: Matrix) -> float:
-        """Cost."""
+        """Cost at X."""
         point = self._find(X)
         if point.cost is None:
             self.costs += 1
@@ -68,7 +68,7 @@ class Oracle:
         return point.cost
 
     def grad(self, X: Matrix) -> Matrix:
-        """Euclidean gradient."""
+        """Euclidean gradient at X."""
         point = self._find(X)
         if point.gradient is None:
             point.gradient = point.compute_gradient()
@@ -76,7 +76,7 @@ class Oracle:
         return point.gradient
 
     def fun_and_grad(self, X: Matrix) -> tuple[float, Matrix]:
-        """Both."""
+        """Cost and Euclidean gradient at X."""
         return self.fun(X), self.grad(X)
 
     def hessp(self, X: Matrix, V: Matrix) -> Matrix:
@@ -86,7 +86,7 @@ class Oracle:
         return self._find(X).hessian(V)
 
     def torch_fun(self, X: Tensor) -> Tensor:
-        """Cost in torch, differentiable. Whoever takes its gradient calls :meth:`took_gradient`."""
+        """Cost in torch, differentiable. Who takes its gradient must call :meth:`took_gradient`."""
         self.costs += 1
         self.last = X.detach().numpy()
         self._check_time()

@@ -1,9 +1,9 @@
-"""Who takes part: ours and its peers, each behind the same function.
+"""The participants: our methods and their peers, each behind the same function.
 
-A solver maps ``(oracle, tolerance)`` to a :class:`Attempt`; tolerance is the norm that its own
-rule is to compare the Riemannian gradient with. Solvers with no such rule are stopped from outside,
-by Stop, at the gradient after which a first run has seen the rule hold: they lose no time on a rule
-of another kind. All other limits are put out of reach.
+A solver maps ``(oracle, tolerance)`` to an :class:`Attempt`; tolerance is the norm with which its
+own rule compares the Riemannian gradient. Solvers with no such rule are stopped from outside, by
+Stop, at the gradient after which a first run has seen the rule hold: they lose no time on a rule of
+another kind. All other limits are out of reach.
 """
 
 import math
@@ -26,7 +26,7 @@ FOREVER = 10**9  # iterations
 
 @dataclass(frozen=True)
 class Attempt:
-    """How a run ended, as the solver tells it; what was counted and timed is added later."""
+    """How a run ended, as the solver reports it; counts and times are added later."""
 
     X: Matrix
     iterations: int
@@ -52,12 +52,12 @@ class Solver:
     stacks: bool = False  # whether it can have a stack of matrices
 
     def fits(self, case: Case) -> bool:
-        """Whether it can be run on the case."""
+        """Whether the solver can be run on the case."""
         return (case.of_span or not self.of_span) and (self.stacks or case.X0.ndim == 2)
 
 
 def pymanopt_solver(optimizer: str, manifold_name: str = "Stiefel") -> Runner:
-    """One of pymanopt's optimizers as it comes, on its Stiefel or Grassmann manifold."""
+    """One of pymanopt's optimizers with its defaults, on its Stiefel or Grassmann manifold."""
 
     def run(oracle: Oracle, tolerance: float) -> Attempt:
         import pymanopt
@@ -98,9 +98,9 @@ def pymanopt_solver(optimizer: str, manifold_name: str = "Stiefel") -> Runner:
 
 
 def smopt_slpg(oracle: Oracle, tolerance: float) -> Attempt:
-    """smopt's penalty-free solver; it rounds its last iterate onto the manifold itself.
+    """smopt's penalty-free solver, which brings its last iterate to the manifold itself.
 
-    It fills arrays as long as its limit on iterations before it begins: 5 ms for a million.
+    Before it begins it fills arrays as long as its limit on iterations: 5 ms for a million.
     """
     import smopt
 
@@ -126,7 +126,7 @@ SCIPY_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def cdopt_solver(method: str) -> Solver:
-    """SciPy's method on cdopt's constraint dissolving function, its penalty chosen by cdopt."""
+    """A SciPy method on cdopt's constraint dissolving function; cdopt chooses the penalty."""
 
     def run(oracle: Oracle, tolerance: float) -> Attempt:  # noqa: ARG001
         import cdopt
@@ -158,7 +158,7 @@ def cdopt_solver(method: str) -> Solver:
 
 
 def torch_lbfgs(oracle: Oracle, tolerance: float) -> Attempt:  # noqa: ARG001
-    """torch's L-BFGS on a parametrization by the matrix exponential, started where all start."""
+    """torch's L-BFGS on a parametrization by the matrix exponential, from the common start."""
     X0 = torch.tensor(oracle.case.X0)
     module = nn.Linear(X0.shape[1], X0.shape[0], bias=False, dtype=X0.dtype)
     module.weight.data.copy_(X0)

@@ -1,8 +1,8 @@
-"""The library's problems, each with a start, and in NumPy, for solvers that ask with arrays.
+"""The library's problems, each with a start, and in NumPy, for solvers that use arrays.
 
-What the cost computes at a point the gradient and the Hessian use again: solvers ask for them one
-by one, and none should pay twice. Nor for torch, whose calls take longer than small products do: so
-the derivatives are written once more. A test holds them equal to the library's.
+The gradient and the Hessian reuse what the cost has computed at a point: solvers ask for them one
+by one, and none should pay twice. Nor should any pay for torch, whose calls take longer than small
+products: so the derivatives are written again in NumPy. A test holds them equal to the library's.
 """
 
 import math
@@ -32,13 +32,13 @@ def quadratic(M: Matrix, weights: Matrix | float, X: Matrix) -> Parts:
 
 
 def procrustes(A: Matrix, B: Matrix, curvature: Matrix, X: Matrix) -> Parts:
-    """They have the residual in common; the Hessian is the same everywhere."""
+    """Procrustes: cost and gradient share the residual; the Hessian is constant."""
     E, p = X @ A - B, A.shape[1]
     return lambda: np.vdot(E, E) / p, lambda: 2 / p * (E @ A.T), lambda V: V @ curvature
 
 
 def log_cosh(Z: Matrix, X: Matrix) -> Parts:
-    """They have ``exp(-2 |X Z|)`` in common: it gives log cosh and tanh."""
+    """ICA: cost and derivatives share ``exp(-2 |X Z|)``, which gives log cosh and tanh."""
     Y, samples = X @ Z, Z.shape[1]
     absolute = np.abs(Y)
     decay = np.exp(-2 * absolute)
@@ -52,7 +52,7 @@ def log_cosh(Z: Matrix, X: Matrix) -> Parts:
 
 
 def kohn_sham(alpha: float, X: Matrix) -> Parts:
-    """They have the potential in common."""
+    """Kohn-Sham: cost and derivatives share the potential."""
     rho = np.einsum("ij,ij->i", X, X)
     u, LX = _potential(rho), _laplacian(X)
 
@@ -91,7 +91,7 @@ class Synchronization(Problem):
 
     @classmethod
     def planted(cls, count: int, pairs: int, seed: int) -> "Synchronization":
-        """A ring, and pairs at random."""
+        """Pairs along a ring, and random ones."""
         random = torch.Generator().manual_seed(seed)
         truth = _rotations(torch.randn(count, 3, 3, generator=random, dtype=torch.float64))
         ring = torch.arange(count)
@@ -101,12 +101,12 @@ class Synchronization(Problem):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of one rotation."""
+        """Shape of one rotation."""
         return 3, 3
 
     @property
     def data(self) -> Tensor:
-        """The differences."""
+        """The differences of rotations."""
         return self.H
 
     def _errors(self, X: Tensor) -> Tensor:
@@ -123,32 +123,32 @@ class Synchronization(Problem):
         return G.index_add_(0, self.first, E @ self.H.mT, alpha=-1)
 
     def fun_and_grad(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """Both."""
+        """Cost and Euclidean gradient of a stack."""
         return self.fun(X), self.grad(X)
 
     def hessp(self, X: Tensor, V: Tensor) -> Tensor:  # noqa: ARG002
-        """The cost is quadratic."""
+        """Hessian product: the cost is quadratic, so the Hessian is constant."""
         return self.grad(V)
 
     def solution(self) -> Tensor:
-        """Without noise: what was planted."""
+        """The planted rotations, since there is no noise."""
         return self.truth
 
     def nearby(self, seed: int) -> Tensor:
-        """Every rotation turned by some 40 degrees."""
+        """A start: every rotation turned by about 40 degrees."""
         random = torch.Generator().manual_seed(seed + 1)
         noise = torch.randn(self.truth.shape, generator=random, dtype=torch.float64)
         return _rotations(self.truth + 0.3 * noise)
 
 
 def _rotations(M: Tensor) -> Tensor:
-    """The nearest, after a reflection where that is needed."""
+    """The nearest rotations, after a reflection where needed."""
     X = polar_projection(M)
     return X * torch.linalg.det(X).sign()[:, None, None]
 
 
 def synchronization(problem: Synchronization) -> Callable[[Matrix], Parts]:
-    """Sums over the pairs of each rotation by a sparse matrix."""
+    """The problem in NumPy; a sparse matrix sums over the pairs of each rotation."""
     first, second, H = (x.numpy() for x in (problem.first, problem.second, problem.H))
     count, pairs = len(problem.truth), len(H)
     ones, places = np.ones(pairs), np.arange(pairs)
@@ -212,7 +212,7 @@ class Case:
 
     @cached_property
     def start_norm(self) -> float:
-        """The norm at the start."""
+        """Norm of the Riemannian gradient at the start."""
         return self.riemannian_norm(self.X0)
 
 
@@ -223,7 +223,7 @@ def nearest(X: Matrix) -> Matrix:
 
 
 def gaussian(seed: int, p: int = 40) -> Case:
-    """The paper's. Only matrices of the start's determinant can be reached."""
+    """The paper's problem. Only matrices with the start's determinant can be reached."""
     problem = Procrustes.gaussian(p, seed=seed)
     X0 = problem.start(seed)
     reachable = problem.solution(determinant=int(torch.linalg.det(X0).sign()))
@@ -231,7 +231,7 @@ def gaussian(seed: int, p: int = 40) -> Case:
 
 
 def planted(columns: int, seed: int) -> Case:
-    """Started in the solution's component: with 10 p columns well conditioned, with p not."""
+    """From a start in the solution's component; well conditioned with 10 p columns, not with p."""
     problem = Procrustes.planted(40, columns=columns, seed=seed)
     X0 = problem.start(seed)
     X0[:, 0] *= torch.linalg.det(X0 @ problem.solution()).sign()

@@ -1,6 +1,6 @@
 """What is run and measured: solvers in turn, until a rule holds that the benchmark itself checks.
 
-By whom a run is stopped, and how the rule is checked: see the study's summary.
+The study's summary says what stops a run, and how the rule is checked.
 """
 
 import gc
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SolverSettings:
-    """Who is run on what, and for how long. The task of a unit has one problem of these."""
+    """Which solvers are run on what, and for how long. A unit's task has one of the problems."""
 
     problems: tuple[str, ...] = tuple(PROBLEMS)
     solvers: tuple[str, ...] = tuple(PARTICIPANTS)
@@ -49,7 +49,7 @@ class SolverSettings:
 
 @dataclass(frozen=True)
 class SolverRun:
-    """One solver with one seed and one tolerance: one place in each of the record's series."""
+    """One solver with one seed and one tolerance: one entry in each of the record's series."""
 
     solver: float  # its place among the task's solvers
     seed: float
@@ -70,7 +70,7 @@ class SolverRun:
 
 
 def plan(settings: SolverSettings) -> list[Unit[SolverSettings]]:
-    """A unit for each problem: who has missed too many of its seeds is not run with the others."""
+    """A unit for each problem: a solver that misses too many of its seeds skips the rest."""
     steps = settings.seeds * len(settings.gtols) * len(settings.solvers)
     return [
         Unit(name, replace(settings, problems=(name,)), steps, timed=True)
@@ -79,7 +79,7 @@ def plan(settings: SolverSettings) -> list[Unit[SolverSettings]]:
 
 
 class Trial:
-    """A solver that is to bring down the gradient norm of a problem to a target."""
+    """A solver that is to reduce the gradient norm of a problem to a target."""
 
     def __init__(self, solver: Solver, case: Case, gtol: float, maxtime: float) -> None:
         self.solver, self.case, self.gtol, self.maxtime = solver, case, gtol, maxtime
@@ -91,7 +91,7 @@ class Trial:
         self._limit = 1_000  # iterations, for solvers that take time for each one allowed
 
     def settle(self) -> None:
-        """Find out how it is to be stopped, and run it so."""
+        """Find out how to stop the solver, and run it that way."""
         if self.solver.stops:
             for self._tightening in TIGHTENINGS:
                 first = self._unlimited_attempt()
@@ -107,17 +107,17 @@ class Trial:
         self.reached = self.holds(first.X)
 
     def _unlimited_attempt(self) -> Attempt:
-        """One that no limit on iterations ended."""
+        """An attempt that no limit on iterations ended."""
         while (attempt := self.attempt()).limited:
             self._limit *= 10
         return attempt
 
     def repeat(self) -> None:
-        """Once more, stopped in the same way."""
+        """Run the solver once more, stopped in the same way."""
         self.attempts.append(self.attempt())
 
     def attempt(self, *, watched: bool = False) -> Attempt:
-        """Run the solver once, with the clocks; they stand while it is watched."""
+        """Run and time the solver once; the clocks stop while it is watched."""
         gc.collect()
         begin, processor_begin = perf_counter(), process_time()
         oracle = Oracle(
@@ -153,7 +153,7 @@ class Trial:
         return self.case.riemannian_norm(nearest(X)) <= self.target
 
     def as_run(self, place: int, seed: int) -> SolverRun:
-        """What is recorded of it."""
+        """The record of this trial."""
         case, first = self.case, self.attempts[0]
         projected = nearest(first.X)
         return SolverRun(
@@ -171,7 +171,7 @@ class Trial:
 
 
 def run(task: SolverSettings, context: Context) -> Result:
-    """All solvers on one problem."""
+    """Run all solvers on one problem."""
     from threadpoolctl import threadpool_limits  # NumPy's threads; torch's are set already
 
     (name,) = task.problems
@@ -201,7 +201,7 @@ def available(names: Sequence[str]) -> list[str]:
 
 
 class Contest:
-    """Solvers on one problem; remembers who got there."""
+    """Solvers on one problem, and which of them reached a tolerance."""
 
     def __init__(self, task: SolverSettings, solvers: Sequence[str], context: Context) -> None:
         self.task, self.solvers, self.context = task, solvers, context
@@ -210,7 +210,7 @@ class Contest:
         self.reached: set[tuple[str, int, float]] = set()
 
     def take_turns(self, case: Case, seed: int, gtol: float) -> None:
-        """All that have a chance, in a random order; then the short runs again, in turn."""
+        """Run all that have a chance, in random order; then repeat the short runs in turn."""
         able = [name for name in self.solvers if PARTICIPANTS[name].fits(case)]
         hopeful = [name for name in able if not self._is_hopeless(name, seed, gtol)]
         self.context.tick(len(self.task.solvers) - len(hopeful))
@@ -233,7 +233,7 @@ class Contest:
                 self.reached.add((name, seed, gtol))
 
     def _is_hopeless(self, name: str, seed: int, gtol: float) -> bool:
-        """Whether it missed a looser tolerance here, or this one with too many other seeds."""
+        """Whether a solver missed a looser tolerance here, or this one with too many seeds."""
         looser = [other for other in self.task.gtols if other > gtol]
         earlier = range(self.seeds.start, seed)
         misses = sum((name, other, gtol) not in self.reached for other in earlier)

@@ -37,7 +37,7 @@ def runs_of(record: Record, gtol: float) -> Runs:
 def median_times(runs: Runs) -> dict[str, float]:
     """Median processor seconds over the seeds, by solver; infinite for a run that missed.
 
-    Whoever has missed too often is not run with the remaining seeds: these count as missed.
+    A solver that has missed too often is not run with the remaining seeds: these count as missed.
     """
     times = {
         name: [r.processor_seconds if r.reached else math.inf for r in one]
@@ -61,7 +61,7 @@ def best(times: dict[str, float], *, ours: bool) -> float:
 
 
 def table(problem: str, gtol: float, records: Records) -> list[list[str]]:
-    """The fastest solver first; then who did not get there, the nearest first."""
+    """The fastest solver first; then those that did not get there, the nearest first."""
     runs = runs_of(records[problem], gtol)
     times, seeds, least = median_times(runs), _count_seeds(runs), _least_costs(runs)
     best_peer = best(times, ours=False)
@@ -84,12 +84,12 @@ def _times(time: float, best_peer: float, runs: Sequence[SolverRun]) -> list[str
 
 
 def per_evaluation(run: SolverRun) -> float:
-    """Processor seconds for each gradient and Hessian product, the solver's own included."""
+    """Processor seconds per gradient and Hessian product, including the solver's own work."""
     return run.processor_seconds / max(1.0, run.gradients + run.hessian_products)
 
 
 def _counts_and_errors(runs: Sequence[SolverRun], least: dict[float, float]) -> list[str]:
-    """Medians of what was counted; the worst of the errors."""
+    """Medians of the counts; the worst of the errors."""
     excess = max((run.value - least[run.seed]) / (run.start - least[run.seed]) for run in runs)
     return [
         f"{_middle(runs, 'iterations'):.0f}" if _middle(runs, "iterations") else "?",
@@ -109,7 +109,7 @@ def _count_seeds(runs: Runs) -> int:
 
 
 def _least_costs(runs: Runs) -> dict[float, float]:
-    """By seed: the known one, or else the least that anyone has found."""
+    """The least cost for each seed: the known one, or the least that any solver has found."""
     least: dict[float, float] = {}
     for run in (run for one in runs.values() for run in one):
         found = run.value if math.isnan(run.optimum) else run.optimum
