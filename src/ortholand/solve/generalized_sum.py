@@ -261,7 +261,7 @@ class GeneralizedLanding(StepByStep):
             self.lr = self.reach / self.sum.steepest(point.X, M)
 
     def advance(self, point: Point) -> Point | None:
-        """One epoch, again with a smaller lr if it fails and lr is ours to choose; None if all fail."""
+        """One epoch, with a smaller lr if it fails and lr is ours to choose; None if all fail."""
         taken, buffer = self.n_steps, self.buffer
         for _ in range(REJECTIONS):
             after = self._epoch_from(point)
