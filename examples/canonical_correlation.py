@@ -2,14 +2,14 @@
 
     python examples/canonical_correlation.py --out canonical_correlation.png
 
-For the halves u and v of an image, canonical correlation analysis looks for directions in which
-they go together most: maximise the covariance of U^T u and V^T v over U and V for which U^T u and
-V^T v have the identity for covariance. With X = [U; V] / sqrt(2) and B the covariance of the
-halves, each by itself, that is a cost under the constraint X^T B X = I. B is a mean over all images
-and is never formed: each step takes the images of one batch, for the cost and the constraint.
+For the halves u and v of an image, canonical correlation analysis looks for the directions in which
+they vary together most: it maximises the covariance of U^T u and V^T v over U and V for which each
+of U^T u and V^T v has the identity as covariance. With X = [U; V] / sqrt(2) and B the covariance of
+each half by itself, that is a cost under the constraint X^T B X = I. B is a mean over all images
+and is never formed: each step uses the images of one batch, for both cost and constraint.
 
-MNIST is taken from the folder that ORTHOLAND_DATA names, or downloaded; if it is not to be had, the
-digits of scikit-learn stand in, and that is said. Needs pip install "ortholand[experiments]".
+MNIST is read from the folder that ORTHOLAND_DATA names, or downloaded; if neither works, the digits
+of scikit-learn replace it, with a notice. Needs pip install "ortholand[experiments]".
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The estimators of ortholand.sklearn beside those of scikit-learn and picard.
+"""The estimators of ortholand.sklearn compared with those of scikit-learn and picard.
 
     python examples/estimators.py --ecg foetal_ecg.dat --out estimators.png
 
 Independent components of a recording of 8 electrodes (the file of foetal_ecg.py), each method from
-the same starts; principal components of digits, of all at once and of a stream; and canonical
-correlations of the left and right halves of digits. For each method: seconds of the processor, and
-how far the answer is from the best there is.
+the same starts; principal components of digits, all at once and as a stream; and canonical
+correlations of the left and right halves of digits. For each method: processor seconds, and how far
+the answer is from the best one.
 
-MNIST is taken from the folder that ORTHOLAND_DATA names, or downloaded; if it is not to be had, the
-digits of scikit-learn stand in, and that is said. Without --ecg its part is left out.
+MNIST is read from the folder that ORTHOLAND_DATA names, or downloaded; if neither works, the digits
+of scikit-learn replace it, with a notice. Without --ecg that part is left out.
 Needs pip install "ortholand[experiments]" python-picard.
 """
 

@@ -1,12 +1,12 @@
-"""The heart beat of a child before its birth, out of eight electrodes on its mother's skin.
+"""The heart beat of an unborn child, from eight electrodes on its mother's skin.
 
     python examples/foetal_ecg.py foetal_ecg.dat --out foetal_ecg.png
 
-What the electrodes record is a mixture of independent sources: the mother's heart, her breathing,
+The electrodes record a mixture of independent sources: the mother's heart, her breathing,
 noise, and, much weaker, the heart of the child. Independent component analysis finds the sources:
 whiten the signals, then minimise a likelihood over orthogonal matrices.
 
-The file has a line for each sample: a time stamp, which is not used, and 8 numbers. The classic
+The file has one line per sample: a time stamp, which is not used, and 8 numbers. The classic
 recording (L. De Lathauwer, DaISy database of the KU Leuven, "cutaneous potential recordings of a
 pregnant woman") comes with a paper in the Journal of Statistical Software, volume 76, issue 2:
 https://www.jstatsoft.org/index.php/jss/article/downloadSuppFile/v076i02/foetal_ecg.dat

@@ -3,15 +3,15 @@
     python examples/kohn_sham.py --out kohn_sham.png
 
 A chain of nuclei binds two electrons in each of p orbitals, the orthonormal columns of X. Their
-energy is kinetic (a sparse Laplacian), attraction by the nuclei, repulsion of the density by
-itself (a soft Coulomb potential, by a fast Fourier transform), and Dirac's local exchange. It
+energy is kinetic (a sparse Laplacian), attraction by the nuclei, self-repulsion of the density
+(a soft Coulomb potential, by a fast Fourier transform), and Dirac's local exchange. It
 depends on the span of X alone, so X is a point of the Grassmann manifold.
 
-On a fine grid the Laplacian makes the problem ill-conditioned: 1 to 200,000 here. Its remedy is one
-line, a preconditioner that solves with Laplacian + 1, a banded matrix. What chemists do is shown
-beside it: the self-consistent field, which diagonalises the Hamiltonian of one density, mixes the
-new density with the old, and begins again. On a line it diagonalises by a tridiagonal solver, the
-best case for it: in three dimensions it has none.
+On a fine grid the Laplacian makes the problem ill-conditioned: 1 to 200,000 here. The remedy is one
+line, a preconditioner that solves with Laplacian + 1, a banded matrix. The chemists' method is
+shown for comparison: the self-consistent field, which diagonalises the Hamiltonian of one density,
+mixes the new density with the old, and begins again. On a line it diagonalises by a tridiagonal
+solver, its best case: in three dimensions there is none.
 
 Needs matplotlib and rich: pip install "ortholand[experiments]".
 """

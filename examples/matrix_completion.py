@@ -1,18 +1,18 @@
-"""Pixels that were lost: a matrix of low rank from half of its entries, as U S V^T.
+"""Lost pixels: a matrix of low rank from half of its entries, as U S V^T.
 
     python examples/matrix_completion.py --out matrix_completion.png
 
-The rows of a matrix are the 1,797 digits of scikit-learn, less the mean digit, and half of their
-pixels are hidden. They are filled in by the matrix of rank r that fits what was seen,
+The rows of a matrix are the 1,797 digits of scikit-learn, minus the mean digit, and half of their
+pixels are hidden. They are filled in by the matrix of rank r that best fits the visible ones,
 
     minimise  1/2 ||seen (U S V^T - M)||^2 + ridge/2 ||U S V^T||^2,
 
-a product: U and V have orthonormal columns, S is free, diagonal or any r x r matrix. The twin has
-the same matrices as A B^T, nothing orthonormal, minimised by SciPy's L-BFGS. pymanopt's product
-manifold is run too, if it is installed. All start from the same matrix and use gradients alone.
+a product: U and V have orthonormal columns, and S is free, diagonal or any r x r matrix. The twin
+writes the same matrices as A B^T with nothing orthonormal, minimised by SciPy's L-BFGS. pymanopt's
+product manifold is run too, if installed. All start from the same matrix and use gradients alone.
 
 M is measured in a unit that makes singular values about 1, for all contestants. U has no unit and S
-has that of M, so without this the two would differ in curvature by the square of it.
+has that of M, so otherwise their curvatures would differ by its square.
 
 Needs scikit-learn, matplotlib and rich: pip install "ortholand[experiments]".
 """

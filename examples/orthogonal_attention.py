@@ -4,11 +4,11 @@
     python examples/orthogonal_attention.py --optimizer muon --scale 2
 
 A transformer of two layers learns to write Python's documentation, character by character. The
-projections of its attention, to queries, keys, values and back, are orthogonal matrices all the
-time: whatever comes in leaves with the same length, and no direction is amplified or lost. (Of an
-orthogonal matrix each head takes some rows, and these are orthonormal.)
+projections of its attention, to queries, keys, values and back, always stay orthogonal matrices:
+every input leaves with the same length, and no direction is amplified or lost. (Each head takes
+some rows of an orthogonal matrix, which are orthonormal.)
 
-It learns from the same text in the same order as two twins without constraint: one from the same
+It learns from the same text in the same order as two unconstrained twins: one from the same
 orthogonal start, one from torch's usual start.
 
 The text needs no download: it is what `help("for")` and the like show, about half a million

@@ -4,12 +4,12 @@
 
 Ten symbols are shown, then many blanks, then a mark; at the mark the network must repeat the ten
 symbols (Hochreiter and Schmidhuber 1997; Arjovsky, Shah and Bengio 2016). Whatever it remembers
-went through its recurrent matrix once for every blank: singular values below 1 forget it, larger
+passes through its recurrent matrix once for every blank: singular values below 1 lose it, larger
 ones blow it up. An orthogonal matrix does neither.
 
-Four networks learn from the same sequences, with about the same number of weights: the recurrent
-matrix orthogonal all the time; the same network from the same orthogonal start, but free from then
-on; the same network from torch's usual start; and an LSTM.
+Four networks with about the same number of weights learn from the same sequences: one whose
+recurrent matrix stays orthogonal; the same network from the same orthogonal start, but free from
+then on; the same network from torch's usual start; and an LSTM.
 
 Needs matplotlib and rich: pip install "ortholand[experiments]".
 """

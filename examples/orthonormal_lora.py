@@ -2,13 +2,13 @@
 
     python examples/orthonormal_lora.py --out orthonormal_lora.png
 
-A network is trained on upright digits and frozen. Then it must read digits turned by 90 degrees,
-from a few hundred of them, with an update of low rank to each hidden layer. LoRA (Hu et al. 2021)
-learns W + B A. Here the update is W + B diag(s) A, where B has orthonormal columns and A has
-orthonormal rows: a singular value decomposition that is learnt, so no direction can hide behind
-another, and s says how much each of them counts.
+A network is trained on upright digits and frozen. Then it must learn to read digits turned by 90
+degrees from a few hundred of them, by an update of low rank to each hidden layer. LoRA (Hu et al.
+2021) learns W + B A. Here the update is W + B diag(s) A, where B has orthonormal columns and A has
+orthonormal rows: a learnt singular value decomposition, so no direction can hide behind another,
+and s says how much each of them counts.
 
-The digits are the 1,797 that come with scikit-learn; those of MNIST, if the environment variable
+The digits are the 1,797 that come with scikit-learn, or those of MNIST if the environment variable
 ORTHOLAND_DATA names a folder that has them.
 
 Needs scikit-learn, matplotlib and rich: pip install "ortholand[experiments]".

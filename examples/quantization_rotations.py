@@ -6,9 +6,9 @@
 A small Llama learns to write Python's documentation, character by character. Then its linear layers
 are quantised to 4 bits, weights and activations (W4A4). A rotation of the residual stream and one
 of each layer's values change nothing without quantisation, and much with it: QuaRot (Ashkboos et
-al. 2024) takes random Hadamard matrices, SpinQuant (Liu et al. 2024) learns the rotations, by
-Cayley SGD (Li, Li and Todorovic 2020). Here they are learnt by landing, from the same start, on the
-same batches, in as many steps; then they are folded into the weights.
+al. 2024) uses random Hadamard matrices, SpinQuant (Liu et al. 2024) learns the rotations by Cayley
+SGD (Li, Li and Todorovic 2020). Here they are learnt by landing, from the same start, on the same
+batches, in as many steps; then they are folded into the weights.
 
 Needs transformers, matplotlib and rich: pip install "ortholand[experiments]" transformers.
 """

@@ -1,4 +1,4 @@
-"""What the example networks show: a bar for each contestant, a table, a figure of two panels."""
+"""What the example networks display: a bar per contestant, a table, a figure of two panels."""
 
 from __future__ import annotations
 

@@ -3,12 +3,12 @@
     torchrun --nproc-per-node 2 examples/torchrun_fsdp.py --out run
     torchrun --nproc-per-node 4 examples/torchrun_fsdp.py --out run --steps 400   # goes on
 
-A network on the digits of scikit-learn whose layers are tall, square and wide matrices with
+A network learns scikit-learn's digits; its layers are tall, square and wide matrices with
 orthonormal columns or rows. ``fully_shard`` spreads each over the ranks by rows, and LandingAdam
 steps it there: no rank ever holds all of a tall matrix, and none is decomposed.
 
-Interrupted, by a key or by a rank that dies, it goes on from the last checkpoint when it is
-started again, on as many ranks as there are then. Runs on CPUs (gloo) or GPUs (NCCL).
+If interrupted, by a key or by a rank that dies, it continues from the last checkpoint when started
+again, on however many ranks there are then. Runs on CPUs (gloo) or GPUs (NCCL).
 
 Needs scikit-learn: pip install "ortholand[experiments]".
 """
