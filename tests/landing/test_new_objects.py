@@ -6,7 +6,7 @@ from torch import nn
 
 import ortholand as ol
 from ortholand.landing import ATTRACTIONS, After, Attraction, Coupled, Decoupled, register
-from ortholand.safe_step import RULES, Frobenius, SafeStepRule, Tight
+from ortholand.safe_step import RULES, Frobenius, SafeStepRule, Spectral, Tight
 from tests.distributed.toys import register_toys
 
 WEIGHTS = {
@@ -184,6 +184,15 @@ def test_a_patched_move_or_bound_is_what_steps(where, monkeypatch):
                 torch.testing.assert_close(X, moved, rtol=tolerance, atol=tolerance)
         X, moved, _, _ = stepped("square", lr=0.1)
         assert not torch.equal(X, moved)
+
+
+@pytest.mark.parametrize(("kind", "method"), [(Coupled, "move"), (Spectral, "bound")])
+def test_a_method_that_was_put_back_is_no_patch(kind, method):
+    patched = kind()
+    setattr(patched, method, getattr(patched, method))
+    assert not patched.is_patched
+    setattr(patched, method, getattr(kind(), method))  # of another object
+    assert patched.is_patched
 
 
 def test_a_number_that_compiled_code_does_not_know_is_no_compiled_form():
