@@ -8,8 +8,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from ortholand.sklearn import LandingCCA, LandingICA, LandingPCA
 
-
-@parametrize_with_checks(
+CHECKS = parametrize_with_checks(
     [
         LandingICA(),
         LandingICA(n_components=1, whiten="arbitrary-variance", n_init=2),
@@ -19,5 +18,10 @@ from ortholand.sklearn import LandingCCA, LandingICA, LandingPCA
         LandingCCA(n_components=1, scale=False, ridge=1e-3),
     ]
 )
+NAMES, PAIRS = CHECKS.args
+
+
+# A list, which pytest 9 asks for: scikit-learn 1.7 gives a generator.
+@pytest.mark.parametrize(NAMES, list(PAIRS), **CHECKS.kwargs)
 def test_estimator(estimator, check):
     check(estimator)
