@@ -51,7 +51,7 @@ class Pairs:
         self.YY = np.zeros((self.room, self.room))  # <y_i, y_j>
         self.inverse = np.zeros((self.room, self.room))  # of R, R_ij = <s_i, y_j> for i <= j
         self.curvatures = np.zeros(self.room)  # <s_i, y_i>
-        self.products = np.zeros((2, 0))  # <s_i, g> and <y_i, g> for the last gradient
+        self.products: np.ndarray = np.zeros((2, 0))  # <s_i, g> and <y_i, g> for the last gradient
         self.newest: tuple[float, float] | None = None  # <s, y>, <y, y>, not in the matrices yet
 
     def add(self, s: Any, y: Any, sy: float, yy: float) -> None:
