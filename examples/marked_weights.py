@@ -1,14 +1,14 @@
-"""A network that says itself which of its weights are orthogonal, next to torch's parametrization.
+"""A network that marks its own orthogonal weights, compared with torch's parametrization.
 
     python examples/marked_weights.py --out marked_weights.png
-    python examples/marked_weights.py --search    # of rates, with a seed of its own
+    python examples/marked_weights.py --search    # for rates, with a separate seed
 
-Twenty layers of one width with tanh between them read digits. Deep as it is, the network learns if
-its layers are orthogonal at the start, and three classes differ by one line only, in which a layer
-is made: `ol.orthogonal(layer)` marks its weight, which LandingAdam then keeps orthogonal;
-`torch.nn.utils.parametrizations.orthogonal(layer)` computes it anew in each forward pass, as the
-exponential of a skew matrix, for Adam; the third leaves it free after the same start. All have the
-same weights at first and see the same batches.
+Twenty layers of one width with tanh between them read digits. Despite its depth the network learns
+if its layers start orthogonal, and three classes differ only in the line that makes a layer:
+`ol.orthogonal(layer)` marks its weight, which LandingAdam then keeps orthogonal;
+`torch.nn.utils.parametrizations.orthogonal(layer)` recomputes it in each forward pass, as the
+exponential of a skew matrix, for Adam; the third leaves it free after the same start. All start
+with the same weights and see the same batches.
 
 Needs matplotlib, rich and scikit-learn: pip install "ortholand[experiments]".
 """
