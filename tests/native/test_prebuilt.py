@@ -392,6 +392,15 @@ class TestTheHook:
         wheel.finalize("standard", data, "")
         assert not any(Path(path).exists() for path in data["force_include"])
 
+    @pytest.mark.parametrize("unit", {unit.source: unit for unit in recipe.units()}.values())
+    def test_every_source_keeps_the_promise_of_its_tag(self, unit, hook, tmp_path):
+        """One library of each: what it asks of the system is the same for all types and sizes."""
+        made = tmp_path / f"{unit.name}.so"
+        flags = *recipe.FLAGS, *recipe.portable_flags("x86-64-v3")
+        flags = *flags, *recipe.definitions(unit.scalar, unit.size)
+        subprocess.run(["c++", *flags, str(unit.path), "-o", str(made)], check=True)
+        assert hook.platform_tag("x86_64", [made]) == "manylinux_2_28_x86_64"
+
     @pytest.mark.parametrize("wanted", [None, "", "0"])
     def test_a_pure_wheel(self, wheel, monkeypatch, wanted):
         monkeypatch.delenv("ORTHOLAND_PREBUILT", raising=False)

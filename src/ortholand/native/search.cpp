@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <new>
@@ -19,7 +20,20 @@
 namespace {
 
 using Real = SCALAR;
-using Vector = std::vector<Real>;
+
+// The standard one asks for a function that libstdc++ has only had since GCC 11, and wheels are
+// for older systems, too.
+template <class T>
+struct Allocator {
+    using value_type = T;
+    T* allocate(std::size_t n) { return static_cast<T*>(::operator new(n * sizeof(T))); }
+    void deallocate(T* p, std::size_t) noexcept { ::operator delete(p); }
+    bool operator==(const Allocator&) const { return true; }
+    bool operator!=(const Allocator&) const { return false; }
+};
+
+using Vector = std::vector<Real, Allocator<Real>>;
+using Numbers = std::vector<double, Allocator<double>>;
 
 constexpr double INFINITE = std::numeric_limits<double>::infinity();
 // line_search.py
@@ -149,7 +163,7 @@ class Pairs {
     int64_t size, memory, count = 0, newest = 0;
     double gamma = 1;
     Vector S, Y;
-    std::vector<double> curvatures, alphas;
+    Numbers curvatures, alphas;
 
     int64_t place(int64_t k) const { return newest >= k ? newest - k : newest - k + memory; }
 
@@ -289,7 +303,7 @@ class Search {
     double lowest_value = INFINITE, flattest = INFINITE;
     int64_t in_vain = 0, seen = 0, evaluations = 0;
     double curvatures[RECENT] = {0, 0, 0};
-    std::vector<double> rows;
+    Numbers rows;
 
     // Riemannian gradient and all norms, from X, D, G and the value.
     void derive(Spot& spot) {
@@ -299,7 +313,8 @@ class Search {
             derive_tall(spot);
         spot.gradient_norm = norm(spot.gradient);
         spot.distance = norm(spot.D);
-        spot.euclidean_norm = std::hypot(spot.gradient_norm, spot.multiplier_norm);
+        const double tangent = spot.gradient_norm, normal = spot.multiplier_norm;
+        spot.euclidean_norm = std::sqrt(tangent * tangent + normal * normal);
         spot.finite = std::isfinite(spot.value + spot.gradient_norm + spot.distance +
                                     spot.correction);
     }
