@@ -93,26 +93,14 @@ SIGNATURES = {
     },
     "bounded": {"ortholand_all_below": (_POINTER, ctypes.c_int64, ctypes.c_double)},
     "search": {
-        "ortholand_search_new": (ctypes.c_int, *[ctypes.c_int64] * 3),
+        "ortholand_search_new": (ctypes.c_int, *[ctypes.c_int64] * 3, *[_POINTER] * 4),
         "ortholand_search_delete": (_POINTER,),
-        "ortholand_search_start": (
-            *[_POINTER] * 5,
-            *[ctypes.c_double] * 3,
-            *[ctypes.c_int64] * 2,
-            *[_POINTER] * 2,
-        ),
-        "ortholand_search_next": (
-            _POINTER,
-            ctypes.c_double,
-            _POINTER,
-            ctypes.c_double,
-            ctypes.c_int64,
-            _POINTER,
-        ),
+        "ortholand_search_start": (_POINTER,),
+        "ortholand_search_next": (_POINTER, *[ctypes.c_double] * 2),
         "ortholand_search_forget": (_POINTER,),
-        "ortholand_search_report": (*[_POINTER] * 2,),
+        "ortholand_search_report": (_POINTER,),
         "ortholand_search_rows": (*[_POINTER] * 2,),
-        "ortholand_search_point": (_POINTER, ctypes.c_int, *[_POINTER] * 3),
+        "ortholand_search_point": (_POINTER, ctypes.c_int),
     },
 }
 

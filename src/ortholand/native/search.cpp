@@ -41,6 +41,7 @@ constexpr double DECREASE = 1e-4, FLATTENED = 0.9;
 constexpr int MAX_TRIALS = 25, MANY_TRIALS = 6;
 // lbfgs.py
 constexpr double FLATNESS = 0.9;
+constexpr int64_t FIRST = 16;  // pairs that there is room for at first
 // manifolds/geometry.py
 constexpr double NEAR = 1e-2, FARTHEST = 2.0, CUBIC = 1e-6;
 // targets.py
@@ -52,28 +53,55 @@ constexpr int LOOKS[] = {10, 30, 100};
 enum Kind { TALL, SQUARE, SPAN };
 enum Answer { EVALUATE, LOOK, STUCK };
 
-// In sixteen sums: one would wait for each of its additions.
-double dot(const Real* a, const Real* b, int64_t size) {
-    constexpr int64_t LANES = 16;
-    double sums[LANES] = {}, rest = 0;
-    int64_t i = 0;
-    for (; i + LANES <= size; i += LANES)
-#pragma omp simd
-        for (int64_t k = 0; k < LANES; ++k) sums[k] += double(a[i + k]) * double(b[i + k]);
-    for (; i < size; ++i) rest += double(a[i]) * double(b[i]);
-    for (int64_t half = LANES / 2; half > 0; half /= 2)
-        for (int64_t k = 0; k < half; ++k) sums[k] += sums[k + half];
-    return sums[0] + rest;
+template <class T>
+double dot(const T* a, const T* b, int64_t size) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < size; ++i) sum += double(a[i]) * double(b[i]);
+    return sum;
 }
 
 double dot(const Vector& a, const Vector& b) { return dot(a.data(), b.data(), a.size()); }
 
 double norm(const Vector& a) { return std::sqrt(dot(a, a)); }
 
-void add_scaled(Real* out, double factor, const Real* x, int64_t size) {
-    const Real f = Real(factor);
+// Products of a with ``count`` vectors, one behind the other in B: four at a time, because one sum
+// would wait for each of its additions.
+template <class Out>
+void dots(const Real* a, const Real* B, int64_t count, int64_t size, Out* out) {
+    int64_t k = 0;
+    for (; k + 4 <= count; k += 4) {
+        const Real *b = B + k * size, *c = b + size, *d = c + size, *e = d + size;
+        double first = 0, second = 0, third = 0, fourth = 0;
+#pragma omp simd reduction(+ : first, second, third, fourth)
+        for (int64_t i = 0; i < size; ++i) {
+            const double x = double(a[i]);
+            first += x * double(b[i]), second += x * double(c[i]);
+            third += x * double(d[i]), fourth += x * double(e[i]);
+        }
+        out[k] = Out(first), out[k + 1] = Out(second);
+        out[k + 2] = Out(third), out[k + 3] = Out(fourth);
+    }
+    for (; k < count; ++k) out[k] = Out(dot(a, B + k * size, size));
+}
+
+// out += factor (f_1 b_1 + f_2 b_2 + ...) with the vectors of B; four at a time, to store less.
+template <class In>
+void add_all(Real* out, double factor, const In* f, const Real* B, int64_t count, int64_t size) {
+    int64_t k = 0;
+    for (; k + 4 <= count; k += 4) {
+        const Real *b = B + k * size, *c = b + size, *d = c + size, *e = d + size;
+        const Real first = Real(factor * f[k]), second = Real(factor * f[k + 1]);
+        const Real third = Real(factor * f[k + 2]), fourth = Real(factor * f[k + 3]);
 #pragma omp simd
-    for (int64_t i = 0; i < size; ++i) out[i] += f * x[i];
+        for (int64_t i = 0; i < size; ++i)
+            out[i] += (first * b[i] + second * c[i]) + (third * d[i] + fourth * e[i]);
+    }
+    for (; k < count; ++k) {
+        const Real *b = B + k * size, only = Real(factor * f[k]);
+#pragma omp simd
+        for (int64_t i = 0; i < size; ++i) out[i] += only * b[i];
+    }
 }
 
 // Matrices are stored by columns, which are longer than rows: loops run along them.
@@ -90,8 +118,7 @@ void write(const Vector& A, Real* rows, int64_t n, int64_t p) {
 
 // out = A^T B for n x p matrices.
 void gram(const Vector& A, const Vector& B, Vector& out, int64_t n, int64_t p) {
-    for (int64_t b = 0; b < p; ++b)
-        for (int64_t a = 0; a < p; ++a) out[b * p + a] = Real(dot(&A[a * n], &B[b * n], n));
+    for (int64_t b = 0; b < p; ++b) dots(&B[b * n], A.data(), p, n, &out[b * p]);
 }
 
 // out = C + alpha A B, A n x p and B p x p; C may be null. out must not be A or B.
@@ -100,7 +127,7 @@ void multiply(const Real* C, double alpha, const Vector& A, const Vector& B, Vec
     for (int64_t b = 0; b < p; ++b) {
         Real* column = &out[b * n];
         for (int64_t i = 0; i < n; ++i) column[i] = C ? C[b * n + i] : Real(0);
-        for (int64_t a = 0; a < p; ++a) add_scaled(column, alpha * B[b * p + a], &A[a * n], n);
+        add_all(column, alpha, &B[b * p], A.data(), p, n);
     }
 }
 
@@ -126,84 +153,136 @@ struct Options {
     double caution, eps, gtol, atol, noise, first, length, magnitude, patience;
 };
 
-// The last steps s and changes y of the gradient, in a ring, and the inverse Hessian they tell.
+// The last steps s and changes y of the gradient, and the inverse Hessian they imply: Pairs of
+// lbfgs.py, the compact form, in which a direction takes two passes over them.
 class Pairs {
   public:
-    Pairs(int64_t size, int64_t memory) : size(size), memory(memory) {}
+    Pairs(int64_t size, int64_t memory)
+        : size(size), memory(memory), room(memory + std::max<int64_t>(1, memory / 2)) {}
 
-    bool empty() const { return count == 0; }
-    void forget() { count = newest = 0; }
+    bool empty() const { return begin == end; }
+    void forget() { begin = end = 0; }
 
-    void add(const Vector& s, const Vector& y, double sy, double yy) {
-        newest = count ? (newest + 1) % memory : 0;
-        count = std::min(count + 1, memory);
-        if (newest >= int64_t(curvatures.size())) grow();
-        std::copy(s.begin(), s.end(), S.begin() + newest * size);
-        std::copy(y.begin(), y.end(), Y.begin() + newest * size);
-        curvatures[newest] = sy;
+    // Go to a point with this gradient: products with it, and by how much they have changed.
+    void look(const Vector& g) {
+        Sg.swap(Sg_before);
+        Yg.swap(Yg_before);
+        dots(g.data(), S.data() + begin * size, end - begin, size, Sg.data() + begin);
+        dots(g.data(), Y.data() + begin * size, end - begin, size, Yg.data() + begin);
+    }
+
+    // After a look at the gradient g, which has changed by y in the step s.
+    void add(const Vector& s, const Vector& y, const Vector& g, double sy, double yy) {
+        if (end == held) make_room();
+        const int64_t k = end++;
+        begin = std::max(begin, end - memory);
+        std::copy(s.begin(), s.end(), S.begin() + k * size);
+        std::copy(y.begin(), y.end(), Y.begin() + k * size);
+        for (int64_t i = begin; i < k; ++i) {
+            u[i] = (Sg_before[i] - Sg[i]) / sy;
+            YY[i * held + k] = YY[k * held + i] = Yg[i] - Yg_before[i];
+        }
+        for (int64_t i = begin; i < k; ++i)  // an upper triangular matrix gets one column more
+            inverse[i * held + k] = dot(&inverse[i * held + i], &u[i], k - i);
+        inverse[k * held + k] = 1 / sy, YY[k * held + k] = yy, curvatures[k] = sy;
+        Sg[k] = dot(s, g), Yg[k] = dot(y, g);
         gamma = sy / yy;
     }
 
+    // -H g for the gradient g of the last look.
     void direction(const Vector& g, Vector& out) {
-        for (int64_t i = 0; i < size; ++i) out[i] = -g[i];
-        for (int64_t k = 0; k < count; ++k) {  // from the newest on
-            const int64_t at = place(k);
-            alphas[at] = dot(&S[at * size], out.data(), size) / curvatures[at];
-            add_scaled(out.data(), -alphas[at], &Y[at * size], size);
+        for (int64_t i = begin; i < end; ++i) u[i] = dot(&inverse[i * held + i], &Sg[i], end - i);
+        std::fill(v.begin(), v.end(), 0);
+        for (int64_t i = begin; i < end; ++i) {
+            const double Du = curvatures[i] * u[i];
+            const double w = gamma * (Yg[i] - dot(&YY[i * held + begin], &u[begin], end - begin)) - Du;
+            for (int64_t j = i; j < end; ++j) v[j] += w * inverse[i * held + j];
         }
-        for (Real& x : out) x *= Real(gamma);
-        for (int64_t k = count - 1; k >= 0; --k) {
-            const int64_t at = place(k);
-            const double beta = dot(&Y[at * size], out.data(), size) / curvatures[at];
-            add_scaled(out.data(), alphas[at] - beta, &S[at * size], size);
-        }
+        for (int64_t i = 0; i < size; ++i) out[i] = Real(-gamma) * g[i];
+        add_all(out.data(), 1, v.data() + begin, S.data() + begin * size, end - begin, size);
+        add_all(out.data(), gamma, u.data() + begin, Y.data() + begin * size, end - begin, size);
     }
 
   private:
-    int64_t size, memory, count = 0, newest = 0;
+    int64_t size, memory, room, held = 0, begin = 0, end = 0;
     double gamma = 1;
-    Vector S, Y;
-    Numbers curvatures, alphas;
+    Vector S, Y;          // one behind the other
+    Numbers YY, inverse;  // <y_i, y_j>; inverse of <s_i, y_j> for i <= j: rows of ``held``
+    Numbers Sg, Yg, Sg_before, Yg_before;  // products with the gradient, and with the one before
+    Numbers curvatures, u, v;              // <s_i, y_i>; room to work
 
-    int64_t place(int64_t k) const { return newest >= k ? newest - k : newest - k + memory; }
-
-    void grow() {  // pair by pair: the user may have asked for more than there will be
-        S.resize((newest + 1) * size);
-        Y.resize((newest + 1) * size);
-        curvatures.resize(newest + 1);
-        alphas.resize(newest + 1);
+    void make_room() {
+        if (held < room)
+            grow(std::min(room, held ? 2 * held : FIRST));
+        else
+            move_to_front();
     }
+
+    // Step by step: the user may have asked for more pairs than there will be.
+    void grow(int64_t more) {
+        for (Numbers* matrix : {&YY, &inverse}) {
+            Numbers larger(more * more);
+            for (int64_t i = begin; i < end; ++i)
+                std::copy_n(matrix->begin() + i * held, held, larger.begin() + i * more);
+            matrix->swap(larger);
+        }
+        for (Vector* vectors : {&S, &Y}) vectors->resize(more * size);
+        for (Numbers* numbers : {&Sg, &Yg, &Sg_before, &Yg_before, &curvatures, &u, &v})
+            numbers->resize(more);
+        held = more;
+    }
+
+    // The pairs that stay when one more comes.
+    void move_to_front() {
+        const int64_t count = memory - 1, from = end - count;
+        for (Vector* vectors : {&S, &Y})
+            std::copy_n(vectors->begin() + from * size, count * size, vectors->begin());
+        for (Numbers* numbers : {&Sg, &Yg, &Sg_before, &Yg_before, &curvatures})
+            std::copy_n(numbers->begin() + from, count, numbers->begin());
+        for (Numbers* matrix : {&YY, &inverse})
+            for (int64_t i = 0; i < count; ++i)
+                std::copy_n(matrix->begin() + (from + i) * held + from, count,
+                            matrix->begin() + i * held);
+        begin = 0, end = count;
+    }
+};
+
+// What Python and this code show each other: matrices by rows, and numbers.
+struct Desk {
+    Real *X, *D, *G;  // n x p, p x p, n x p
+    double* numbers;  // as start() and report() say
 };
 
 class Search {
   public:
-    Search(Kind kind, int64_t n, int64_t p, int64_t memory)
-        : kind(kind), n(n), p(p), pairs(n * p, memory), here(n, p), trial(n, p), lowest(n, p),
-          best(n, p), V(n * p), moved(n * p), d(n * p), s(n * p), y(n * p), E(p * p), C(p * p),
-          T(p * p), U(p * p) {}
+    Search(Kind kind, int64_t n, int64_t p, int64_t memory, const Desk& desk)
+        : kind(kind), n(n), p(p), desk(desk), pairs(n * p, memory), here(n, p), trial(n, p),
+          lowest(n, p), best(n, p), V(n * p), moved(n * p), d(n * p), s(n * p), y(n * p), E(p * p),
+          C(p * p), T(p * p), U(p * p) {}
 
-    // From a point that Python has evaluated; in_vain, lowest merit and gradient norm so far.
-    void start(const Options& asked, const Real* X, const Real* D, const Real* G, double value,
-               double best_value, double flattest_norm, int64_t vain, int64_t curvatures_seen,
-               const double* last_curvatures) {
-        options = asked;
-        read(X, here.X, n, p);
-        read(D, here.D, p, p);
-        read(G, here.G, n, p);
-        here.value = value;
+    // From the point on the desk, which Python has evaluated. The numbers: the fields of Options;
+    // its value; the lowest one and the smallest gradient norm so far, and iterations in vain; how
+    // many curvatures were seen, and the last three; iterations that may follow, and until when.
+    Answer start() {
+        const double* in = desk.numbers;
+        options = {in[0], in[1], in[2], in[3], in[4], in[5], in[6], in[7], in[8], in[9]};
+        here.value = in[10], lowest_value = in[11], flattest = in[12];
+        in_vain = int64_t(in[13]), seen = int64_t(in[14]);
+        std::copy(in + 15, in + 15 + RECENT, curvatures);
+        iterations = in[18], deadline = in[19];
+        read(desk.X, here.X, n, p);
+        read(desk.D, here.D, p, p);
+        read(desk.G, here.G, n, p);
         derive(here);
-        lowest_value = best_value;
-        flattest = flattest_norm;
-        in_vain = vain;
-        seen = curvatures_seen;
-        std::copy(last_curvatures, last_curvatures + RECENT, curvatures);
+        pairs.look(here.gradient);
         has_best = best_is_here = saw_non_finite = false;
         evaluations = 0;
         rows.clear();
+        return begin();
     }
 
-    // Choose a direction, and write the first point to evaluate.
-    Answer begin(Real* X) {
+    // Choose a direction, and the first point to evaluate.
+    Answer begin() {
         choose_direction();
         slope = dot(here.gradient, d);
         length = norm(d);
@@ -224,13 +303,14 @@ class Search {
         trials = 0;
         low_t = 0, low_slope = slope;
         has_high = has_lowest = false;
-        return attempt(pairs.empty() ? 0.1 * std::sqrt(double(p)) / length : 1.0, X);
+        return attempt(pairs.empty() ? 0.1 * std::sqrt(double(p)) / length : 1.0);
     }
 
-    // Take in f and its gradient at the point last written; write the next, or tell what happened.
-    Answer next(double value, const Real* G, double time, int64_t iterations, Real* X) {
+    // Take f, and its gradient from the desk; write the next point there, or tell what happened.
+    Answer next(double value, double now) {
         ++evaluations;
-        read(G, trial.G, n, p);
+        time = now;
+        read(desk.G, trial.G, n, p);
         trial.value = value;
         derive(trial);
         if (!trial.finite) saw_non_finite = true;
@@ -238,7 +318,7 @@ class Search {
         const bool lower = is_lower();
         const bool flat = std::fabs(trial_slope) <= -FLATNESS * slope;
         const bool farthest = trial_slope <= 0 && t < asked_t;  // as far as one can go
-        if (lower && (flat || farthest)) return accept(t, trial_slope, time, iterations, X);
+        if (lower && (flat || farthest)) return accept(t, trial_slope);
         if (!lower || trial_slope > 0) {
             high_t = t, high_slope = trial_slope, high_finite = trial.finite;
             has_high = true;
@@ -251,13 +331,13 @@ class Search {
             has_lowest = true;
         }
         const bool narrow = has_high && high_t - low_t <= 1e-12 * high_t;
-        if (!narrow && trials < MAX_TRIALS) return attempt(next_t(), X);
+        if (!narrow && trials < MAX_TRIALS) return attempt(next_t());
         if (!has_lowest) {
             judge();
             return STUCK;
         }
         std::swap(lowest, trial);
-        return accept(lowest_t, lowest_slope, time, iterations, X);
+        return accept(lowest_t, lowest_slope);
     }
 
     bool forget() {
@@ -268,27 +348,28 @@ class Search {
 
     // numbers: value, value of the best, flattest, in_vain, caution, seen, three curvatures,
     // non-finite, rows, whether there is a best (1), and it is here (2).
-    void report(double* numbers) const {
+    void report() const {
         const double told[] = {here.value, best.value, flattest, double(in_vain), options.caution,
                                double(seen), curvatures[0], curvatures[1], curvatures[2],
                                double(saw_non_finite), double(rows.size() / COLUMNS),
                                double(has_best + (has_best && best_is_here))};
-        std::copy(std::begin(told), std::end(told), numbers);
+        std::copy(std::begin(told), std::end(told), desk.numbers);
     }
 
     void copy_rows(double* out) const { std::copy(rows.begin(), rows.end(), out); }
 
-    void copy_spot(int of_best, Real* X, Real* D, Real* G) const {
+    void show(int of_best) const {
         const Spot& spot = of_best ? best : here;
-        write(spot.X, X, n, p);
-        write(spot.D, D, p, p);
-        write(spot.G, G, n, p);
+        write(spot.X, desk.X, n, p);
+        write(spot.D, desk.D, p, p);
+        write(spot.G, desk.G, n, p);
     }
 
   private:
-    static constexpr int64_t COLUMNS = 5;  // of a row: value, gradient's norm, distance, evaluations, time
+    static constexpr int64_t COLUMNS = 7;  // RECORDED of loop.py
     const Kind kind;
     const int64_t n, p;
+    const Desk desk;
     Pairs pairs;
     Options options{};
     Spot here, trial, lowest, best;
@@ -301,6 +382,7 @@ class Search {
     bool saw_non_finite = false, best_is_here = false;
     int trials = 0;
     double lowest_value = INFINITE, flattest = INFINITE;
+    double iterations = 0, deadline = 0, time = 0;
     int64_t in_vain = 0, seen = 0, evaluations = 0;
     double curvatures[RECENT] = {0, 0, 0};
     Numbers rows;
@@ -334,7 +416,7 @@ class Search {
         std::fill(P.begin(), P.end(), Real(0));
         for (int64_t j = 0; j < n; ++j)
             for (int64_t a = 0; a < n; ++a)
-                add_scaled(&P[j * n], spot.X[a * n + j], &spot.G[a * n], n);
+                add_all(&P[j * n], 1, &spot.X[a * n + j], &spot.G[a * n], 1, n);
         double sum = 0;
         for (int64_t i = 0; i < n; ++i)
             for (int64_t j = 0; j < n; ++j) {
@@ -363,7 +445,7 @@ class Search {
     }
 
     // The point at the step, landed as closely as the merit function needs: LandedLine.
-    Answer attempt(double step, Real* X) {
+    Answer attempt(double step) {
         ++trials;
         asked_t = t = step;
         const double blur = lam ? std::sqrt(0.01 * t * std::fabs(slope) / lam) : INFINITE;
@@ -376,7 +458,7 @@ class Search {
         land(error, spectral, near);
         multiply(nullptr, 1, moved, C, trial.X, n, p);
         std::copy(E.begin(), E.begin() + p * p, trial.D.begin());
-        write(trial.X, X, n, p);
+        write(trial.X, desk.X, n, p);
         return EVALUATE;
     }
 
@@ -449,7 +531,7 @@ class Search {
     }
 
     // The trial becomes the point; go on from there unless Python is to look.
-    Answer accept(double step, double slope_there, double time, int64_t iterations, Real* X) {
+    Answer accept(double step, double slope_there) {
         judge();
         remember(step, slope_there);
         if (best_is_here) std::swap(best, here);  // else what is lower than here is kept already
@@ -463,20 +545,21 @@ class Search {
         best_is_here = lower;
         in_vain = lower || here.gradient_norm < flattest ? 0 : in_vain + 1;
         flattest = std::min(flattest, here.gradient_norm);
-        const double row[] = {here.value, here.gradient_norm, here.distance, double(evaluations),
-                              time};
+        const double count = double(evaluations);
+        const double row[] = {here.value, here.gradient_norm, here.distance, count, count, 0, time};
         rows.insert(rows.end(), std::begin(row), std::end(row));
-        const bool over = int64_t(rows.size()) / COLUMNS >= iterations;
-        return over || worth_a_look() ? LOOK : begin(X);
+        const bool over = double(rows.size() / COLUMNS) >= iterations || !(time < deadline);
+        return over || worth_a_look() ? LOOK : begin();
     }
 
     void remember(double step, double slope_there) {
+        pairs.look(trial.gradient);
         for (int64_t i = 0; i < n * p; ++i) y[i] = trial.gradient[i] - here.gradient[i];
         const double sy = step * (slope_there - slope), yy = dot(y, y);
         if (!(sy > 1e-10 * step * length * std::sqrt(yy))) return;
         saw(yy / sy);
         for (int64_t i = 0; i < n * p; ++i) s[i] = Real(step) * d[i];
-        pairs.add(s, y, sy, yy);
+        pairs.add(s, y, trial.gradient, sy, yy);
     }
 
     void saw(double curvature) {
@@ -507,10 +590,11 @@ class Search {
 
 extern "C" {
 
-// Null if there is no memory.
-Search* ortholand_search_new(int kind, int64_t n, int64_t p, int64_t memory) {
+// X and G are n x p, D is p x p, numbers are 20: all must outlive the search. Null: no memory left.
+Search* ortholand_search_new(int kind, int64_t n, int64_t p, int64_t memory, SCALAR* X, SCALAR* D,
+                             SCALAR* G, double* numbers) {
     try {
-        return new Search(Kind(kind), n, p, memory);
+        return new Search(Kind(kind), n, p, memory, Desk{X, D, G, numbers});
     } catch (const std::bad_alloc&) {
         return nullptr;
     }
@@ -518,24 +602,18 @@ Search* ortholand_search_new(int kind, int64_t n, int64_t p, int64_t memory) {
 
 void ortholand_search_delete(Search* search) { delete search; }
 
-// X (n x p) is where to evaluate next if the answer is 0; D is p x p, curvatures are three.
-int ortholand_search_start(Search* search, const double* options, const SCALAR* X, const SCALAR* D,
-                           const SCALAR* G, double value, double best, double flattest,
-                           int64_t in_vain, int64_t seen, const double* curvatures, SCALAR* next) {
+// If the answer is 0, f and its gradient at the X that is now on the desk come next.
+int ortholand_search_start(Search* search) {
     try {
-        const Options asked{options[0], options[1], options[2], options[3], options[4],
-                            options[5], options[6], options[7], options[8], options[9]};
-        search->start(asked, X, D, G, value, best, flattest, in_vain, seen, curvatures);
-        return search->begin(next);
+        return search->start();
     } catch (const std::bad_alloc&) {
         return STUCK;
     }
 }
 
-int ortholand_search_next(Search* search, double value, const SCALAR* G, double time,
-                          int64_t iterations, SCALAR* next) {
+int ortholand_search_next(Search* search, double value, double now) {
     try {
-        return search->next(value, G, time, iterations, next);
+        return search->next(value, now);
     } catch (const std::bad_alloc&) {
         return STUCK;
     }
@@ -544,11 +622,11 @@ int ortholand_search_next(Search* search, double value, const SCALAR* G, double 
 // Whether there was something to forget.
 int ortholand_search_forget(Search* search) { return search->forget(); }
 
-void ortholand_search_report(const Search* search, double* numbers) { search->report(numbers); }
+void ortholand_search_report(const Search* search) { search->report(); }
 
+// As many rows of seven as reported.
 void ortholand_search_rows(const Search* search, double* rows) { search->copy_rows(rows); }
 
-void ortholand_search_point(const Search* search, int of_best, SCALAR* X, SCALAR* D, SCALAR* G) {
-    search->copy_spot(of_best, X, D, G);
-}
+// The last point, or the best one, on the desk.
+void ortholand_search_point(const Search* search, int of_best) { search->show(of_best); }
 }

@@ -34,7 +34,7 @@ class Automatic:
 
     def __init__(self, lam: float | None = None, **options: Any) -> None:
         self.lam, self.options = lam, options
-        self.method: Method = BarzilaiBorwein()
+        self.method: Method  # once it is started
         self.successor: Callable[[float | None], Method] | None = None  # follows if it is slow
         self.names: list[str] = []
         self.taken = 0

@@ -37,6 +37,38 @@ LOOKS = (10, 30, 100)  # iterations in vain after which to ask whether digits ha
 RECORDED = ("fun", "grad_norm", "distance", "nfev", "njev", "nhev", "time")
 
 
+class History:
+    """What was recorded at each iteration: rows one by one, and blocks of rows from compiled code."""
+
+    def __init__(self) -> None:
+        self.rows: list[Sequence[float]] = []
+        self.blocks: list[np.ndarray] = []
+
+    def add(self, row: Sequence[float]) -> None:
+        """Add an iteration."""
+        self.rows.append(row)
+
+    def add_block(self, block: np.ndarray) -> None:
+        """Add several iterations."""
+        if len(block):
+            self._close()
+            self.blocks.append(block)
+
+    def _close(self) -> None:
+        if self.rows:
+            self.blocks.append(np.array(self.rows, dtype=float))
+            self.rows = []
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """One entry per iteration, as arrays, which SciPy prints in brief."""
+        self._close()
+        columns = np.concatenate(self.blocks).T
+        return {
+            name: column.astype(int) if name.startswith("n") else column.copy()
+            for name, column in zip(RECORDED, columns, strict=True)
+        }
+
+
 class Run:
     """A run of a method: where it is, how it went, why it ended."""
 
@@ -49,7 +81,7 @@ class Run:
     ) -> None:
         self.cost, self.method, self.limits, self.report = cost, method, limits, report
         self.nit = 0
-        self.rows: list[Sequence[float]] = []
+        self.history = History()
         self.began = time.perf_counter()
 
     def from_point(self, point: Point) -> Status:
@@ -113,7 +145,7 @@ class Run:
             return Status.CONVERGED
         if self.nit >= self.limits.maxiter:
             return Status.MAXITER
-        if self.rows[-1][-1] > self.limits.maxtime:
+        if self.last[-1] > self.limits.maxtime:
             return Status.MAXTIME
         return None
 
@@ -159,10 +191,9 @@ class Run:
         self.nit += len(passed.rows)
         self.best = passed.best or self.best
         self.flattest, self.in_vain = passed.flattest, passed.in_vain
-        value, size, distance, count, now = passed.rows[:-1].T
-        counts = nfev + count, njev + count, np.full_like(count, objective.nhev)
-        columns = value * unit, size * unit, distance, *counts, now - self.began
-        self.rows += np.stack(columns, axis=1).tolist()
+        # In the user's unit, and from where this run's counters and clock began.
+        factors, shifts = (unit, unit, *[1] * 5), (0, 0, 0, nfev, njev, objective.nhev, -self.began)
+        self.history.add_block(passed.rows[:-1] * factors + shifts)
         return passed.point
 
     def _look_for_progress(self, point: Point) -> None:
@@ -187,26 +218,16 @@ class Run:
 
     def _record(self) -> None:
         objective, point, unit = self.cost.objective, self.point, self.cost.objective.scale
-        self.rows.append(
-            (
-                point.value * unit,
-                point.gradient_norm * unit,
-                point.distance,
-                objective.nfev,
-                objective.njev,
-                objective.nhev,
-                time.perf_counter() - self.began,
-            )
+        self.last = (
+            point.value * unit,
+            point.gradient_norm * unit,
+            point.distance,
+            objective.nfev,
+            objective.njev,
+            objective.nhev,
+            time.perf_counter() - self.began,
         )
-
-    @property
-    def history(self) -> dict[str, np.ndarray]:
-        """One entry per iteration, as arrays, which SciPy prints in brief."""
-        columns = np.array(self.rows, dtype=float).T
-        return {
-            name: column.astype(int) if name.startswith("n") else column.copy()
-            for name, column in zip(RECORDED, columns, strict=True)
-        }
+        self.history.add(self.last)
 
 
 def reporter(
@@ -233,7 +254,7 @@ def reporter(
 def _display(run: Run) -> bool:
     """Print a line after iterations 1, 2, 4, 8, ..."""
     if run.nit & (run.nit - 1) == 0:
-        fun, size, distance, *_, seconds = run.rows[-1]
+        fun, size, distance, *_, seconds = run.last
         print(  # asked for by disp
             f"{run.nit:7d}  f = {fun:.10g}  gradient {size:.2e}  distance {distance:.0e}  "
             f"{seconds:.2f} s"

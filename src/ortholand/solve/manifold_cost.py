@@ -1,6 +1,5 @@
 """The cost on its manifold: points with all that is known there, and moves between them."""
 
-import copy
 import math
 from typing import Any
 
@@ -73,6 +72,14 @@ class Point:
         self.euclidean_norm = math.hypot(size, normal_norm)
         self.finite = math.isfinite(value + size + distance + correction)
 
+    def landed(self, X: Any, D: Any, distance: float) -> "Point":
+        """The same values for the X that it was landed at, where D was measured."""
+        landed = object.__new__(Point)
+        for name in self.__slots__:
+            setattr(landed, name, getattr(self, name))
+        landed.X, landed.D, landed.distance, landed.measured = X, D, distance, True
+        return landed
+
     def merit(self, lam: float) -> float:
         """``f - <Sym(X^H G), X^H X - I> / 2 + lam N``.
 
@@ -140,9 +147,7 @@ class ManifoldCost:
         X, D = self.geometry.settle(point.X)
         if X is not point.X or not point.finite:
             return self.at(X, D, measured=True)
-        landed = copy.copy(point)
-        landed.D, landed.distance, landed.measured = D, self.geometry.size(D), True
-        return landed
+        return point.landed(X, D, self.geometry.size(D))
 
     def gradient_change(self, point: Point, direction: Any, t: float) -> Any:
         """How much the gradient changes along a direction, up to t."""

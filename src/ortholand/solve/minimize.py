@@ -1,6 +1,7 @@
 """``minimize``: SciPy's interface, over matrices with orthonormal columns."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -127,8 +128,9 @@ def minimize(
         geometry = with_retraction(geometry, retraction)
         solver.name = name
     variables.check_start()
-    # NumPy's operations need no shield from autograd, and the user's functions may use it.
-    with torch.set_grad_enabled(variables.inside_numpy), np.errstate(all="ignore"):
+    # NumPy's operations need no shield from autograd.
+    shield = nullcontext() if variables.inside_numpy else torch.no_grad()
+    with shield, np.errstate(all="ignore"):
         cost = ManifoldCost(objective, geometry)
         start = variables.start
         start, D = (start, None) if method == "landing" else geometry.settle(start)

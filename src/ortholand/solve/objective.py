@@ -52,27 +52,36 @@ class Objective:
         # A copy: functions that fill the same buffer at each call are common.
         return value, copy_of(G)
 
-    def value_with_gradient_in(self, out: np.ndarray, X: np.ndarray) -> float:
-        """``f(X)``; the gradient is written to an array, in the same units.
+    def evaluator(self, X: np.ndarray, out: np.ndarray) -> Callable[[], float]:
+        """A function that returns ``f(X)`` at a copy of X and writes the gradient to ``out``.
 
-        For small X most of an evaluation is overhead around fun: there is little where nothing has
-        to be converted.
+        In the same units. For small X most of an evaluation is overhead around fun: here is little
+        where nothing has to be converted.
         """
-        if self.jac is True and self.variables.plain:
+        if not (self.variables.plain and self.unit == 1):
+            return partial(self._write_gradient, X, out)
+        fun, jac, args, call = self.fun, self.jac, self.args, self._as_caller
+        dtype, shape = out.dtype, out.shape
+
+        def evaluate() -> float:
             self.nfev += 1
             self.njev += 1
-            X.setflags(write=False)
-            value, G = _pair(self._as_caller(self.fun, X, *self.args))
-            if type(G) is not np.ndarray or G.dtype != out.dtype or G.shape != out.shape:
+            x = X.copy()  # fun may keep it
+            x.setflags(write=False)
+            if jac is True:
+                value, G = _pair(call(fun, x, *args))
+            else:
+                value, G = call(fun, x, *args), call(jac, x, *args)
+            if type(G) is not np.ndarray or G.dtype != dtype or G.shape != shape:
                 G = self.variables.inward(G, "jac")
-            value = value if type(value) is float else _real_number(value)
-        else:
-            value, G = self._value_and_gradient(X)
-        if self.unit == 1:
             out[...] = G
-            return value
-        np.divide(G, self.scale, out=out)
-        return value / self.scale
+            return value if type(value) is float else _real_number(value)
+
+        return evaluate
+
+    def _write_gradient(self, X: np.ndarray, out: np.ndarray) -> float:
+        value, out[...] = self.value_and_gradient(X.copy())
+        return value
 
     def _value_and_gradient(self, X: Any) -> tuple[float, Any]:
         """Cost and gradient in the user's units; the gradient may be in the user's memory."""

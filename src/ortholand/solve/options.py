@@ -67,6 +67,8 @@ def check_options(
     method: str, constructor: Any, options: Mapping[str, Any], more: Mapping[str, Rule] = {}
 ) -> None:
     """Raise unless each option belongs to the method and is valid."""
+    if not options:
+        return
     rules = {**constructor.rules, **more}
     for name, value in options.items():
         if name not in rules:

@@ -1,6 +1,5 @@
 """What the user gets: the best point, on the manifold, and a message saying what happened."""
 
-import copy
 from typing import TYPE_CHECKING, Any
 
 from ortholand.solve.arrays import copy_of
@@ -41,10 +40,8 @@ def _settled(run: Run, point: Point) -> Point:
 
 def _landed(run: Run, point: Point) -> Point:
     """The point moved to the manifold, without calling fun again."""
-    landed = copy.copy(point)
-    landed.X, landed.D = run.cost.geometry.settle(point.X)
-    landed.distance = run.cost.geometry.size(landed.D)
-    return landed
+    X, D = run.cost.geometry.settle(point.X)
+    return point.landed(X, D, run.cost.geometry.size(D))
 
 
 def result_of(run: Run, point: Point, status: Status) -> "OptimizeResult":
@@ -73,7 +70,7 @@ def result_of(run: Run, point: Point, status: Status) -> "OptimizeResult":
         status=int(status),
         method=run.method.name,
         message=_message(run, point, status),
-        history=run.history,
+        history=run.history.columns(),
     )
 
 

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 KINDS = {TallStiefel: 0, SquareStiefel: 1, Subspaces: 2}
 TYPES = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
+NUMBERS = np.dtype(np.float64)
 MOST_COLUMNS = 32
 MOST_PRODUCTS = 2**15  # n p^2: above this BLAS is faster than plain loops
 EVALUATE, LOOK, STUCK = range(3)
 HERE = 2  # the best point is the last
-ROW = 5  # value, gradient's norm, distance, evaluations, time
+COLUMNS = 7  # of a row: RECORDED of loop.py, counted and timed from 0, in the solver's units
+TOLD, ANSWERED = 20, 12  # numbers told to the code, and answered by it
 
 
 class Progress(NamedTuple):
@@ -74,24 +76,31 @@ def small_search(cost: ManifoldCost, X: Any, memory: int) -> "SmallSearch | None
     library = _library(cost, X)
     if library is None:
         return None
-    handle = library.ortholand_search_new(KINDS[type(cost.geometry)], *X.shape, memory)
-    return SmallSearch(library, handle, X) if handle else None
+    search = SmallSearch(library, KINDS[type(cost.geometry)], X, memory)
+    return search if search.handle else None
 
 
 class SmallSearch:
-    """A run of the compiled method."""
+    """A run of the compiled method.
 
-    def __init__(self, library: Any, handle: int, X: np.ndarray) -> None:
-        self.library, self.handle = library, handle
-        self.shape, self.dtype, self.size = X.shape, X.dtype, X.size
-        self.columns = X.shape[1]
-        self.G = np.empty_like(X, order="C")
-        self.numbers = np.empty(12)
+    Points, gradients and numbers pass through arrays that nobody else sees, checked once.
+    """
+
+    def __init__(self, library: Any, kind: int, X: np.ndarray, memory: int) -> None:
+        self.library, self.handle = library, None
+        n, p = X.shape
+        self.X, self.G = np.empty((n, p), X.dtype), np.empty((n, p), X.dtype)
+        self.D, self.numbers = np.empty((p, p), X.dtype), np.empty(TOLD)
+        desk = (self.X, n * p), (self.D, p * p), (self.G, n * p)
+        places = [array_address(A, X.dtype, size) for A, size in desk]
+        numbers = array_address(self.numbers, NUMBERS, TOLD)
+        self.handle = library.ortholand_search_new(kind, n, p, memory, *places, numbers)
         self.stuck: Point | None = None  # from where nothing lower was found,
         self.saw_non_finite = False  # and whether f was not finite there
 
     def __del__(self) -> None:
-        self.library.ortholand_search_delete(self.handle)
+        if self.handle:
+            self.library.ortholand_search_delete(self.handle)
 
     def forget(self) -> bool:
         """Forget all pairs; whether there were any."""
@@ -118,52 +127,24 @@ class SmallSearch:
         if point is self.stuck:
             cost.saw_non_finite = self.saw_non_finite
             return None
-        handle, shape, dtype, size = self.handle, self.shape, self.dtype, self.size
-        X, G, gradient = np.empty(shape, dtype), self.G, self._address(self.G, size)
-        answer = self._start(targets, merit, point, progress, X)
-        deadline, iterations = targets.deadline, progress.iterations
-        evaluate, advance = (
-            cost.objective.value_with_gradient_in,
-            self.library.ortholand_search_next,
-        )
+        self._tell(targets, merit, point, progress)
+        handle, advance = self.handle, self.library.ortholand_search_next
+        evaluate = cost.objective.evaluator(self.X, self.G)
+        answer = self.library.ortholand_search_start(handle)
         while answer == EVALUATE:
-            value = evaluate(G, X)
-            X, now = np.empty(shape, dtype), perf_counter()  # a new one: f may have kept the last
-            address = array_address(X, dtype, size)
-            left = iterations if now < deadline else 0
-            answer = advance(handle, value, gradient, now, left, address)
+            answer = advance(handle, evaluate(), perf_counter())
         return self._passed(cost, targets, merit, answer)
 
-    def _address(self, array: np.ndarray, size: int, dtype: Any = None) -> int:
-        return array_address(array, dtype or self.dtype, size)
-
-    def _start(
-        self, targets: Targets, merit: "Merit", point: Point, progress: Progress, X: np.ndarray
-    ) -> int:
-        t, p, numbers = targets, self.columns, np.dtype(np.float64)
-        lam = math.nan if merit.lam is None else merit.lam
-        options = np.array(
-            [
-                *(lam, merit.caution, t.eps, t.gtol, t.atol),
-                *(t.noise, t.first, t.length, t.magnitude, progress.patience),
-            ]
-        )
-        recent = np.array([0.0] * (RECENT - len(t.curvatures)) + list(t.curvatures))
-        inputs = [
-            np.array(A, dtype=self.dtype, order="C") for A in (point.X, point.D, point.euclidean)
-        ]
-        sizes = self.size, p * p, self.size
-        return self.library.ortholand_search_start(
-            self.handle,
-            self._address(options, 10, numbers),
-            *(self._address(A, size) for A, size in zip(inputs, sizes, strict=True)),
-            point.value,
-            progress.best,
-            progress.flattest,
-            progress.in_vain,
-            t.seen,
-            self._address(recent, RECENT, numbers),
-            self._address(X, self.size),
+    def _tell(self, targets: Targets, merit: "Merit", point: Point, progress: Progress) -> None:
+        t, recent = targets, [*targets.curvatures]
+        self.X[...], self.D[...], self.G[...] = point.X, point.D, point.euclidean
+        self.numbers[:] = (
+            *(math.nan if merit.lam is None else merit.lam, merit.caution, t.eps, t.gtol, t.atol),
+            *(t.noise, t.first, t.length, t.magnitude, progress.patience),
+            *(point.value, progress.best, progress.flattest, progress.in_vain, t.seen),
+            *[0.0] * (RECENT - len(recent)),
+            *recent,
+            *(progress.iterations, t.deadline),
         )
 
     def _passed(
@@ -173,19 +154,16 @@ class SmallSearch:
         merit: "Merit",
         answer: int,
     ) -> Passed | None:
-        numbers = self.numbers
-        self.library.ortholand_search_report(self.handle, self._address(numbers, 12, numbers.dtype))
-        value, best_value, flattest, in_vain, caution, seen, *rest = map(float, numbers)
+        self.library.ortholand_search_report(self.handle)
+        value, best_value, flattest, in_vain, caution, seen, *rest = self.numbers[:ANSWERED].tolist()
         *curvatures, non_finite, count, has_best = rest
         merit.caution = caution
         targets.remember(int(seen), curvatures)
         cost.saw_non_finite = self.saw_non_finite = bool(non_finite)
         if not count:
             return None
-        rows = np.empty((int(count), ROW))
-        self.library.ortholand_search_rows(
-            self.handle, self._address(rows, rows.size, numbers.dtype)
-        )
+        rows = np.empty((int(count), COLUMNS))
+        self.library.ortholand_search_rows(self.handle, array_address(rows, NUMBERS, rows.size))
         here = self._point(cost, value, of_best=False)
         self.stuck = here if answer == STUCK else None
         best = self._best(cost, best_value, here, is_here=has_best == HERE) if has_best else None
@@ -195,14 +173,5 @@ class SmallSearch:
         return here if is_here else self._point(cost, value, of_best=True)
 
     def _point(self, cost: ManifoldCost, value: float, of_best: bool) -> Point:
-        p = self.columns
-        X, G = np.empty(self.shape, self.dtype), np.empty(self.shape, self.dtype)
-        D = np.empty((p, p), self.dtype)
-        self.library.ortholand_search_point(
-            self.handle,
-            of_best,
-            self._address(X, self.size),
-            self._address(D, p * p),
-            self._address(G, self.size),
-        )
-        return cost.known(X, D, value, G)
+        self.library.ortholand_search_point(self.handle, of_best)
+        return cost.known(self.X.copy(), self.D.copy(), value, self.G.copy())

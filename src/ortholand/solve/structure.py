@@ -101,6 +101,9 @@ def _node_type(tree: Any) -> Any:
     return pytree.namedtuple if is_named else type(tree)
 
 
+LEAF = Structure(0.0)  # of one array
+
+
 def is_numbers(tree: Any) -> bool:
     """Whether a tree is an array, or lists of numbers that stand for one."""
     if isinstance(tree, (list, tuple)):
@@ -114,12 +117,14 @@ def _is_rows(part: Any) -> bool:
     return isinstance(part, (int, float, complex, np.generic))
 
 
-def assign_manifolds(manifold: Any, tree: Any, where: str = "manifold") -> Any:
-    """A manifold, or None for the default one, for each leaf of a tree."""
+def assign_manifolds(
+    manifold: Any, tree: Any, names: Sequence[str] | None = None, where: str = "manifold"
+) -> list[Any]:
+    """A manifold, or None for the default one, for each leaf of a tree, whose names may be known."""
     if isinstance(manifold, type) and issubclass(manifold, Manifold):
         manifold = manifold()
     if manifold is None or isinstance(manifold, Manifold):
-        return [manifold] * len(Structure(tree).names)
+        return [manifold] * len(Structure(tree).names if names is None else names)
     if is_leaf(manifold) or is_leaf(tree) or is_numbers(tree):
         raise TypeError(
             f"{where} must be a manifold such as ol.Stiefel(), or have the structure of x0 with "
@@ -138,7 +143,11 @@ def _assign_parts(manifold: Any, tree: Any, where: str) -> list[Any]:
         if not isinstance(manifold, (list, tuple)) or len(manifold) != len(parts):
             raise ValueError(f"{where} must have {len(parts)} parts, got {manifold!r}.")
         pairs = list(zip(manifold, parts, range(len(parts)), strict=True))
-    return [m for part, t, key in pairs for m in assign_manifolds(part, t, f"{where}[{key!r}]")]
+    return [
+        m
+        for part, t, key in pairs
+        for m in assign_manifolds(part, t, where=f"{where}[{key!r}]")
+    ]
 
 
 def _words(tree: Any) -> str:

@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ortholand.solve.arrays import norm, precision
 from ortholand.solve.manifold_cost import Point
@@ -13,8 +13,7 @@ WARM = 0.01  # of the usual gradient: a start with less than this is near a solu
 SHARE = 0.3  # of the usual gradient, which then counts as the first one
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """When to stop, in the user's unit."""
 
     gtol: float | None

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ortholand.solve.arrays import Array, copy_of, norm
 from ortholand.solve.manifolds import Geometry, Manifold, Packing, Product, default_manifold
-from ortholand.solve.structure import Structure, assign_manifolds, is_leaf, is_numbers
+from ortholand.solve.structure import LEAF, Structure, assign_manifolds, is_leaf, is_numbers
 
 REAL_OR_COMPLEX = (torch.float32, torch.float64, torch.complex64, torch.complex128)
-NUMPY_TYPES = tuple(np.dtype(name) for name in ("f4", "f8", "c8", "c16"))
+NUMPY_CHARS = "fdFD"  # single and double precision, real and complex
 SMALL = 2**15  # numbers up to which NumPy handles a tensor on the CPU
 
 
@@ -63,21 +63,18 @@ class Variables:
 
     def __init__(self, x0: Any, manifold: Any = None, *, torch_inside: bool = False) -> None:
         self.single = is_numbers(x0) or is_leaf(x0)
-        x0 = _array(x0, "x0") if self.single else x0
-        self.structure = Structure(x0)
-        arrays = [
-            x0 if self.single else _array(leaf, name)
-            for leaf, name in zip(
-                self.structure.leaves(x0, "x0"), self.structure.names, strict=True
-            )
-        ]
+        self.structure = LEAF if self.single else Structure(x0)
+        names, leaves = self.structure.names, self.structure.leaves(x0, "x0")
+        arrays = [_array(leaf, name) for leaf, name in zip(leaves, names, strict=True)]
         self.rebuild = self.structure.template(x0)
-        _check_alike(arrays, self.structure.names)
+        _check_alike(arrays, names)
         self.numpy = isinstance(arrays[0], np.ndarray)
-        chosen = assign_manifolds(manifold, x0)
+        tree = arrays[0] if self.single else x0
         self.blocks = [
             Block(x, one or default_manifold(x, self.single), name)
-            for x, one, name in zip(arrays, chosen, self.structure.names, strict=True)
+            for x, one, name in zip(
+                arrays, assign_manifolds(manifold, tree, names), names, strict=True
+            )
         ]
         self.inside_numpy = not torch_inside and (self.numpy or _small_on_cpu(arrays))
         # One NumPy array, neither converted nor transposed: the most common case.
@@ -231,7 +228,6 @@ def one_matrix(x0: Any, manifold: Any = None) -> Variables:
 
 def _array(x: Any, name: str, *, of_result: bool = False) -> Any:
     """An array or tensor of a supported type; integers become float64."""
-    rule = name if of_result else f"{name} must be a NumPy array or a tensor"
     if isinstance(x, Tensor):
         if of_result:
             return x.numpy(force=True)
@@ -241,12 +237,15 @@ def _array(x: Any, name: str, *, of_result: bool = False) -> Any:
                 "Example: x0.to(torch.float64)."
             )
         return x.detach()
+    if type(x) is np.ndarray and x.dtype.isnative and x.dtype.char in NUMPY_CHARS:
+        return x
+    rule = name if of_result else f"{name} must be a NumPy array or a tensor"
     if not (is_numbers(x) or of_result):
         raise TypeError(f"{rule} of single or double precision, got {x!r:.60}.")
     x = np.asarray(x)
     if x.dtype.kind in "iub":
         return x.astype(np.float64)
-    if x.dtype.newbyteorder("=") not in NUMPY_TYPES:
+    if x.dtype.char not in NUMPY_CHARS:
         raise TypeError(f"{rule} of single or double precision, got {x.dtype}.")
     return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
 
