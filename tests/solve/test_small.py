@@ -100,6 +100,23 @@ class TestSameIterates:
         if result.nit < 30:
             assert result.fun == pytest.approx(reference.fun, rel=1e-9, abs=1e-9)
 
+    @pytest.mark.parametrize("memory", [1, 2, 5, 17, 40])
+    def test_when_pairs_are_dropped(self, memory, in_python):
+        """Room for pairs grows, and when it is full they move to the front."""
+        fun, x0 = brockett(30, 5), orthonormal(30, 5)
+        options = dict(jac=True, method="lbfgs", gtol=1e-9, options={"memory": memory})
+        result, reference = ol.minimize(fun, x0, **options), in_python(fun, x0, **options)
+        assert min(result.nit, reference.nit) > 80
+        assert_alike(result, reference, 60, 1e-6)
+
+    def test_with_a_gradient_of_its_own(self, in_python):
+        both, x0 = brockett(20, 3), orthonormal(20, 3)
+        cost, jac = (lambda X, shift: both(X)[0] + shift), (lambda X, shift: both(X)[1])
+        options = dict(args=(7.0,), jac=jac, method="lbfgs")
+        result, reference = ol.minimize(cost, x0, **options), in_python(cost, x0, **options)
+        assert result.success
+        assert_alike(result, reference, 12, 1e-6)
+
     def test_on_grassmann(self, in_python):
         fun, x0 = of_span(20, 4), orthonormal(20, 4)
         options = dict(jac=True, method="lbfgs", manifold=ol.Grassmann())
@@ -178,6 +195,13 @@ class TestWhatTheUserSees:
         assert ol.minimize(fun, orthonormal(20, 3), jac=True, method="lbfgs").success
         assert all((x == copy).all() for x, copy in zip(kept, copies, strict=True))
         assert not any(x.flags.writeable for x in kept)
+
+    def test_the_solution_is_evaluated_once(self):
+        for seed in range(10):
+            result = ol.minimize(brockett(20, 3), orthonormal(20, 3, seed), jac=True)
+            assert result.success
+            assert result.distance < 1e-14
+            assert result.nfev == result.history["nfev"][-1]
 
     def test_a_callback_sees_every_iteration(self):
         seen = []

@@ -93,7 +93,7 @@ SIGNATURES = {
     },
     "bounded": {"ortholand_all_below": (_POINTER, ctypes.c_int64, ctypes.c_double)},
     "search": {
-        "ortholand_search_new": (ctypes.c_int, *[ctypes.c_int64] * 3, *[_POINTER] * 4),
+        "ortholand_search_new": (ctypes.c_int, *[ctypes.c_int64] * 3, *[_POINTER] * 2),
         "ortholand_search_delete": (_POINTER,),
         "ortholand_search_start": (_POINTER,),
         "ortholand_search_next": (_POINTER, *[ctypes.c_double] * 2),

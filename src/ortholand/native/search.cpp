@@ -38,6 +38,7 @@ using Numbers = std::vector<double, Allocator<double>>;
 constexpr double INFINITE = std::numeric_limits<double>::infinity();
 // line_search.py
 constexpr double DECREASE = 1e-4, FLATTENED = 0.9;
+constexpr double LAST = 10;
 constexpr int MAX_TRIALS = 25, MANY_TRIALS = 6;
 // lbfgs.py
 constexpr double FLATNESS = 0.9;
@@ -249,7 +250,7 @@ class Pairs {
 
 // What Python and this code show each other: matrices by rows, and numbers.
 struct Desk {
-    Real *X, *D, *G;  // n x p, p x p, n x p
+    Real *X, *G, *D;  // n x p, n x p, p x p
     double* numbers;  // as start() and report() say
 };
 
@@ -300,6 +301,7 @@ class Search {
         lam = options.caution *
               (std::isnan(options.lam) ? 2 * here.multiplier_norm : options.lam);
         merit = here.merit(lam);
+        may_end = here.gradient_norm <= LAST * goal();
         trials = 0;
         low_t = 0, low_slope = slope;
         has_high = has_lowest = false;
@@ -378,7 +380,7 @@ class Search {
     double t = 0, asked_t = 0, trial_slope = 0;
     double low_t = 0, low_slope = 0, high_t = 0, high_slope = 0;
     double lowest_t = 0, lowest_slope = 0;
-    bool has_high = false, has_lowest = false, high_finite = false, has_best = false;
+    bool may_end = false, has_high = false, has_lowest = false, high_finite = false, has_best = false;
     bool saw_non_finite = false, best_is_here = false;
     int trials = 0;
     double lowest_value = INFINITE, flattest = INFINITE;
@@ -449,7 +451,7 @@ class Search {
         ++trials;
         asked_t = t = step;
         const double blur = lam ? std::sqrt(0.01 * t * std::fabs(slope) / lam) : INFINITE;
-        const double near = std::min(std::max(blur, options.eps), NEAR);
+        const double near = std::min(std::max(may_end ? 0.0 : blur, options.eps), NEAR);
         double error = look(t), spectral = 0;
         while (error > 0.5 && (spectral = squared_size()) > FARTHEST) {
             t *= 0.9 * std::sqrt(FARTHEST / spectral);
@@ -570,16 +572,22 @@ class Search {
         ++seen;
     }
 
-    // Whether the loop in Python would do anything here but go on.
-    bool worth_a_look() const {
-        const double size = here.gradient_norm, euclidean = here.euclidean_norm;
+    // The gradient norm to reach: Targets.goal.
+    double goal() const {
+        const double euclidean = here.euclidean_norm;
         const double most = *std::max_element(curvatures, curvatures + RECENT);
         const double curved = most * options.length;
         const double usual = seen > RECENT ? std::max(euclidean, curved) : euclidean;
         const double less = std::min(euclidean, curved);
         const double scale =
             options.first > WARM * less ? std::min(options.first, usual) : SHARE * less;
-        if (size <= std::max(options.gtol * scale, options.atol)) return true;
+        return std::max(options.gtol * scale, options.atol);
+    }
+
+    // Whether the loop in Python would do anything here but go on.
+    bool worth_a_look() const {
+        const double size = here.gradient_norm, euclidean = here.euclidean_norm;
+        if (size <= goal()) return true;
         if (size <= 8 * options.eps * euclidean || !here.finite) return true;
         if (in_vain && double(in_vain) > options.patience) return true;
         return std::find(std::begin(LOOKS), std::end(LOOKS), in_vain) != std::end(LOOKS);
@@ -590,11 +598,13 @@ class Search {
 
 extern "C" {
 
-// X and G are n x p, D is p x p, numbers are 20: all must outlive the search. Null: no memory left.
-Search* ortholand_search_new(int kind, int64_t n, int64_t p, int64_t memory, SCALAR* X, SCALAR* D,
-                             SCALAR* G, double* numbers) {
+// desk: X and G, n x p, and D, p x p, one behind the other; numbers: 20. Both must outlive the
+// search. Null: no memory is left.
+Search* ortholand_search_new(int kind, int64_t n, int64_t p, int64_t memory, SCALAR* desk,
+                             double* numbers) {
     try {
-        return new Search(Kind(kind), n, p, memory, Desk{X, D, G, numbers});
+        const Desk places{desk, desk + n * p, desk + 2 * n * p, numbers};
+        return new Search(Kind(kind), n, p, memory, places);
     } catch (const std::bad_alloc&) {
         return nullptr;
     }

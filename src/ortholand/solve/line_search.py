@@ -16,6 +16,7 @@ DECREASE = 1e-4  # c_1: share of the decrease that the first slope promises
 FLATTENED = 0.9  # share of the first slope below which a step was not mere rounding
 MAX_TRIALS = 25
 MANY_TRIALS = 6
+LAST = 10.0  # times the gradient norm to reach, from where the next point may be the last
 
 
 class Trial(NamedTuple):
@@ -83,6 +84,8 @@ class Search:
         self.line = cost.line(start, direction)
         self.merit = start.merit(lam)
         self.trials = 0
+        # What may be the solution is landed up to rounding, to be evaluated only once.
+        self.may_end = start.gradient_norm <= LAST * targets.goal(start)
 
     def run(self, t: float) -> Trial | None:
         """The first trial that satisfies the conditions, else the lowest; None if none is lower."""
@@ -110,6 +113,7 @@ class Search:
         """Evaluate the point at t, so near the manifold that N does not blur the decrease."""
         self.trials += 1
         near = math.sqrt(0.01 * t * abs(self.slope) / self.lam) if self.lam else math.inf
+        near = 0.0 if self.may_end else near
         point, t = self.cost.go(self.line, t, max(near, self.targets.eps))
         return Trial(point, t, inner(point.gradient, self.direction))
 

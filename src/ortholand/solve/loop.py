@@ -38,7 +38,7 @@ RECORDED = ("fun", "grad_norm", "distance", "nfev", "njev", "nhev", "time")
 
 
 class History:
-    """What was recorded at each iteration: rows one by one, and blocks of rows from compiled code."""
+    """What was recorded at each iteration: single rows, and blocks of rows from compiled code."""
 
     def __init__(self) -> None:
         self.rows: list[Sequence[float]] = []
@@ -62,11 +62,10 @@ class History:
     def columns(self) -> dict[str, np.ndarray]:
         """One entry per iteration, as arrays, which SciPy prints in brief."""
         self._close()
-        columns = np.concatenate(self.blocks).T
-        return {
-            name: column.astype(int) if name.startswith("n") else column.copy()
-            for name, column in zip(RECORDED, columns, strict=True)
-        }
+        columns = np.concatenate(self.blocks).T.copy()
+        fun, size, distance, *counts, seconds = columns
+        whole = [count.astype(int) for count in counts]
+        return dict(zip(RECORDED, (fun, size, distance, *whole, seconds), strict=True))
 
 
 class Run:
@@ -206,9 +205,9 @@ class Run:
 
     def _settled(self) -> bool:
         """Land the point, and say whether it is stationary there too."""
-        point = self.point
-        if not point.measured or point.distance > self.cost.geometry.feasible(point.X) / 2:
-            self.point = self.cost.settled(point)
+        self.point = self.cost.measured(self.point)
+        if self.point.distance > self.cost.geometry.feasible(self.point.X) / 2:
+            self.point = self.cost.settled(self.point)
         return self.succeeded(self.point)
 
     def succeeded(self, point: Point) -> bool:

@@ -142,6 +142,13 @@ class ManifoldCost:
         t = line.limit(t)
         return self.at(*line.at(t, near)), t
 
+    def measured(self, point: Point) -> Point:
+        """The point with its residual measured."""
+        if point.measured:
+            return point
+        D = self.geometry.residual(point.X)
+        return point.landed(point.X, D, self.geometry.size(D))
+
     def settled(self, point: Point) -> Point:
         """The point after landing; evaluated again only if landing moves it."""
         X, D = self.geometry.settle(point.X)

@@ -89,12 +89,12 @@ class SmallSearch:
     def __init__(self, library: Any, kind: int, X: np.ndarray, memory: int) -> None:
         self.library, self.handle = library, None
         n, p = X.shape
-        self.X, self.G = np.empty((n, p), X.dtype), np.empty((n, p), X.dtype)
-        self.D, self.numbers = np.empty((p, p), X.dtype), np.empty(TOLD)
-        desk = (self.X, n * p), (self.D, p * p), (self.G, n * p)
-        places = [array_address(A, X.dtype, size) for A, size in desk]
-        numbers = array_address(self.numbers, NUMBERS, TOLD)
-        self.handle = library.ortholand_search_new(kind, n, p, memory, *places, numbers)
+        size = 2 * n * p + p * p
+        desk, self.numbers = np.empty(size, X.dtype), np.empty(TOLD)
+        matrices = desk[: 2 * n * p].reshape(2, n, p)
+        self.X, self.G, self.D = matrices[0], matrices[1], desk[2 * n * p :].reshape(p, p)
+        places = array_address(desk, X.dtype, size), array_address(self.numbers, NUMBERS, TOLD)
+        self.handle = library.ortholand_search_new(kind, n, p, memory, *places)
         self.stuck: Point | None = None  # from where nothing lower was found,
         self.saw_non_finite = False  # and whether f was not finite there
 
@@ -155,7 +155,9 @@ class SmallSearch:
         answer: int,
     ) -> Passed | None:
         self.library.ortholand_search_report(self.handle)
-        value, best_value, flattest, in_vain, caution, seen, *rest = self.numbers[:ANSWERED].tolist()
+        value, best_value, flattest, in_vain, caution, seen, *rest = self.numbers[
+            :ANSWERED
+        ].tolist()
         *curvatures, non_finite, count, has_best = rest
         merit.caution = caution
         targets.remember(int(seen), curvatures)

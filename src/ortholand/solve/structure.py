@@ -120,7 +120,7 @@ def _is_rows(part: Any) -> bool:
 def assign_manifolds(
     manifold: Any, tree: Any, names: Sequence[str] | None = None, where: str = "manifold"
 ) -> list[Any]:
-    """A manifold, or None for the default one, for each leaf of a tree, whose names may be known."""
+    """A manifold, or None for the default one, for each leaf; its names, if they are known."""
     if isinstance(manifold, type) and issubclass(manifold, Manifold):
         manifold = manifold()
     if manifold is None or isinstance(manifold, Manifold):
@@ -144,9 +144,7 @@ def _assign_parts(manifold: Any, tree: Any, where: str) -> list[Any]:
             raise ValueError(f"{where} must have {len(parts)} parts, got {manifold!r}.")
         pairs = list(zip(manifold, parts, range(len(parts)), strict=True))
     return [
-        m
-        for part, t, key in pairs
-        for m in assign_manifolds(part, t, where=f"{where}[{key!r}]")
+        m for part, t, key in pairs for m in assign_manifolds(part, t, where=f"{where}[{key!r}]")
     ]
 
 
