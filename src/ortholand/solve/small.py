@@ -155,9 +155,8 @@ class SmallSearch:
         answer: int,
     ) -> Passed | None:
         self.library.ortholand_search_report(self.handle)
-        value, best_value, flattest, in_vain, caution, seen, *rest = self.numbers[
-            :ANSWERED
-        ].tolist()
+        answered = self.numbers[:ANSWERED].tolist()
+        value, best_value, flattest, in_vain, caution, seen, *rest = answered
         *curvatures, non_finite, count, has_best = rest
         merit.caution = caution
         targets.remember(int(seen), curvatures)
