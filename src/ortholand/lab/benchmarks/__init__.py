@@ -1,6 +1,7 @@
 """Benchmarks, run by ``ortholand bench``. Each is a study, and one line here."""
 
-from ortholand.lab.benchmarks.epochs import CIFAR_STEPS, MNIST_EPOCH
+from ortholand.lab.benchmarks.cifar_short import CIFAR_SHORT
+from ortholand.lab.benchmarks.epochs import MNIST_EPOCH
 from ortholand.lab.benchmarks.half_precision import HALF_PRECISION
 from ortholand.lab.benchmarks.muon import MUON
 from ortholand.lab.benchmarks.orthogonality import ORTHOGONALITY
@@ -19,7 +20,7 @@ BENCHMARKS: dict[str, AnyStudy] = {
         SHARDED,
         MUON,
         MNIST_EPOCH,
-        CIFAR_STEPS,
+        CIFAR_SHORT,
     )
 }
 
