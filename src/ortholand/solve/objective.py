@@ -222,6 +222,8 @@ def _settings_of_now() -> Callable[..., Any]:
 
 def power_of_two_near(G: Any) -> float:
     """1, or a power of two near the largest entry if that is far from 1."""
+    if 2**-20 * math.sqrt(math.prod(G.shape)) <= norm(G) <= 2**20:
+        return 1.0  # so is the largest entry
     largest = float(abs(G).max())
     if not 0 < largest < math.inf or 2**-20 <= largest <= 2**20:
         return 1.0

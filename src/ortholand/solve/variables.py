@@ -82,19 +82,21 @@ class Variables:
         self._set_start(arrays)
 
     def _set_start(self, arrays: list[Any]) -> None:
-        # Copies: the solver's points must not change with the caller's array.
-        own = [copy_of(b.inward(self._across(x))) for b, x in zip(self.blocks, arrays, strict=True)]
-        geometries = [
-            b.manifold.geometry_for(X, self.numpy) for b, X in zip(self.blocks, own, strict=True)
-        ]
         self.start: Any
         self.geometry: Geometry
         if self.single:
-            (self.start,), (self.geometry,) = own, geometries
+            self.start, self.geometry = self._own(self.blocks[0], arrays[0])
             return
+        pairs = [self._own(block, x) for block, x in zip(self.blocks, arrays, strict=True)]
+        own, geometries = [X for X, _ in pairs], [geometry for _, geometry in pairs]
         self.packing = Packing(own)
         self.start = self.packing.join(own)
         self.geometry = Product(geometries, self.packing)
+
+    def _own(self, block: Block, x: Any) -> tuple[Any, Geometry]:
+        """A copy, because the caller may change x, and its geometry."""
+        X = copy_of(block.inward(self._across(x)))
+        return X, block.manifold.geometry_for(X, self.numpy)
 
     @property
     def wide(self) -> bool:
