@@ -49,6 +49,7 @@ def draw_training(records: Records) -> Figure:
         height=6.6,
     )
     grid[1, 1].set_xscale("linear")
+    grid[1, 1].locator_params(axis="x", nbins=6)
     label_plainly(grid[0, 0].yaxis, "{:.3g} %", 100.0)
     label_plainly(grid[1, 0].xaxis)
     return figure
