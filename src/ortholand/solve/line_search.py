@@ -112,8 +112,8 @@ class Search:
     def attempt(self, t: float) -> Trial:
         """Evaluate the point at t, so near the manifold that N does not blur the decrease."""
         self.trials += 1
-        near = math.sqrt(0.01 * t * abs(self.slope) / self.lam) if self.lam else math.inf
-        near = 0.0 if self.may_end else near
+        blur = math.sqrt(0.01 * t * abs(self.slope) / self.lam) if self.lam else math.inf
+        near = 0.0 if self.may_end else blur
         point, t = self.cost.go(self.line, t, max(near, self.targets.eps))
         return Trial(point, t, inner(point.gradient, self.direction))
 

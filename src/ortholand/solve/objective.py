@@ -55,8 +55,8 @@ class Objective:
     def evaluator(self, X: np.ndarray, out: np.ndarray) -> Callable[[], float]:
         """A function that returns ``f(X)`` at a copy of X and writes the gradient to ``out``.
 
-        In the same units. For small X most of an evaluation is overhead around fun: here is little
-        where nothing has to be converted.
+        In the same units. For small X most of an evaluation is overhead around fun: there is little
+        of it here if nothing has to be converted.
         """
         if not (self.variables.plain and self.unit == 1):
             return partial(self._write_gradient, X, out)
