@@ -149,7 +149,8 @@ def stays_in_ball(methods: Sequence[str], records: Records) -> Finding:
     entries = [entry for method in methods for entry in (*tried[method], best[method])]
     runs = list({id(run): run for entry in entries for run in entry.runs}.values())  # each once
     errors = [error for run in runs for error in run.series("largest_error")]
+    counted = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     return Finding.of(
-        f"at most {max(errors):.3g} in {len(runs)} runs, measured {len(errors)} times; eps = {EPS}",
+        f"at most {max(errors):.3g} in {counted}, measured {len(errors)} times; eps = {EPS}",
         all(error <= EPS for error in errors),  # false also where one is not a number
     )
