@@ -1,6 +1,8 @@
 """What every method must do, whatever the shape and type; and what a result holds."""
 
 import math
+import pickle
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -91,6 +93,35 @@ def test_history_has_an_entry_per_iteration_and_one_for_the_start(method, brocke
     assert result.history["grad_norm"][0] == pytest.approx(expected)
     assert result.history["fun"][-1] == pytest.approx(result.fun, abs=1e-3)
     assert result.grad_norm <= 1e-4 * expected
+
+
+@pytest.mark.parametrize("method", ["lbfgs", "bb"])
+def test_a_history_can_be_stored_and_copied(method, brockett):
+    """It is put together when it is read: nobody may notice."""
+    cost = brockett()
+    result = minimize(cost.fun, cost.start, method=method)
+    stored, copied = pickle.loads(pickle.dumps(result)), deepcopy(result)
+    for history in (stored.history, copied.history, dict(result.history)):
+        assert list(history) == list(RECORDED)
+        for name, values in result.history.items():
+            assert isinstance(values, np.ndarray)
+            assert np.array_equal(history[name], values), name
+            assert history[name].dtype == values.dtype
+    with pytest.raises(KeyError):
+        result.history["temperature"]
+
+
+@methods
+def test_a_start_on_the_manifold_is_evaluated_as_it_is(method):
+    seen = []
+    x0 = np.linalg.qr(np.random.default_rng(0).standard_normal((6, 2)))[0]
+
+    def fun(X):
+        seen.append(X.copy())
+        return float(X[0].sum()), np.eye(6, 1) * np.ones((1, 2))
+
+    minimize(fun, x0, jac=True, method=method, maxiter=1)
+    assert np.array_equal(seen[0], x0)
 
 
 def test_a_result_fits_on_a_screen(brockett):

@@ -216,7 +216,9 @@ class TestManifolds:
             return (1 - x[:-1]).square().sum() + 100 * (x[1:] - x[:-1] ** 2).square().sum()
 
         x0 = torch.tensor([-1.2, 1.0, 1.0], dtype=F64)
-        result = ol.minimize(fun, x0, manifold=ol.Euclidean, method=method)
+        # The gradient at x0 is 233, the smallest curvature at the solution 0.48: with the default
+        # gtol, x may be off by 7e-6.
+        result = ol.minimize(fun, x0, manifold=ol.Euclidean, method=method, gtol=1e-10)
         assert result.success, result.message
         torch.testing.assert_close(result.x, torch.ones(3, dtype=F64), rtol=1e-6, atol=1e-6)
 

@@ -41,8 +41,10 @@ constexpr double DECREASE = 1e-4, FLATTENED = 0.9;
 constexpr double LAST = 10;
 constexpr int MAX_TRIALS = 25, MANY_TRIALS = 6;
 // lbfgs.py
-constexpr double FLATNESS = 0.9;
+constexpr double FLATNESS = 0.9, NEWS = 0.3;
 constexpr int64_t FIRST = 16;  // pairs that there is room for at first
+// method.py
+constexpr double FIRST_ANGLE = 0.2;
 // manifolds/geometry.py
 constexpr double NEAR = 1e-2, FARTHEST = 2.0, CUBIC = 1e-6;
 // targets.py
@@ -187,7 +189,7 @@ class Pairs {
             inverse[i * held + k] = dot(&inverse[i * held + i], &u[i], k - i);
         inverse[k * held + k] = 1 / sy, YY[k * held + k] = yy, curvatures[k] = sy;
         Sg[k] = dot(s, g), Yg[k] = dot(y, g);
-        gamma = sy / yy;
+        gamma = end - begin == 1 ? sy / yy : gamma * std::pow(sy / yy / gamma, NEWS);
     }
 
     // -H g for the gradient g of the last look.
@@ -305,7 +307,7 @@ class Search {
         trials = 0;
         low_t = 0, low_slope = slope;
         has_high = has_lowest = false;
-        return attempt(pairs.empty() ? 0.1 * std::sqrt(double(p)) / length : 1.0);
+        return attempt(pairs.empty() ? FIRST_ANGLE * std::sqrt(double(p)) / length : 1.0);
     }
 
     // Take f, and its gradient from the desk; write the next point there, or tell what happened.

@@ -1,5 +1,6 @@
 """Barzilai-Borwein steps: gradient descent with steps from the curvature along the last one."""
 
+import math
 from typing import Any, ClassVar
 
 from ortholand.solve.arrays import inner
@@ -12,6 +13,7 @@ from ortholand.solve.targets import Targets
 
 FORGETTING = 0.85  # the safeguard looks back on about 1 / (1 - this) merits
 RANGE = 1e10  # how many times as long as a cautious step one may be
+MOST_REJECTED = 100  # steps that may be shortened without any progress in between
 
 
 class BarzilaiBorwein(StepByStep):
@@ -28,6 +30,8 @@ class BarzilaiBorwein(StepByStep):
     def __init__(self, lam: float | None = None) -> None:
         self.merit = Merit(lam)
         self.units: BlockUnits | None = None
+        self.rejected = 0  # steps shortened since the last progress
+        self.lowest = self.flattest = math.inf  # merit and gradient norm that count as progress
         self.restart()
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
@@ -58,10 +62,22 @@ class BarzilaiBorwein(StepByStep):
             if self._accepts(search, trial, blur if search.trials == 1 and self.step else 0.0):
                 self.merit.judge(search)
                 self.step = self._next_step(search, trial)
-                return trial.point
+                return trial.point if self._gets_on(trial.point, lam, blur) else None
+            self.rejected += 1
             t = trial.t * (0.25 if trial.point.finite else 0.1)
         self.merit.judge(search)
         return None
+
+    def _gets_on(self, point: Point, lam: float, blur: float) -> bool:
+        """Whether there was progress beyond rounding, or not too much was tried in vain.
+
+        If jac is wrong, steps are shortened until f changes by rounding, which may be downward.
+        """
+        merit, size = point.merit(lam), point.gradient_norm
+        if merit < self.lowest - blur or size < 0.999 * self.flattest:
+            self.lowest, self.flattest = min(merit, self.lowest), min(size, self.flattest)
+            self.rejected = 0
+        return self.rejected <= MOST_REJECTED
 
     def _look_back(self, merit: float) -> None:
         weight = FORGETTING * self.weight + 1

@@ -8,7 +8,7 @@ import inspect
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -37,35 +37,58 @@ LOOKS = (10, 30, 100)  # iterations in vain after which to ask whether digits ha
 RECORDED = ("fun", "grad_norm", "distance", "nfev", "njev", "nhev", "time")
 
 
-class History:
-    """What was recorded at each iteration: single rows, and blocks of rows from compiled code."""
+class History(Mapping[str, np.ndarray]):
+    """What was recorded at each iteration, one array for each of RECORDED.
+
+    Rows are kept as they come, single ones and blocks of them from compiled code, and put together
+    when the history is first read: for a small problem that takes as long as three evaluations.
+    """
 
     def __init__(self) -> None:
-        self.rows: list[Sequence[float]] = []
-        self.blocks: list[np.ndarray] = []
+        self._blocks: list[tuple[Any, Sequence[float], Sequence[float]]] = []
+        self._single: list[Sequence[float]] = []
+        self._columns: dict[str, np.ndarray] | None = None
 
     def add(self, row: Sequence[float]) -> None:
         """Add an iteration."""
-        self.rows.append(row)
+        self._single.append(row)
+        self._columns = None
 
-    def add_block(self, block: np.ndarray) -> None:
-        """Add several iterations."""
-        if len(block):
+    def add_block(
+        self, rows: np.ndarray, factors: Sequence[float], shifts: Sequence[float]
+    ) -> None:
+        """Add the iterations ``rows * factors + shifts``."""
+        if len(rows):
             self._close()
-            self.blocks.append(block)
+            self._blocks.append((rows, factors, shifts))
+            self._columns = None
 
     def _close(self) -> None:
-        if self.rows:
-            self.blocks.append(np.array(self.rows, dtype=float))
-            self.rows = []
+        if self._single:
+            self._blocks.append((self._single, (1.0,), (0.0,)))
+            self._single = []
 
-    def columns(self) -> dict[str, np.ndarray]:
-        """One entry per iteration, as arrays, which SciPy prints in brief."""
-        self._close()
-        columns = np.concatenate(self.blocks).T.copy()
-        fun, size, distance, *counts, seconds = columns
-        whole = [count.astype(int) for count in counts]
-        return dict(zip(RECORDED, (fun, size, distance, *whole, seconds), strict=True))
+    def _read(self) -> dict[str, np.ndarray]:
+        if self._columns is None:
+            self._close()
+            blocks = [np.array(rows) * factors + shifts for rows, factors, shifts in self._blocks]
+            fun, size, distance, *counts, seconds = np.concatenate(blocks).T.copy()
+            whole = [count.astype(int) for count in counts]
+            columns = (fun, size, distance, *whole, seconds)
+            self._columns = dict(zip(RECORDED, columns, strict=True))
+        return self._columns
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._read()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(RECORDED)
+
+    def __len__(self) -> int:
+        return len(RECORDED)
+
+    def __repr__(self) -> str:
+        return repr(self._read())
 
 
 class Run:
@@ -121,7 +144,7 @@ class Run:
 
     def _is_rounding_of_x(self) -> bool:
         """Whether nothing lower can be found because X has no more digits."""
-        point = self.point if self.point.measured else self.cost.settled(self.point)
+        point = self.cost.on_manifold(self.point)
         if not (point.finite and point.gradient_norm > 0):
             return False
         if not self.targets.is_rounding_of_x(point, self._curvature(point)):
@@ -192,7 +215,7 @@ class Run:
         self.flattest, self.in_vain = passed.flattest, passed.in_vain
         # In the user's unit, and from where this run's counters and clock began.
         factors, shifts = (unit, unit, *[1] * 5), (0, 0, 0, nfev, njev, objective.nhev, -self.began)
-        self.history.add_block(passed.rows[:-1] * factors + shifts)
+        self.history.add_block(passed.rows[:-1], factors, shifts)
         return passed.point
 
     def _look_for_progress(self, point: Point) -> None:
@@ -205,7 +228,7 @@ class Run:
 
     def _settled(self) -> bool:
         """Land the point, and say whether it is stationary there too."""
-        self.point = self.cost.measured(self.point)
+        self.cost.measure(self.point)
         if self.point.distance > self.cost.geometry.feasible(self.point.X) / 2:
             self.point = self.cost.settled(self.point)
         return self.succeeded(self.point)

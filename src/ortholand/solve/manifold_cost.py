@@ -142,12 +142,11 @@ class ManifoldCost:
         t = line.limit(t)
         return self.at(*line.at(t, near)), t
 
-    def measured(self, point: Point) -> Point:
-        """The point with its residual measured."""
-        if point.measured:
-            return point
-        D = self.geometry.residual(point.X)
-        return point.landed(point.X, D, self.geometry.size(D))
+    def measure(self, point: Point) -> None:
+        """Replace a residual that was derived by the measured one."""
+        if not point.measured:
+            point.D = self.geometry.residual(point.X)
+            point.distance, point.measured = self.geometry.size(point.D), True
 
     def settled(self, point: Point) -> Point:
         """The point after landing; evaluated again only if landing moves it."""
@@ -155,6 +154,11 @@ class ManifoldCost:
         if X is not point.X or not point.finite:
             return self.at(X, D, measured=True)
         return point.landed(X, D, self.geometry.size(D))
+
+    def on_manifold(self, point: Point) -> Point:
+        """The point itself if it was measured on the manifold; otherwise, after landing."""
+        feasible = point.measured and point.distance <= self.geometry.feasible(point.X)
+        return point if feasible else self.settled(point)
 
     def gradient_change(self, point: Point, direction: Any, t: float) -> Any:
         """How much the gradient changes along a direction, up to t."""

@@ -121,5 +121,5 @@ class Descent(StepByStep):
 
 
 def cautious_step(cost: ManifoldCost, point: Point, length: float) -> float:
-    """The step by a tenth of a radian per column, along a direction of this length."""
-    return 0.1 * math.sqrt(cost.columns(point)) / length
+    """The step by a fifth of a radian per column, along a direction of this length."""
+    return 0.2 * math.sqrt(cost.columns(point)) / length

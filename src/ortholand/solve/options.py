@@ -34,7 +34,7 @@ def limits_from(
     options: Any, gtol: float | None, maxiter: float | None, default_maxiter: float
 ) -> tuple[Limits, dict[str, Any]]:
     """When to stop, and the options that are left for the method."""
-    if options is not None and not isinstance(options, Mapping):
+    if not (options is None or isinstance(options, (dict, Mapping))):  # dict: looked up faster
         raise TypeError(f"options must be a dict, such as {{'maxtime': 60}}, got {options!r}.")
     rest = dict(options or {})
     gtol = one_of_two("gtol", gtol, rest.pop("gtol", None), ("gtol", "options['gtol']"))
@@ -92,7 +92,7 @@ def check_lam(method: str, lam: Any) -> None:
 
 def is_number(value: Any) -> bool:
     """Whether a value is a real number, NumPy's included."""
-    return type(value) is float or (isinstance(value, Real) and not isinstance(value, bool))
+    return isinstance(value, float) or (isinstance(value, Real) and not isinstance(value, bool))
 
 
 def is_whole(value: Any) -> bool:

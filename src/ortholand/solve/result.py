@@ -1,8 +1,8 @@
 """What the user gets: the best point, on the manifold, and a message saying what happened."""
 
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING
 
-from ortholand.solve.arrays import copy_of
 from ortholand.solve.loop import Run, Status
 from ortholand.solve.manifold_cost import Point
 
@@ -31,9 +31,7 @@ def best_on_manifold(run: Run, status: Status) -> Point:
 
 
 def _settled(run: Run, point: Point) -> Point:
-    if point.measured and point.distance <= run.cost.geometry.feasible(point.X):
-        return point
-    after = run.cost.settled(point)
+    after = run.cost.on_manifold(point)
     # If fun has failed since, its earlier values count.
     return after if after.finite else _landed(run, point)
 
@@ -46,8 +44,6 @@ def _landed(run: Run, point: Point) -> Point:
 
 def result_of(run: Run, point: Point, status: Status) -> "OptimizeResult":
     """All fields of the result."""
-    from scipy.optimize import OptimizeResult  # here: importing ortholand must stay cheap
-
     objective = run.cost.objective
     if status is Status.STALLED and run.succeeded(point):
         status = Status.CONVERGED
@@ -56,10 +52,10 @@ def result_of(run: Run, point: Point, status: Status) -> "OptimizeResult":
     )
     if status is Status.CONVERGED and not distance <= allowed:
         status = Status.STALLED
-    return OptimizeResult(
-        x=_owned(run, point.X),
+    return _optimize_result()(
+        x=objective.variables.owned(point.X),
         fun=point.value * objective.scale,
-        jac=_owned_gradient(run, point.euclidean * objective.scale),
+        jac=objective.variables.owned_gradient(point.euclidean * objective.scale),
         grad_norm=point.gradient_norm * objective.scale,
         distance=distance,
         nit=run.nit,
@@ -70,17 +66,15 @@ def result_of(run: Run, point: Point, status: Status) -> "OptimizeResult":
         status=int(status),
         method=run.method.name,
         message=_message(run, point, status),
-        history=run.history.columns(),
+        history=run.history,
     )
 
 
 def intermediate_result(run: Run) -> "OptimizeResult":
     """What a callback sees."""
-    from scipy.optimize import OptimizeResult
-
     point, objective = run.point, run.cost.objective
-    return OptimizeResult(
-        x=_owned(run, point.X),  # a copy, which the callback may change
+    return _optimize_result()(
+        x=objective.variables.owned(point.X),  # a copy, which the callback may change
         fun=point.value * objective.scale,
         grad_norm=point.gradient_norm * objective.scale,
         distance=point.distance,
@@ -89,16 +83,12 @@ def intermediate_result(run: Run) -> "OptimizeResult":
     )
 
 
-def _owned(run: Run, X: Any) -> Any:
-    """Copies that the user may write to."""
-    variables = run.cost.objective.variables
-    return variables.rebuild([copy_of(x) for x in variables.outward_blocks(X)])
+@cache
+def _optimize_result() -> "type[OptimizeResult]":
+    """SciPy's class, imported when it is first needed: importing ortholand must stay cheap."""
+    from scipy.optimize import OptimizeResult
 
-
-def _owned_gradient(run: Run, G: Any) -> Any:
-    variables = run.cost.objective.variables
-    leaves = variables.structure.leaves(variables.outward_gradient(G), "jac")
-    return variables.rebuild([copy_of(g) for g in leaves])
+    return OptimizeResult
 
 
 def _message(run: Run, point: Point, status: Status) -> str:

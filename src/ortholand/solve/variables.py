@@ -143,8 +143,23 @@ class Variables:
         pairs = zip(self.blocks, parts, strict=True)
         return self.rebuild([self._show(b.outward_gradient(part)) for b, part in pairs])
 
+    def owned(self, X: Any) -> Any:
+        """A point in the user's form, which the user may write to."""
+        if self.plain:
+            return X.copy()
+        return self.rebuild([copy_of(x) for x in self.outward_blocks(X)])
+
+    def owned_gradient(self, G: Any) -> Any:
+        """A gradient in the user's form, which the user may write to."""
+        if self.plain:
+            return G.copy()
+        leaves = self.structure.leaves(self.outward_gradient(G), "jac")
+        return self.rebuild([copy_of(g) for g in leaves])
+
     def missed_by(self, X: Any, distance: float, allowed: float) -> tuple[float, float]:
         """How far the user's X is and may be from the manifold, given the solver's values."""
+        if self.plain:
+            return distance, allowed
         pairs = zip(self.blocks, self.outward_blocks(X), strict=True)
         found = [m for m in (block.manifold.missed_by(x) for block, x in pairs) if m is not None]
         for missed, more in found:
