@@ -6,6 +6,7 @@ calls would take longer than the arithmetic; otherwise torch's, on the user's de
 """
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,9 @@ class Variables:
         torch_inside: whether the solver's arrays must be tensors.
 
     Attributes:
+        single: whether x0 is one array.
+        names: what to call each block.
+        rebuild: makes a tree like x0 from its blocks.
         numpy: whether the user's arrays are NumPy's.
         start: a copy of x0 in the solver's form.
         geometry: the manifold as the solver sees it.
@@ -63,11 +67,8 @@ class Variables:
 
     def __init__(self, x0: Any, manifold: Any = None, *, torch_inside: bool = False) -> None:
         self.single = is_numbers(x0) or is_leaf(x0)
-        self.structure = LEAF if self.single else Structure(x0)
-        names, leaves = self.structure.names, self.structure.leaves(x0, "x0")
-        arrays = [_array(leaf, name) for leaf, name in zip(leaves, names, strict=True)]
-        self.rebuild = self.structure.template(x0)
-        _check_alike(arrays, names)
+        arrays = self._one_array(x0) if self.single else self._tree_of_arrays(x0)
+        names = self.names
         self.numpy = isinstance(arrays[0], np.ndarray)
         tree = arrays[0] if self.single else x0
         self.blocks = [
@@ -80,6 +81,19 @@ class Variables:
         # One NumPy array, neither converted nor transposed: the most common case.
         self.plain = self.single and self.numpy and self.inside_numpy and self.blocks[0].as_it_is
         self._set_start(arrays)
+
+    def _one_array(self, x0: Any) -> list[Any]:
+        self.rebuild: Callable[[Sequence[Any]], Any] = _only
+        self.structure, self.names = LEAF, ["x0"]
+        return [_array(x0, "x0")]
+
+    def _tree_of_arrays(self, x0: Any) -> list[Any]:
+        self.structure = Structure(x0)
+        self.names, self.rebuild = self.structure.names, self.structure.template(x0)
+        leaves = self.structure.leaves(x0, "x0")
+        arrays = [_array(leaf, name) for leaf, name in zip(leaves, self.names, strict=True)]
+        _check_alike(arrays, self.names)
+        return arrays
 
     def _set_start(self, arrays: list[Any]) -> None:
         self.start: Any
@@ -226,6 +240,10 @@ class Variables:
             # force: also where signs and conjugates are lazy, or zeros take no memory.
             return x.numpy(force=True) if self.inside_numpy else x
         return x if self.inside_numpy else _shared(x)
+
+
+def _only(leaves: Sequence[Any]) -> Any:
+    return leaves[0]
 
 
 def _all_finite(X: Any) -> bool:

@@ -10,12 +10,14 @@ from typer.testing import CliRunner
 
 from ortholand.geometry import distance
 from ortholand.lab.benchmarks import BENCHMARKS
-from ortholand.lab.benchmarks.solvers import SOLVERS, runs
-from ortholand.lab.benchmarks.solvers.claims import CLAIMS
+from ortholand.lab.benchmarks.solvers import SOLVERS, SOLVERS_LARGE, runs
+from ortholand.lab.benchmarks.solvers.claims import ALONE, claims_about
 from ortholand.lab.benchmarks.solvers.oracle import Oracle, Stop
 from ortholand.lab.benchmarks.solvers.peers import PARTICIPANTS, Attempt, Solver
 from ortholand.lab.benchmarks.solvers.problems import (
+    LARGE,
     PROBLEMS,
+    USUAL,
     Case,
     decaying_pca,
     gaussian,
@@ -25,11 +27,11 @@ from ortholand.lab.benchmarks.solvers.problems import (
 from ortholand.lab.benchmarks.solvers.runs import SolverRun, SolverSettings, Trial, available
 from ortholand.lab.benchmarks.solvers.tables import (
     DEFAULT,
-    TABLES,
     median_times,
     runs_of,
     summary,
     table,
+    tables_of,
 )
 from ortholand.lab.cli import app
 from ortholand.lab.study.records import (
@@ -79,9 +81,7 @@ def test_a_problem_that_is_not_in_numpy_is_an_error():
         in_numpy(JointDiagonalization.planted(3, 2, seed=0))
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in PROBLEMS if name not in ("pca", "brockett-large")]
-)
+@pytest.mark.parametrize("name", USUAL)
 def test_starts_are_on_the_manifold_and_above_the_optimum(name):
     case = PROBLEMS[name][1](0)
     assert distance(torch.from_numpy(case.X0)).max() < 1e-12
@@ -480,7 +480,8 @@ def test_a_table_without_runs_is_missing():
     record = made_record(times(1.0))
     with pytest.raises(MissingRecordError, match="1e-10 on ica"):
         table("ica", 1e-10, Records({"ica": record}))
-    assert len(TABLES) == len({spec.name for spec in TABLES}) == 1 + 2 * len(PROBLEMS)
+    tables = tables_of("solvers", list(PROBLEMS))
+    assert len(tables) == len({spec.name for spec in tables}) == 1 + 2 * len(PROBLEMS)
 
 
 def test_the_summary_has_the_default_the_best_of_ours_and_the_best_peer():
@@ -499,6 +500,9 @@ def test_the_summary_has_the_default_the_best_of_ours_and_the_best_peer():
     assert row[5:9] == ["none gets there", "inf", "", ""]
     with pytest.raises(MissingRecordError):
         summary(Records({}))
+
+
+CLAIMS = [*claims_about(list(PROBLEMS)), ALONE]
 
 
 def verdicts(ours, peer, *, newton=True):
@@ -540,13 +544,16 @@ def test_without_peers_nobody_is_the_fastest():
 
 def test_presets_name_what_there_is_and_grow():
     assert BENCHMARKS["solvers"] is SOLVERS
-    for settings in SOLVERS.settings.values():
+    assert BENCHMARKS["solvers-large"] is SOLVERS_LARGE
+    for settings in (*SOLVERS.settings.values(), *SOLVERS_LARGE.settings.values()):
         assert set(settings.problems) <= set(PROBLEMS)
         assert set(settings.solvers) <= set(PARTICIPANTS)
         assert list(settings.gtols) == sorted(settings.gtols, reverse=True)
     assert SOLVERS.whole.seeds == 5
     assert SOLVERS.whole.gtols == (1e-6, 1e-10)
-    assert [unit.name for unit in SOLVERS.units("full")] == list(PROBLEMS)
+    assert [unit.name for unit in SOLVERS.units("full")] == list(USUAL)
+    assert [unit.name for unit in SOLVERS_LARGE.units("full")] == list(LARGE)
+    assert {*USUAL, *LARGE} == set(PROBLEMS)
     assert all(unit.timed for unit in SOLVERS.units("full"))
 
 

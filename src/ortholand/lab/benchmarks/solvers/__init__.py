@@ -1,10 +1,22 @@
 """``ortholand.minimize`` against pymanopt, cdopt, smopt and torch's L-BFGS on a parametrization."""
 
-from ortholand.lab.benchmarks.solvers.claims import CLAIMS
-from ortholand.lab.benchmarks.solvers.problems import PROBLEMS
+from dataclasses import replace
+
+from ortholand.lab.benchmarks.solvers.claims import ALONE, claims_about
+from ortholand.lab.benchmarks.solvers.peers import PARTICIPANTS
+from ortholand.lab.benchmarks.solvers.problems import LARGE, USUAL
 from ortholand.lab.benchmarks.solvers.runs import SolverSettings, plan, run
-from ortholand.lab.benchmarks.solvers.tables import TABLES
+from ortholand.lab.benchmarks.solvers.tables import tables_of
 from ortholand.lab.study.spec import Study
+
+OURS = (
+    "ortholand-default-numpy",
+    "ortholand-default-jac",
+    "ortholand-newton-numpy",
+    "ortholand-lbfgs-numpy",
+    "ortholand-bb-numpy",
+)
+PEERS = tuple(name for name, solver in PARTICIPANTS.items() if not solver.ours)
 
 SOLVERS = Study(
     name="solvers",
@@ -30,13 +42,8 @@ SOLVERS = Study(
             repeats=2,
         ),
         "quick": SolverSettings(
-            problems=tuple(PROBLEMS)[:-2],  # all but the large ones
             solvers=(
-                "ortholand-default-numpy",
-                "ortholand-default-jac",
-                "ortholand-newton-numpy",
-                "ortholand-lbfgs-numpy",
-                "ortholand-bb-numpy",
+                *OURS,
                 "pymanopt-cg",
                 "pymanopt-tr",
                 "pymanopt-cg-grassmann",
@@ -51,7 +58,35 @@ SOLVERS = Study(
     },
     plan=plan,
     run=run,
-    claims=CLAIMS,
-    tables=TABLES,
+    claims=claims_about(USUAL),
+    tables=tables_of("solvers", USUAL),
     seconds={"smoke": 5, "quick": 180, "full": 3 * 3600},
+)
+
+_LARGE = SolverSettings(problems=LARGE, solvers=(*OURS, *PEERS), seeds=1, maxtime=150.0)
+
+SOLVERS_LARGE = replace(
+    SOLVERS,
+    name="solvers-large",
+    title="minimize against its peers on two large problems",
+    settings={
+        "smoke": replace(
+            _LARGE,
+            problems=LARGE[:1],
+            solvers=("ortholand-default-numpy", "pymanopt-tr-grassmann"),
+            gtols=(1e-6,),
+            maxtime=5.0,
+            repeats=1,
+        ),
+        "quick": replace(
+            _LARGE,
+            solvers=("ortholand-default-numpy", "pymanopt-tr", "pymanopt-tr-grassmann"),
+            gtols=(1e-6,),
+            maxtime=30.0,
+        ),
+        "full": _LARGE,
+    },
+    claims=[*claims_about(LARGE), ALONE],
+    tables=tables_of("solvers-large", LARGE),
+    seconds={"smoke": 10, "quick": 120, "full": 3600},
 )

@@ -1,6 +1,7 @@
 """Claims about the solvers."""
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 from ortholand.lab.benchmarks.solvers.peers import PARTICIPANTS
@@ -70,19 +71,28 @@ def alone_on_the_large_problem(records: Records) -> Finding:
 
 
 _claim = partial(Claim, source="beyond the paper")
-CLAIMS = (
-    *(
-        _claim(f"{title}: our best method is the fastest.", check=partial(best_is_fastest, name))
-        for name, (title, _) in PROBLEMS.items()
-    ),
-    _claim(
-        "The default takes at most 1.1 of the best peer's time on each problem that was run, "
-        "0.8 in the mean.",
-        check=default_is_fast,
-    ),
-    _claim('"newton" reaches 1e-10 on every problem that was run.', check=newton_gets_there),
-    _claim(
-        "Brockett 1000 x 200 gets to 1e-6 within 90 s, where no peer does.",
-        check=alone_on_the_large_problem,
-    ),
+
+
+def claims_about(problems: Sequence[str]) -> list[Claim]:
+    """What is claimed about each of these problems, and about all of them."""
+    return [
+        *(
+            _claim(
+                f"{PROBLEMS[name][0]}: our best method is the fastest.",
+                check=partial(best_is_fastest, name),
+            )
+            for name in problems
+        ),
+        _claim(
+            "The default takes at most 1.1 of the best peer's time on each problem that was run, "
+            "0.8 in the mean.",
+            check=default_is_fast,
+        ),
+        _claim('"newton" reaches 1e-10 on every problem that was run.', check=newton_gets_there),
+    ]
+
+
+ALONE = _claim(
+    "Brockett 1000 x 200 gets to 1e-6 within 90 s, where no peer does.",
+    check=alone_on_the_large_problem,
 )

@@ -293,3 +293,5 @@ PROBLEMS: dict[str, tuple[str, Callable[[int], Case]]] = {
     "pca": ("PCA n = 1000, p = 200", pca),
     "brockett-large": ("Brockett 1000 x 200", partial(brockett, 1000, 200)),
 }
+LARGE = ("pca", "brockett-large")  # seconds to minutes a run: a study of their own
+USUAL = tuple(name for name in PROBLEMS if name not in LARGE)

@@ -19,6 +19,7 @@ from ortholand.lab.benchmarks.solvers.oracle import Oracle, Stop
 from ortholand.lab.benchmarks.solvers.peers import PARTICIPANTS, Attempt, Solver
 from ortholand.lab.benchmarks.solvers.problems import (
     PROBLEMS,
+    USUAL,
     Case,
     Matrix,
     decaying_pca,
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 class SolverSettings:
     """Which solvers are run on what, and for how long. A unit's task has one of the problems."""
 
-    problems: tuple[str, ...] = tuple(PROBLEMS)
+    problems: tuple[str, ...] = USUAL
     solvers: tuple[str, ...] = tuple(PARTICIPANTS)
     seeds: int = 5
     gtols: tuple[float, ...] = (1e-6, 1e-10)  # the loosest first

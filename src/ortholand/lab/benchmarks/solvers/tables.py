@@ -160,12 +160,18 @@ def _each(runs: Sequence[SolverRun]) -> str:
     return f"{1e6 * statistics.median_low(map(per_evaluation, runs)):.0f}"
 
 
-TABLES = [
-    TableSpec("solvers-summary", "The default, the best of ours and the best peer", summary),
-    *(
-        TableSpec(f"solvers-{name}-{by}", f"{title}, gradient by {by}", partial(table, name, gtol))
-        for name, (title, _) in PROBLEMS.items()
-        for gtol in SolverSettings().gtols
-        for by in [f"{gtol:.0e}"]
-    ),
-]
+def tables_of(study: str, problems: Sequence[str]) -> list[TableSpec]:
+    """A summary, and a table for each problem and tolerance."""
+    return [
+        TableSpec(f"{study}-summary", "The default, the best of ours and the best peer", summary),
+        *(
+            TableSpec(
+                f"{study}-{name}-{by}",
+                f"{PROBLEMS[name][0]}, gradient by {by}",
+                partial(table, name, gtol),
+            )
+            for name in problems
+            for gtol in SolverSettings().gtols
+            for by in [f"{gtol:.0e}"]
+        ),
+    ]
