@@ -55,9 +55,12 @@ CIFAR_SHORT: Study[CifarSettings, runs.TrainingRun] = Study(
     plan=plan_trainings,
     run=partial(runs.run_unit, start_resnet),
     claims=TRAINING_CLAIMS,
-    figures=figures.training_figures(
-        "cifar-short", "ResNet-18 on CIFAR-10, a short training", curves=", all with momentum"
-    )[:1],
+    figures=[
+        figures.training_figure(
+            "cifar-short",
+            "ResNet-18 on CIFAR-10, a short training, all methods with momentum and lr 0.5",
+        )
+    ],
     dataset="cifar10",
     seconds={"smoke": 5, "quick": 20, "full": 6_000},
 )

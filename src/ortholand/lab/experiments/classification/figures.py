@@ -19,13 +19,8 @@ def training_figures(
 ) -> tuple[FigureSpec, ...]:
     """The figures of an experiment, with additions to the captions."""
     return (
-        FigureSpec(
-            name,
-            f"{network}, each method with its best learning rate{curves}. Top: test error. Bottom: "
-            f"orthogonality error of all kernels together{errors}. Left: by time, which is the "
-            "iterations times the median time of one, timed in turn with the other methods. "
-            "Right: by iteration.",
-            draw_training,
+        training_figure(
+            name, f"{network}, each method with its best learning rate{curves}", errors=errors
         ),
         FigureSpec(
             f"{name}-learning-rates",
@@ -33,6 +28,17 @@ def training_figures(
             "The lowest point of each method is its rate in the figure above.",
             draw_learning_rates,
         ),
+    )
+
+
+def training_figure(name: str, subject: str, *, errors: str = "") -> FigureSpec:
+    """The figure of the training runs that the subject describes."""
+    return FigureSpec(
+        name,
+        f"{subject}. Top: test error. Bottom: orthogonality error of all kernels together{errors}. "
+        "Left: by time, which is the iterations times the median time of one, timed in turn with "
+        "the other methods. Right: by iteration.",
+        draw_training,
     )
 
 
