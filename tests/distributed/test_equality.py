@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.distributed.ranks import run
-from tests.distributed.training import CASES, TOLERANCE, alone, trained
+from tests.distributed.training import CASES, alone, tolerance, trained
 
 
 def check(kind, ranks, cases, dtype_name, steps=100):
@@ -16,7 +16,7 @@ def check(kind, ranks, cases, dtype_name, steps=100):
             for got, want, again in zip(result[case], expected, results[0][case], strict=True):
                 assert torch.equal(got, again), "ranks differ"
                 error = (got - want).abs().max().item()
-                assert error < TOLERANCE[dtype_name], (case, tuple(want.shape))
+                assert error < tolerance(case, dtype_name), (case, tuple(want.shape))
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,7 @@ def check(kind, ranks, cases, dtype_name, steps=100):
         ("fsdp", 4, "adam", "float64", 30),
         ("fsdp", 2, "muon", "float32", 100),
         ("fsdp", 4, "muon", "float32", 30),
+        ("fsdp", 2, "muon-decoupled", "float64", 30),
     ],
 )
 def test_steps_on_ranks_are_those_of_one_process(kind, ranks, case, dtype, steps):

@@ -127,7 +127,7 @@ def test_what_the_page_concludes():
         assert 4 * landing_owners(weights).received > 2.5e9
     many = "1,000 tall matrices of 8192 x 2048"
     rows, owners = cells("landing, rows", many), cells("landing, owners", many)
-    assert rows[512][1] / owners[512][1] == pytest.approx(100, rel=0.05)
+    assert rows[512][1] / owners[512][1] == pytest.approx(130, rel=0.05)
 
 
 def test_speeds_are_taken_as_given():
@@ -148,8 +148,13 @@ def test_speeds_are_taken_as_given():
 # --- on ranks
 
 
-@pytest.mark.slow_distributed
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        pytest.param(2, marks=pytest.mark.distributed),
+        pytest.param(4, marks=pytest.mark.slow_distributed),
+    ],
+)
 def test_formulas_and_counts_agree(ranks):
     unit, done = SHARDED.units("smoke")[0], []
     context = Context(0, torch.device("cpu"), done.append)

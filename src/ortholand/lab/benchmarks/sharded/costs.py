@@ -3,11 +3,14 @@
 k matrices of n x p numbers, n >= p, over R ranks as FSDP2's ``fully_shard`` spreads them. Numbers
 received are those that come from other ranks; a sum over ranks runs in a ring. Arithmetic is
 counted in additions and multiplications, separately for products of matrices and for
-decompositions: the former run at a GPU's full speed, the latter far below it.
+decompositions: the former run at a GPU's full speed, the latter far below it. ``norms``: with the
+products by which landing's safe step finds spectral norms. On its owner's CPU a matrix takes them
+where lr may be too long; a GPU always, because finding out whether it must would take longer.
 """
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from ortholand.landing import AdamMoments, Momentum
@@ -63,15 +66,15 @@ def fsdp(w: Weights) -> Cost:
 def landing_rows(w: Weights) -> Cost:
     """LandingSGD with momentum, tall: Gram matrices are summed, each rank moves its rows.
 
-    Six products with the rows, three of p x p matrices on every rank.
+    Six products with the rows; on every rank three of p x p matrices, and eight for norms.
     """
-    flops = 12 * w.rows * w.p**2 + 6 * w.p**3
+    flops = 12 * w.rows * w.p**2 + 22 * w.p**3
     return Cost(received_by_sum(w.R, w.k * SGD.summed_numbers(w.p)), w.k * flops)
 
 
 def landing_adam_rows(w: Weights) -> Cost:
-    """LandingAdam, tall: seven products with the rows, nine of p x p matrices."""
-    flops = 14 * w.rows * w.p**2 + 18 * w.p**3
+    """LandingAdam, tall: seven products with the rows, twelve of p x p matrices."""
+    flops = 14 * w.rows * w.p**2 + 24 * w.p**3
     return Cost(received_by_sum(w.R, w.k * ADAM.summed_numbers(w.p)), w.k * flops)
 
 
@@ -81,9 +84,15 @@ def landing_columns(w: Weights) -> Cost:
     return Cost(received, landing_rows(w).products)
 
 
-def landing_owners(w: Weights) -> Cost:
-    """LandingSGD with momentum, each matrix whole on one rank: five products, square three."""
-    flops = 10 * w.n * w.p**2 if w.n > w.p else 6 * w.n**3
+def landing_owners(w: Weights, norms: bool = False) -> Cost:
+    """LandingSGD with momentum, each matrix whole on one rank: three products.
+
+    For norms two more, and at most seven of p x p matrices; five for square ones. (Tall: from eight
+    rows per column on; batches of shorter ones take the two more in any case.)
+    """
+    flops = 6 * w.n * w.p**2
+    if norms:
+        flops += 4 * w.n * w.p**2 + 14 * w.p**3 if w.n > w.p else 10 * w.n**3
     return Cost(w.sent_to_owners, w.owned * flops)
 
 
@@ -92,7 +101,9 @@ def qr_owners(w: Weights) -> Cost:
 
     Q comes from the Cholesky factor of the Gram matrix, which is quicker than Householder's method.
     """
-    return Cost(*landing_owners(w)[:2], w.owned * (w.p**3 / 3 + w.n * w.p**2))
+    flops = 10 * w.n * w.p**2 if w.n > w.p else 6 * w.n**3
+    factor = w.p**3 / 3 + w.n * w.p**2
+    return Cost(w.sent_to_owners, w.owned * flops, w.owned * factor)
 
 
 def qr_everywhere(w: Weights) -> Cost:
@@ -105,7 +116,7 @@ def polar_owners(w: Weights) -> Cost:
 
     Short steps need products only, a series in the Gram matrix; long ones an eigendecomposition.
     """
-    flops = 12 * w.n * w.p**2 + 2 * w.p**3 if w.n > w.p else 10 * w.n**3
+    flops = 12 * w.n * w.p**2 + 4 * w.p**3 if w.n > w.p else 12 * w.n**3
     return Cost(w.sent_to_owners, w.owned * flops)
 
 
@@ -158,7 +169,7 @@ def parametrized_pass(w: Weights) -> Cost:
 ON_PAPER: dict[str, Callable[[Weights], Cost]] = {
     "FSDP2's own traffic": fsdp,
     "landing, rows": landing_rows,
-    "landing, owners": landing_owners,
+    "landing, owners": partial(landing_owners, norms=True),
     "QR, owners": qr_owners,
     "polar, owners": polar_owners,
     "QR, gathered everywhere": qr_everywhere,
@@ -166,6 +177,7 @@ ON_PAPER: dict[str, Callable[[Weights], Cost]] = {
     "QR by Gram matrices (nobody offers it)": qr_by_gram,
     "parametrization": parametrization,
 }
+NEED_ROWS = ("landing, rows", "QR by Gram matrices (nobody offers it)")  # no square matrices
 GPUS = (8, 64, 512)
 SCENES = {  # title -> n, p, k
     "1,000 tall matrices of 16384 x 256": (16384, 256, 1000),
@@ -189,7 +201,7 @@ def predict(
     """
     rows = [["step", *(f"{what}, {R} GPUs" for R in GPUS for what in ("GB", "ms"))]]
     for name, cost_of in ON_PAPER.items():
-        if n > p or cost_of not in (landing_rows, qr_by_gram):
+        if n > p or name not in NEED_ROWS:
             numbers: list[float] = []
             for cost in (cost_of(Weights(n, p, k, R)) for R in GPUS):
                 gigabytes = cost.received * BYTES / 1e9
