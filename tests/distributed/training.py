@@ -15,14 +15,6 @@ import ortholand as ol
 
 STEPS, BATCH = 100, 8
 TOLERANCE = {"float32": 1e-5, "float64": 1e-11}
-# On ranks Muon's basis comes from Gram matrices in double precision, which hold half the digits of
-# small singular values: one direction is that of the whole matrix up to 1e-8 (test_muon.py).
-MUON_TOLERANCE = {"float32": 1e-5, "float64": 1e-8}
-
-
-def tolerance(case: str, dtype_name: str) -> float:
-    """How far weights on ranks may be from those of one process."""
-    return (MUON_TOLERANCE if case.startswith("muon") else TOLERANCE)[dtype_name]
 
 
 class Shapes(nn.Module):

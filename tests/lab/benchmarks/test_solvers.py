@@ -10,12 +10,13 @@ from typer.testing import CliRunner
 
 from ortholand.geometry import distance
 from ortholand.lab.benchmarks import BENCHMARKS
-from ortholand.lab.benchmarks.solvers import SOLVERS, SOLVERS_LARGE, runs
+from ortholand.lab.benchmarks.solvers import SOLVERS, SOLVERS_LARGE, SOLVERS_MINUTE, runs
 from ortholand.lab.benchmarks.solvers.claims import ALONE, claims_about
 from ortholand.lab.benchmarks.solvers.oracle import Oracle, Stop
 from ortholand.lab.benchmarks.solvers.peers import PARTICIPANTS, Attempt, Solver
 from ortholand.lab.benchmarks.solvers.problems import (
     LARGE,
+    MINUTE,
     PROBLEMS,
     USUAL,
     Case,
@@ -81,7 +82,7 @@ def test_a_problem_that_is_not_in_numpy_is_an_error():
         in_numpy(JointDiagonalization.planted(3, 2, seed=0))
 
 
-@pytest.mark.parametrize("name", USUAL)
+@pytest.mark.parametrize("name", [*USUAL, *MINUTE])
 def test_starts_are_on_the_manifold_and_above_the_optimum(name):
     case = PROBLEMS[name][1](0)
     assert distance(torch.from_numpy(case.X0)).max() < 1e-12
@@ -545,7 +546,9 @@ def test_without_peers_nobody_is_the_fastest():
 def test_presets_name_what_there_is_and_grow():
     assert BENCHMARKS["solvers"] is SOLVERS
     assert BENCHMARKS["solvers-large"] is SOLVERS_LARGE
-    for settings in (*SOLVERS.settings.values(), *SOLVERS_LARGE.settings.values()):
+    assert BENCHMARKS["solvers-minute"] is SOLVERS_MINUTE
+    studies = (SOLVERS, SOLVERS_LARGE, SOLVERS_MINUTE)
+    for settings in [settings for study in studies for settings in study.settings.values()]:
         assert set(settings.problems) <= set(PROBLEMS)
         assert set(settings.solvers) <= set(PARTICIPANTS)
         assert list(settings.gtols) == sorted(settings.gtols, reverse=True)
@@ -553,7 +556,8 @@ def test_presets_name_what_there_is_and_grow():
     assert SOLVERS.whole.gtols == (1e-6, 1e-10)
     assert [unit.name for unit in SOLVERS.units("full")] == list(USUAL)
     assert [unit.name for unit in SOLVERS_LARGE.units("full")] == list(LARGE)
-    assert {*USUAL, *LARGE} == set(PROBLEMS)
+    assert [unit.name for unit in SOLVERS_MINUTE.units("full")] == list(MINUTE)
+    assert {*USUAL, *LARGE, *MINUTE} == set(PROBLEMS)
     assert all(unit.timed for unit in SOLVERS.units("full"))
 
 

@@ -6,7 +6,7 @@ from ortholand.lab.benchmarks.half_precision import HALF_PRECISION
 from ortholand.lab.benchmarks.muon import MUON
 from ortholand.lab.benchmarks.orthogonality import ORTHOGONALITY
 from ortholand.lab.benchmarks.sharded import SHARDED
-from ortholand.lab.benchmarks.solvers import SOLVERS, SOLVERS_LARGE
+from ortholand.lab.benchmarks.solvers import SOLVERS, SOLVERS_LARGE, SOLVERS_MINUTE
 from ortholand.lab.benchmarks.steps import STEPS
 from ortholand.lab.study.spec import AnyStudy
 
@@ -18,6 +18,7 @@ BENCHMARKS: dict[str, AnyStudy] = {
         HALF_PRECISION,
         SOLVERS,
         SOLVERS_LARGE,
+        SOLVERS_MINUTE,
         SHARDED,
         MUON,
         MNIST_EPOCH,

@@ -177,7 +177,6 @@ ON_PAPER: dict[str, Callable[[Weights], Cost]] = {
     "QR by Gram matrices (nobody offers it)": qr_by_gram,
     "parametrization": parametrization,
 }
-NEED_ROWS = ("landing, rows", "QR by Gram matrices (nobody offers it)")  # no square matrices
 GPUS = (8, 64, 512)
 SCENES = {  # title -> n, p, k
     "1,000 tall matrices of 16384 x 256": (16384, 256, 1000),
@@ -201,7 +200,7 @@ def predict(
     """
     rows = [["step", *(f"{what}, {R} GPUs" for R in GPUS for what in ("GB", "ms"))]]
     for name, cost_of in ON_PAPER.items():
-        if n > p or name not in NEED_ROWS:
+        if n > p or cost_of not in (landing_rows, qr_by_gram):
             numbers: list[float] = []
             for cost in (cost_of(Weights(n, p, k, R)) for R in GPUS):
                 gigabytes = cost.received * BYTES / 1e9

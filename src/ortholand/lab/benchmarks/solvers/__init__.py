@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ortholand.lab.benchmarks.solvers.claims import ALONE, claims_about
 from ortholand.lab.benchmarks.solvers.peers import PARTICIPANTS
-from ortholand.lab.benchmarks.solvers.problems import LARGE, USUAL
+from ortholand.lab.benchmarks.solvers.problems import LARGE, MINUTE, USUAL
 from ortholand.lab.benchmarks.solvers.runs import SolverSettings, plan, run
 from ortholand.lab.benchmarks.solvers.tables import tables_of
 from ortholand.lab.study.spec import Study
@@ -89,4 +89,16 @@ SOLVERS_LARGE = replace(
     claims=[*claims_about(LARGE), ALONE],
     tables=tables_of("solvers-large", LARGE),
     seconds={"smoke": 10, "quick": 120, "full": 3600},
+)
+
+SOLVERS_MINUTE = replace(
+    SOLVERS,
+    name="solvers-minute",
+    title="minimize against its peers on problems of less than a millisecond",
+    settings={
+        preset: replace(settings, problems=MINUTE) for preset, settings in SOLVERS.settings.items()
+    },
+    claims=claims_about(MINUTE),
+    tables=tables_of("solvers-minute", MINUTE),
+    seconds={"smoke": 5, "quick": 60, "full": 900},
 )

@@ -292,6 +292,10 @@ PROBLEMS: dict[str, tuple[str, Callable[[int], Case]]] = {
     "brockett-small": ("Brockett 200 x 10", partial(brockett, 200, 10)),
     "pca": ("PCA n = 1000, p = 200", pca),
     "brockett-large": ("Brockett 1000 x 200", partial(brockett, 1000, 200)),
+    "brockett-minute": ("Brockett 10 x 2", partial(brockett, 10, 2)),
+    "eigenvector": ("smallest eigenvalue of 30 x 30", partial(brockett, 30, 1)),
 }
-LARGE = ("pca", "brockett-large")  # seconds to minutes a run: a study of their own
-USUAL = tuple(name for name in PROBLEMS if name not in LARGE)
+# Studies of their own: seconds to minutes a run; less than a millisecond, most of it the call.
+LARGE = ("pca", "brockett-large")
+MINUTE = ("brockett-minute", "eigenvector")
+USUAL = tuple(name for name in PROBLEMS if name not in (*LARGE, *MINUTE))
