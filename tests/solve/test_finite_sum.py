@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
 import ortholand as ol
-from ortholand.geometry import polar_projection, riemannian_gradient
-from ortholand.solve.finite_sum import FiniteSum, GradientTable, minimize_finite_sum
+from ortholand.geometry import polar_projection, relative_gradient, riemannian_gradient
+from ortholand.solve.finite_sum import FiniteSum, GradientTable, generator, minimize_finite_sum
 from ortholand.solve.loop import Status
 from ortholand.solve.variables import one_matrix
 
@@ -181,6 +181,128 @@ def test_the_estimate_is_unbiased():
         torch.testing.assert_close(copy.mean, torch.einsum("k,knp->np", weights, copy.gradients))
     mean = sum(w * E for w, E in zip(weights, estimates, strict=True))
     torch.testing.assert_close(mean, gradient(X, torch.arange(10)))
+
+
+def hermitian(p, seed=0, dtype=torch.float64, count=()):
+    """Random Hermitian matrices of norm 1."""
+    random = torch.Generator().manual_seed(seed)
+    C = torch.randn(*count, p, p, generator=random, dtype=dtype)
+    C = C + C.mH
+    return C / torch.linalg.matrix_norm(C, keepdim=True)
+
+
+def with_multipliers(fun, C):
+    """The terms plus ``tr(X^H X C_i) / 2``, whose mean is constant on the manifold."""
+
+    def changed(X, indices):
+        wide = X.shape[0] < X.shape[1]
+        S = X @ X.mH if wide else X.mH @ X
+        return fun(X, indices) + (S * C[indices].mean(0).conj()).sum().real / 2
+
+    return changed
+
+
+def multipliers(n_terms, p, dtype=torch.float64):
+    """Matrices ``C_i``, one for each term: the same for all, or different ones with mean 0 or C."""
+    eye = torch.eye(p, dtype=dtype).expand(n_terms, p, p)
+    common = hermitian(p, 1, dtype).expand(n_terms, p, p)
+    own = hermitian(p, 2, dtype, (n_terms,))
+    own = own - own.mean(0)
+    cases = {f"{c} I": c * eye for c in (10, 100, 1000, -1000)}
+    return cases | {"1000 C": 1000 * common, "C_i": 1000 * own, "C + C_i": 1000 * (common + own)}
+
+
+def shapes():
+    """Costs of the span alone and others; tall, wide, square, complex: (fun, x0, terms, batch)."""
+    problem, unitary = PCA(), PCA(torch.complex128)
+    weights = torch.tensor([2.0, 1.0], dtype=torch.float64)
+    contrast, y0, n = ica(300)
+    return {
+        "span": (problem.fun, problem.start(), N, 10),
+        "vector": (problem.fun, problem.start(1), N, 10),
+        "weighted": (lambda X, i: problem.fun(X * weights.sqrt(), i), problem.start(), N, 10),
+        "wide": (lambda X, i: problem.fun(X.mT, i), problem.start().mT, N, 30),
+        "square": (contrast, y0, n, 10),
+        "complex": (unitary.fun, unitary.start(), N, 10),
+    }
+
+
+class TestMultipliers:
+    """What is constant on the manifold changes no step, whatever it is off the manifold."""
+
+    @pytest.mark.parametrize("name", shapes())
+    @pytest.mark.parametrize("seed", [0, 1])
+    def test_the_number_of_epochs_stays(self, name, seed):
+        fun, x0, n, batch_size = shapes()[name]
+        options = {"n_terms": n, "batch_size": batch_size, "seed": seed, "gtol": 1e-6}
+        plain = minimize_finite_sum(fun, x0, **options)
+        assert plain.success
+        for which, C in multipliers(n, min(x0.shape), x0.dtype).items():
+            run = minimize_finite_sum(with_multipliers(fun, C), x0, **options)
+            assert run.success, which
+            assert abs(run.nit - plain.nit) <= 0.1 * plain.nit, which
+            assert run.lr == pytest.approx(plain.lr, rel=1e-3)
+
+    def test_the_example_of_the_documentation(self):
+        random = torch.Generator().manual_seed(0)
+        scales = torch.linspace(1, 0.1, 20, dtype=torch.float64) + (torch.arange(20) < 3)
+        Z = torch.randn(1000, 20, generator=random, dtype=torch.float64) * scales
+        x0 = ol.random_orthogonal(20, 3, seed=0, dtype=torch.float64)
+        cases = multipliers(1000, 3) | {"0": torch.zeros(1000, 3, 3, dtype=torch.float64)}
+        for which, C in cases.items():
+            fun = with_multipliers(lambda X, i: PCA.on_data(X, Z[i]), C)
+            run = minimize_finite_sum(fun, x0, n_terms=1000, batch_size=20, epochs=11)
+            assert run.success, which
+            assert 8 <= run.nit <= 10, which
+
+    @pytest.mark.parametrize("name", shapes())
+    @pytest.mark.parametrize(
+        "method",
+        [
+            {"method": "saga"},
+            {"method": "sgd"},
+            {"method": "sgd", "options": {"momentum": 0.9}},
+        ],
+        ids=["saga", "sgd", "momentum"],
+    )
+    @pytest.mark.parametrize("stretch", [1.0, 1.15], ids=["on", "off"])
+    def test_the_iterates_stay(self, name, method, stretch):
+        """The step is long: X leaves the manifold, where multipliers are hard to tell apart."""
+        fun, x0, n, batch_size = shapes()[name]
+        options = {"n_terms": n, "batch_size": batch_size, "epochs": 2, "lr": 0.05, "gtol": 0.0}
+        farthest = [0.0]
+
+        def watched(X, indices):
+            farthest[0] = max(farthest[0], float(ol.distance(X.detach())))
+            return fun(X, indices)
+
+        plain = minimize_finite_sum(watched, stretch * x0, **options, **method)
+        assert farthest[0] > 1e-3
+        for which, C in multipliers(n, min(x0.shape), x0.dtype).items():
+            run = minimize_finite_sum(with_multipliers(fun, C), stretch * x0, **options, **method)
+            assert float(torch.linalg.vector_norm(run.x - plain.x)) < 1e-9, which
+
+    @pytest.mark.parametrize("p", [1, 3, 6])
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
+    def test_what_is_kept_of_a_gradient(self, p, dtype):
+        """It is linear in G, represents the relative gradient, and has no multiplier at any X."""
+        random = torch.Generator().manual_seed(p)
+        G, E = (torch.randn(6, p, generator=random, dtype=dtype) for _ in range(2))
+        X = ol.random_orthogonal(6, p, seed=0, dtype=dtype) + 0.05 * E
+        C = 1000 * hermitian(p, 3, dtype)
+        kept = generator(X, G)
+        torch.testing.assert_close(generator(X, G + X @ C), kept, atol=1e-11, rtol=0)
+        torch.testing.assert_close(generator(X, G + 2 * E), kept + 2 * generator(X, E))
+        psi = kept if p == 6 else relative_gradient(X, kept)
+        torch.testing.assert_close(psi, relative_gradient(X, G))
+
+    def test_what_is_kept_leaves_the_estimate_unbiased(self):
+        """The mean over batches, at X, of what is kept there is that of the full gradient."""
+        problem = PCA(n_rows=10)
+        X = 1.1 * problem.start()
+        gradients = [torch.from_numpy(problem.numpy_jac(X.numpy(), [i])) for i in range(10)]
+        mean = sum(generator(X, G) for G in gradients) / 10
+        torch.testing.assert_close(mean, generator(X, sum(gradients) / 10))
 
 
 def test_batches_are_drawn_in_proportion_to_their_terms():

@@ -1,6 +1,7 @@
 """Matrices with ``X^H B X = I``: every form of B, every method, misuse, and the safe step."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -437,6 +438,40 @@ def test_sums_with_a_known_constraint(method, B):
     )
     assert result.fun < fun(x0, slice(None)) - 1
     assert missed(result.x.numpy(), matrix.numpy()) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["sampled", "fixed"])
+@pytest.mark.parametrize("method", ["saga", "sgd", "momentum"])
+@pytest.mark.parametrize("stretch", [1.0, 1.1], ids=["on", "off"])
+def test_multipliers_of_sums_change_no_step(kind, method, stretch):
+    """``tr(X^T B_i X C) / 2``; where all B_i are the same, each term may have a C of its own."""
+    A, fun, x = sampled()
+    whole = ol.Covariance(A, 0.1)
+    dense = whole(torch.eye(12, dtype=torch.float64))
+    fixed = kind == "fixed"
+    manifold = ol.GeneralizedStiefel(dense, "landing") if fixed else ol.GeneralizedStiefel(whole)
+    generator = torch.Generator().manual_seed(5)
+    C = torch.randn(1000, 3, 3, generator=generator, dtype=torch.float64)
+    C = 300 * (C + C.mT)
+
+    def changed(C, X, indices):
+        Y = dense @ X if fixed else whole.batch(X, indices)
+        return fun(X, indices) + (X.mT @ Y * C[indices].mean(0)).sum() / 2
+
+    options = {"n_terms": 1000, "batch_size": 20, "manifold": manifold, "gtol": 0.0, "epochs": 2}
+    options["method"] = "saga" if method == "saga" else "sgd"
+    if method != "saga":
+        options["options"] = {"momentum": 0.9 * (method == "momentum")}
+    x0 = stretch * manifold.project(x)
+    eye = torch.eye(3, dtype=torch.float64)
+    common = [1000 * eye, -1000 * eye, C[0]]
+    cases = [M.expand(1000, 3, 3) for M in common] + ([C, C - C.mean(0)] if fixed else [])
+    for lr, tolerance in ((0.01, 1e-9), (None, 1e-5)):
+        plain = ol.minimize_finite_sum(fun, x0, lr=lr, **options)
+        for case in cases:
+            run = ol.minimize_finite_sum(partial(changed, case), x0, lr=lr, **options)
+            assert run.lr == pytest.approx(plain.lr, rel=1e-6)
+            assert float(torch.linalg.vector_norm(run.x - plain.x)) < tolerance
 
 
 def test_the_running_multiplier_leaves_no_bias():

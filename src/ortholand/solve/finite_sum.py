@@ -5,10 +5,12 @@ similar terms. Stochastic landing steps along the gradient of one batch. Its noi
 so steps must shrink. SAGA (Ablin, Vary, Gao, Absil, JMLR 2024) remembers the last gradient of each
 batch and steps along
 
-    G_k(X) - G_k(where batch k was last evaluated) + mean of all remembered gradients,
+    B_k(X) - B_k(where batch k was last evaluated) + mean of all remembered gradients,
 
 which has the right mean, and noise that vanishes with the distance to the solution: steps of
-constant length converge, at a linear rate where f is strongly convex along the manifold.
+constant length, if short enough, converge at a linear rate to a minimum where the Riemannian
+Hessian of f is positive definite along all directions that change f. B_k is the gradient of batch k
+without its multiplier, so that neither method depends on how the terms continue off the manifold.
 """
 
 import math
@@ -18,10 +20,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from ortholand.geometry.derivatives import relative_gradient
+from ortholand.geometry.matrices import is_square
 from ortholand.landing import LandingOptions
-from ortholand.landing.moments import accumulate, generator, transport
 from ortholand.safe_step import DEFAULT_RULE, find_rule
-from ortholand.solve.arrays import Array, norm
+from ortholand.solve.arrays import Array, adjoint, minus_product, norm, sym
 from ortholand.solve.batches import Source, Stream, open_source
 from ortholand.solve.landing import BALL_RULES, COUPLED, MOMENTUM_RULE, lipschitz_constant
 from ortholand.solve.loop import Run, Status, reporter
@@ -92,8 +95,8 @@ def minimize_finite_sum(
         batch_size: number of indices in a batch; None: such that there are 100 batches.
         lr: step size; None: a third of the inverse of the largest curvature of some batches' costs,
             found by power iterations on gradient differences at the start. SAGA raises it by half
-            after each epoch that lowers f and its gradient, until one raises f: then it goes back,
-            halves it and keeps it.
+            after each epoch that lowers f, and its gradient by less than half, until one raises f:
+            then it goes back, halves it and keeps it.
         lam: attraction to the manifold; None: ``1 / (4 lr)``, so that each step about halves the
             distance, whatever the scale of f. (The paper's value, 1, suits costs of about that
             scale: scaling the data by ten leaves the iterates at the edge of the ball.)
@@ -210,6 +213,22 @@ class GradientTable:
         return estimate
 
 
+def multiplier(X: Tensor, G: Tensor, Y: Tensor) -> Tensor:
+    """``K = Sym((X^H Y)^-1 X^H G)``: adding ``Y C``, C Hermitian, to G adds C to it at any X."""
+    return sym(torch.linalg.solve(adjoint(X) @ Y, adjoint(X) @ G))
+
+
+def generator(X: Tensor, G: Tensor) -> Tensor:
+    """A generator of the relative gradient: psi for square X, ``G - X K`` for tall X.
+
+    Multipliers do not change it: ``tr(X^H X C)`` is constant on the manifold, but its gradient
+    ``X C``, kept while X moves, would come to look like a gradient along the manifold.
+    """
+    if is_square(X):
+        return relative_gradient(X, G)
+    return minus_product(G, X, multiplier(X, G, X))
+
+
 class FiniteSum(Objective):
     """The mean of the terms; a full evaluation is one pass over all batches."""
 
@@ -236,28 +255,35 @@ class FiniteSum(Objective):
 
     def value_and_gradient(self, X: Tensor) -> tuple[float, Tensor]:
         """Cost and gradient of all terms; the table, if any, then holds those at this X."""
-        sizes, value, G = [], 0.0, torch.zeros_like(X)
+        sizes, value, total = [], 0.0, torch.zeros(())
         for k, (size, batch) in enumerate(self.source):
             v, g = self.batch(X, batch)
             sizes.append(size)
             value += size * v
-            G.add_(g, alpha=size)
+            total = total + size * g
             if self.table is not None:
-                self.table.gradients[k] = g
+                self.table.gradients[k] = self.generator(X, g)
         n = sum(sizes)
         if n == 0:
             raise ValueError("data must have at least one batch with a term in it, got none.")
         self.n_batches = len(sizes)
-        value, G = value / n, G / n
+        value, mean = value / n, total / n
         if self.table is not None:
-            self.table.mean = G
+            self.table.mean = self.generator(X, mean)  # it is linear in G
             self.table.weights = torch.tensor(sizes, dtype=torch.float64) / n
-        return (value, G) if self.unit is not None else self._in_unit(X, value, G)
+        G = self.euclidean(X, mean)
+        if self.unit is None:  # chosen by the first gradient; it is nearly always 1
+            self.unit = power_of_two_near(G)
+            return (value, G) if self.unit == 1 else self.value_and_gradient(X)
+        return value, G
 
-    def _in_unit(self, X: Tensor, value: float, G: Tensor) -> tuple[float, Tensor]:
-        """Choose the unit by the first gradient; it is nearly always 1."""
-        self.unit = power_of_two_near(G)
-        return (value, G) if self.unit == 1 else self.value_and_gradient(X)
+    def generator(self, X: Tensor, G: Tensor) -> Tensor:
+        """What steps use and the table keeps of a gradient at X."""
+        return generator(X, G)
+
+    def euclidean(self, X: Tensor, mean: Tensor) -> Tensor:  # noqa: ARG002
+        """The Euclidean gradient, from the mean over all batches."""
+        return mean
 
     def curvature(self, X: Tensor) -> float:
         """The largest curvature at X of some batches' costs."""
@@ -336,9 +362,10 @@ class StochasticLanding(StepByStep):
         return False
 
     def gradient(self, X: Tensor, batch: Any) -> Tensor | None:
-        """A batch's gradient; None if it, or the cost, is not finite."""
+        """A batch's generator; None if its gradient, or its cost, is not finite."""
         value, G = self.sum.batch(X, batch)
-        return G if math.isfinite(value) and bool(G.isfinite().all()) else None
+        finite = math.isfinite(value) and bool(G.isfinite().all())
+        return self.sum.generator(X, G) if finite else None
 
     def step(self, X: Tensor, B: Tensor, lr: float) -> Tensor | None:
         """One landing step along a generator, no longer than is safe; None if it overflows."""
@@ -363,7 +390,7 @@ class SAGA(StochasticLanding):
             if after is None or not self.chooses_lr:
                 return after
             if as_good(after, point):
-                if after.gradient_norm < point.gradient_norm:
+                if is_slow(after, point):
                     self._change_step(self.growth)
                 return after
             self._change_step(0.5)
@@ -387,11 +414,10 @@ class SAGA(StochasticLanding):
         for k in draws.tolist():
             if there is None:
                 return None
-            G = self.gradient(there, source[k])
-            if G is None:
+            B = self.gradient(there, source[k])
+            if B is None:
                 return None
-            estimate = table.estimate(k, G)
-            there = self.step(there, generator(there, estimate), self.lr)
+            there = self.step(there, table.estimate(k, B), self.lr)
         return there
 
 
@@ -401,6 +427,11 @@ def as_good(after: Point, before: Point) -> bool:
     if abs(after.value - before.value) > rounding:
         return after.value < before.value
     return after.gradient_norm <= 2 * before.gradient_norm
+
+
+def is_slow(after: Point, before: Point) -> bool:
+    """Whether the gradient fell, but not to its half: longer steps may be faster."""
+    return before.gradient_norm / 2 < after.gradient_norm < before.gradient_norm
 
 
 class SGD(StochasticLanding):
@@ -429,7 +460,7 @@ class SGD(StochasticLanding):
     ) -> None:
         super().__init__(random, lr, lam, **ball)
         self.momentum, self.decay = momentum, decay
-        self.buffer: Tensor | None = None
+        self.buffer: Tensor | float = 0.0
         self.n_steps = 0
 
     def epoch(self, X: Tensor) -> Tensor | None:
@@ -438,23 +469,15 @@ class SGD(StochasticLanding):
         for batch in self.sum.source.epoch():
             if there is None:
                 return None
-            G = self.gradient(there, batch)
-            if G is None:
+            B = self.gradient(there, batch)
+            if B is None:
                 return None
+            if self.momentum:
+                self.buffer = B = self.momentum * self.buffer + (1 - self.momentum) * B
             lr = self.lr / (1 + self.n_steps / self.sum.n_batches) ** self.decay
-            there = self.step(there, self._with_momentum(there, generator(there, G)), lr)
+            there = self.step(there, B, lr)
             self.n_steps += 1
         return there
-
-    def _with_momentum(self, X: Tensor, B: Tensor) -> Tensor:
-        if not self.momentum:
-            return B
-        buffer = torch.zeros_like(X) if self.buffer is None else self.buffer
-        B, buffer = accumulate(
-            (1 - self.momentum) * B, buffer, momentum=self.momentum, dampening=0, nesterov=False
-        )
-        self.buffer = transport(X, buffer)
-        return B
 
 
 METHODS: dict[str, type[StochasticLanding]] = {"saga": SAGA, "sgd": SGD}

@@ -6,8 +6,11 @@ product of two estimates from one batch is biased. Here, with ``Y = B_i X``,
 
     g = G - Y M,    V = b - X Sym(Y^H b),    X <- (X - eta V) (I + gain D + eta^2 V^H B_i V)^(-1/2)
 
-where M is the running mean of ``Sym(X^H G)`` over *earlier* batches, and so independent of Y; b is
-the momentum of g; and only a small share, the gain, of ``D = X^H Y - I``, linear in B_i, is used.
+where M comes from *earlier* batches, and so is independent of Y: it is the multiplier where the
+epoch began, and what a running mean of ``Sym(X^H (G - Y M))`` adds to that; b is the momentum of g;
+and only a small share, the gain, of ``D = X^H Y - I``, linear in B_i, is used. Adding ``Y C`` to G,
+the gradient of ``tr(X^H B_i X C) / 2``, adds C to M, and changes no step. If B is the same for all
+batches, each loses its own multiplier first.
 The mean of g vanishes exactly where the constrained problem is stationary; the bias is along
 ``X S``, S Hermitian, and landing removes it. After each epoch a pass over all batches measures
 ``X^H B X``, and its p x p root lands X up to rounding.
@@ -30,6 +33,8 @@ from ortholand.solve.finite_sum import (
     GradientTable,
     advice_for,
     as_good,
+    is_slow,
+    multiplier,
 )
 from ortholand.solve.landing import MOMENTUM_RULE
 from ortholand.solve.loop import Run, Status
@@ -46,7 +51,6 @@ from ortholand.solve.manifolds.operators import (
     operator_for,
 )
 from ortholand.solve.method import StepByStep
-from ortholand.solve.objective import power_of_two_near
 from ortholand.solve.options import Rule, check_options, is_number
 from ortholand.solve.result import best_on_manifold, result_of
 from ortholand.solve.targets import Limits, Targets
@@ -110,39 +114,27 @@ class GeneralizedSum(FiniteSum):
         if self.table is not None and not isinstance(source, Stream):
             self.table = GradientTable(len(source), _stack(variables.start, variables.start))
 
-    def pair(self, X: Tensor, batch: Any) -> tuple[float, Tensor, Tensor]:
-        """Cost, gradient and ``B_i X`` of one batch."""
+    def batch(self, X: Tensor, batch: Any) -> tuple[float, Tensor]:
+        """Cost of one batch; its gradient and ``B_i X``, stacked."""
         self.visits += 1
-        value, G = self.batch(X, batch)
-        return value, G, self.product(X, batch)
+        value, G = super().batch(X, batch)
+        return value, _stack(G, self.product(X, batch))
 
-    def value_and_gradient(self, X: Tensor) -> tuple[float, Tensor]:
-        """Cost and gradient of all terms; ``B X`` is kept in the geometry."""
-        sizes, value, total = [], 0.0, torch.zeros_like(_stack(X, X))
-        for k, (size, batch) in enumerate(self.source):
-            v, G, Y = self.pair(X, batch)
-            both = _stack(G, Y)
-            sizes.append(size)
-            value += size * v
-            total.add_(both, alpha=size)
-            if self.table is not None:
-                self.table.gradients[k] = both
-        value, total = value / self._count(sizes), total / sum(sizes)
-        if self.table is not None:
-            self.table.mean = total
-            self.table.weights = torch.tensor(sizes, dtype=torch.float64) / sum(sizes)
-        G, Y = _parts(total)
+    def generator(self, X: Tensor, G: Tensor) -> Tensor:
+        """The gradient without its multiplier, if that leaves the mean right; and ``B_i X``.
+
+        If B differs between batches, a multiplier from the same batch would be biased.
+        """
+        if self.product.fixed is None:
+            return G
+        G, Y = _parts(G)
+        return _stack(G - Y @ multiplier(X, G, Y), Y)
+
+    def euclidean(self, X: Tensor, mean: Tensor) -> Tensor:
+        """The Euclidean gradient; ``B X`` is kept in the geometry."""
+        G, Y = _parts(mean)
         self.geometry.know(X, Y.clone())
-        if self.unit is None:
-            self.unit = power_of_two_near(G)
-            return (value, G) if self.unit == 1 else self.value_and_gradient(X)
-        return value, G
-
-    def _count(self, sizes: list[int]) -> int:
-        if not sum(sizes):
-            raise ValueError("data must have at least one batch with a term in it, got none.")
-        self.n_batches = len(sizes)
-        return sum(sizes)
+        return G
 
     def _full_product(self, V: Tensor) -> Tensor:
         """``B V``, by a pass over all batches unless B is the same for all."""
@@ -174,20 +166,21 @@ class GeneralizedSum(FiniteSum):
         self.geometry.operator.norm = norm(BV)
 
     def steepest(self, X: Tensor, M: Tensor) -> float:
-        """The largest curvature of some batches' fields ``G - Y M``, by power iterations."""
+        """The largest curvature of some batches' fields ``g = G - Y M``, by power iterations."""
         largest, stride = 0.0, max(1, self.n_batches // PROBES)
         for k, (_, batch) in enumerate(self.source):
             if k % stride or k // stride >= PROBES:
                 continue
-            _, G, _ = self.pair(X, batch)
-            direction = G - X @ (adjoint(X) @ G)
+            G, Y = _parts(self.batch(X, batch)[1])
+            own = M if self.product.fixed is None else multiplier(X, G, Y)
+            direction = G - Y @ own
             for _ in range(POWER_ITERATIONS):
                 size = norm(direction)
                 if size == 0:
                     break
                 h = torch.finfo(X.dtype).eps ** (1 / 3) * norm(X) / size
-                change = (self.batch(X + h * direction, batch)[1] - G) / h
-                change = change - self.product(direction, batch) @ M
+                change = (FiniteSum.batch(self, X + h * direction, batch)[1] - G) / h
+                change = change - self.product(direction, batch) @ own
                 largest = max(largest, norm(change) / size)
                 direction = change / size
         return largest or 1.0
@@ -257,8 +250,12 @@ class GeneralizedLanding(StepByStep):
         self.cost, self.sum, self.targets = cost, cost.objective, targets
         self.lr = cost.objective.scale * self.lr
         if self.chooses_lr:
-            M = sym(adjoint(point.X) @ point.euclidean)
-            self.lr = self.reach / self.sum.steepest(point.X, M)
+            self.lr = self.reach / self.sum.steepest(point.X, self._multiplier(point))
+
+    def _multiplier(self, point: Point) -> Tensor:
+        """The multiplier of what steps use, on the manifold."""
+        both = _stack(point.euclidean, self.cost.geometry.product(point.X))
+        return sym(adjoint(point.X) @ _parts(self.sum.generator(point.X, both))[0])
 
     def advance(self, point: Point) -> Point | None:
         """One epoch, with a smaller lr if it fails and lr is ours to choose; None if all fail."""
@@ -283,7 +280,7 @@ class GeneralizedLanding(StepByStep):
         return True
 
     def _epoch_from(self, point: Point) -> Point | None:
-        self.M = sym(adjoint(point.X) @ point.euclidean)
+        self.first = self.M = self._multiplier(point)
         start = self.cost.geometry.settle(point.X)[0]  # no pass: B X is known
         X = self.epoch(start)
         if X is not None:
@@ -305,10 +302,12 @@ class GeneralizedLanding(StepByStep):
         """False: nothing helps if an epoch failed."""
         return False
 
-    def step(self, X: Tensor, G: Tensor, Y: Tensor, batch: Any, lr: float) -> Tensor | None:
+    def step(self, X: Tensor, both: Tensor, batch: Any, lr: float) -> Tensor | None:
         """One step along the field, from estimates of G and ``B X``; None if it is not finite."""
+        G, Y = _parts(both)
         g = G - Y @ self.M
-        self.M = self.M + self.gain * (sym(adjoint(X) @ G) - self.M)
+        found = self.first + sym(adjoint(X) @ (G - Y @ self.first))
+        self.M = self.M + self.gain * (found - self.M)
         if self.momentum:
             old = g if self.buffer is None else self.buffer
             g = self.buffer = self.momentum * old + (1 - self.momentum) * g
@@ -362,10 +361,11 @@ class GeneralizedSGD(GeneralizedLanding):
         for batch in self.sum.source.epoch():
             if there is None:
                 return None
-            value, G, Y = self.sum.pair(there, batch)
+            value, both = self.sum.batch(there, batch)
             if not math.isfinite(value):
                 return None
-            there = self.step(there, G, Y, batch, self._lr())
+            both = self.sum.generator(there, both)
+            there = self.step(there, both, batch, self._lr())
             self.n_steps += 1
         return there
 
@@ -390,7 +390,7 @@ class GeneralizedSAGA(GeneralizedLanding):
         if not as_good(after, point):
             self.growth = 1.0
             return False
-        if after.gradient_norm < point.gradient_norm:
+        if is_slow(after, point):
             self.lr *= self.growth
         return True
 
@@ -406,11 +406,11 @@ class GeneralizedSAGA(GeneralizedLanding):
         for k in draws.tolist():
             if there is None:
                 return None
-            value, G, Y = self.sum.pair(there, source[k])
+            value, both = self.sum.batch(there, source[k])
             if not math.isfinite(value):
                 return None
-            G, Y = _parts(table.estimate(k, _stack(G, Y)))
-            there = self.step(there, G, Y, source[k], self.lr)
+            both = table.estimate(k, self.sum.generator(there, both))
+            there = self.step(there, both, source[k], self.lr)
         return there
 
     def forget(self, point: Point) -> None:
@@ -461,7 +461,7 @@ def solve_sampled(
         run = Run(cost, solver, limits, report)
         first = cost.at(variables.start)
         check_first(first)
-        status = run.from_point(first)
+        status = run.from_point(cost.on_manifold(first))
         point = best_on_manifold(run, status)
         result = result_of(run, point, status)
     result.update(lr=solver.lr / objective.scale, passes=objective.visits / objective.n_batches)
