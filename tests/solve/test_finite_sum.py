@@ -208,22 +208,21 @@ def multipliers(n_terms, p, dtype=torch.float64):
     common = hermitian(p, 1, dtype).expand(n_terms, p, p)
     own = hermitian(p, 2, dtype, (n_terms,))
     own = own - own.mean(0)
-    cases = {f"{c} I": c * eye for c in (10, 100, 1000, -1000)}
-    return cases | {"1000 C": 1000 * common, "C_i": 1000 * own, "C + C_i": 1000 * (common + own)}
+    return {"-1000 I": -1000 * eye, "C_i": 1000 * own, "C + C_i": 1000 * (common + own)}
 
 
 def shapes():
-    """Costs of the span alone and others; tall, wide, square, complex: (fun, x0, terms, batch)."""
+    """Costs of the span alone and others; tall, wide, square, complex: (fun, x0, terms, lr)."""
     problem, unitary = PCA(), PCA(torch.complex128)
     weights = torch.tensor([2.0, 1.0], dtype=torch.float64)
     contrast, y0, n = ica(300)
     return {
-        "span": (problem.fun, problem.start(), N, 10),
-        "vector": (problem.fun, problem.start(1), N, 10),
-        "weighted": (lambda X, i: problem.fun(X * weights.sqrt(), i), problem.start(), N, 10),
-        "wide": (lambda X, i: problem.fun(X.mT, i), problem.start().mT, N, 30),
-        "square": (contrast, y0, n, 10),
-        "complex": (unitary.fun, unitary.start(), N, 10),
+        "span": (problem.fun, problem.start(), N, 0.05),
+        "vector": (problem.fun, problem.start(1), N, 0.05),
+        "weighted": (lambda X, i: problem.fun(X * weights.sqrt(), i), problem.start(), N, 0.05),
+        "wide": (lambda X, i: problem.fun(X.mT, i), problem.start().mT, N, 0.05),
+        "square": (contrast, y0, n, 2.0),
+        "complex": (unitary.fun, unitary.start(), N, 0.05),
     }
 
 
@@ -231,24 +230,23 @@ class TestMultipliers:
     """What is constant on the manifold changes no step, whatever it is off the manifold."""
 
     @pytest.mark.parametrize("name", shapes())
-    @pytest.mark.parametrize("seed", [0, 1])
-    def test_the_number_of_epochs_stays(self, name, seed):
-        fun, x0, n, batch_size = shapes()[name]
-        options = {"n_terms": n, "batch_size": batch_size, "seed": seed, "gtol": 1e-6}
+    def test_the_number_of_epochs_stays(self, name):
+        fun, x0, n, _ = shapes()[name]
+        options = {"n_terms": n, "batch_size": 15, "gtol": 1e-5}
         plain = minimize_finite_sum(fun, x0, **options)
         assert plain.success
         for which, C in multipliers(n, min(x0.shape), x0.dtype).items():
             run = minimize_finite_sum(with_multipliers(fun, C), x0, **options)
             assert run.success, which
             assert abs(run.nit - plain.nit) <= 0.1 * plain.nit, which
-            assert run.lr == pytest.approx(plain.lr, rel=1e-3)
 
     def test_the_example_of_the_documentation(self):
         random = torch.Generator().manual_seed(0)
         scales = torch.linspace(1, 0.1, 20, dtype=torch.float64) + (torch.arange(20) < 3)
         Z = torch.randn(1000, 20, generator=random, dtype=torch.float64) * scales
         x0 = ol.random_orthogonal(20, 3, seed=0, dtype=torch.float64)
-        cases = multipliers(1000, 3) | {"0": torch.zeros(1000, 3, 3, dtype=torch.float64)}
+        eye = torch.eye(3, dtype=torch.float64).expand(1000, 3, 3)
+        cases = multipliers(1000, 3) | {f"{c} I": c * eye for c in (0, 10, 100, 1000)}
         for which, C in cases.items():
             fun = with_multipliers(lambda X, i: PCA.on_data(X, Z[i]), C)
             run = minimize_finite_sum(fun, x0, n_terms=1000, batch_size=20, epochs=11)
@@ -265,11 +263,11 @@ class TestMultipliers:
         ],
         ids=["saga", "sgd", "momentum"],
     )
-    @pytest.mark.parametrize("stretch", [1.0, 1.15], ids=["on", "off"])
+    @pytest.mark.parametrize("stretch", [1.0, 1.1], ids=["on", "off"])
     def test_the_iterates_stay(self, name, method, stretch):
         """The step is long: X leaves the manifold, where multipliers are hard to tell apart."""
-        fun, x0, n, batch_size = shapes()[name]
-        options = {"n_terms": n, "batch_size": batch_size, "epochs": 2, "lr": 0.05, "gtol": 0.0}
+        fun, x0, n, lr = shapes()[name]
+        options = {"n_terms": n, "batch_size": 30, "epochs": 2, "lr": lr, "gtol": 0.0}
         farthest = [0.0]
 
         def watched(X, indices):
@@ -281,6 +279,16 @@ class TestMultipliers:
         for which, C in multipliers(n, min(x0.shape), x0.dtype).items():
             run = minimize_finite_sum(with_multipliers(fun, C), stretch * x0, **options, **method)
             assert float(torch.linalg.vector_norm(run.x - plain.x)) < 1e-9, which
+
+    @pytest.mark.parametrize("name", shapes())
+    def test_the_chosen_step_stays(self, name):
+        fun, x0, n, _ = shapes()[name]
+        options = {"n_terms": n, "batch_size": 30, "epochs": 1, "method": "sgd"}
+        plain = minimize_finite_sum(fun, x0, **options)
+        for which, C in multipliers(n, min(x0.shape), x0.dtype).items():
+            run = minimize_finite_sum(with_multipliers(fun, C), x0, **options)
+            assert run.lr == pytest.approx(plain.lr, rel=1e-5), which
+            assert run.lam == pytest.approx(plain.lam, rel=1e-5), which
 
     @pytest.mark.parametrize("p", [1, 3, 6])
     @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)

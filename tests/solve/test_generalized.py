@@ -458,14 +458,13 @@ def test_multipliers_of_sums_change_no_step(kind, method, stretch):
         Y = dense @ X if fixed else whole.batch(X, indices)
         return fun(X, indices) + (X.mT @ Y * C[indices].mean(0)).sum() / 2
 
-    options = {"n_terms": 1000, "batch_size": 20, "manifold": manifold, "gtol": 0.0, "epochs": 2}
+    options = {"n_terms": 1000, "batch_size": 50, "manifold": manifold, "gtol": 0.0, "epochs": 2}
     options["method"] = "saga" if method == "saga" else "sgd"
     if method != "saga":
         options["options"] = {"momentum": 0.9 * (method == "momentum")}
     x0 = stretch * manifold.project(x)
     eye = torch.eye(3, dtype=torch.float64)
-    common = [1000 * eye, -1000 * eye, C[0]]
-    cases = [M.expand(1000, 3, 3) for M in common] + ([C, C - C.mean(0)] if fixed else [])
+    cases = [M.expand(1000, 3, 3) for M in (-1000 * eye, C[0])] + ([C] if fixed else [])
     for lr, tolerance in ((0.01, 1e-9), (None, 1e-5)):
         plain = ol.minimize_finite_sum(fun, x0, lr=lr, **options)
         for case in cases:
