@@ -25,6 +25,7 @@ from ortholand.geometry.matrices import (
     HERMITIAN_FROM,
     frobenius_norm,
     gram_matrix,
+    max_abs,
     per_matrix,
     tall,
 )
@@ -69,9 +70,16 @@ def safe_step_size(
     """
     chosen = find_rule(rule)
     check_ball(lam, eps)
-    aim = chosen.aim(eps)
-    step = largest_step(chosen.bound(tall(field)), distance, lam, aim, tangency_error)
+    unit = _power_of_two(max_abs(field))
+    bound = unit * chosen.bound(tall(field / per_matrix(unit, field)))
+    step = largest_step(bound, distance, lam, chosen.aim(eps), tangency_error)
     return step.to(distance.dtype)
+
+
+def _power_of_two(size: Tensor) -> Tensor:
+    """A power of two near each size, at least 1: matrices divided by it have moderate norms."""
+    exponent = torch.frexp(size).exponent - 1
+    return torch.ldexp(torch.ones_like(size), exponent.to(size.dtype)).clamp(min=1)
 
 
 MARGIN = 1e-4  # of eps: how far inside the ball steps end if distances are only bounded
@@ -220,9 +228,10 @@ def _unit_square(L: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _to_one(M: Tensor) -> tuple[Tensor, Tensor]:
-    """``||M||_F``, and M divided by it; zero stays zero."""
-    norm = frobenius_norm(M)
-    return norm, M / per_matrix(norm.clamp(min=torch.finfo(M.dtype).tiny), M)
+    """``||M||_F``, or as much of it as the type can hold, and M divided by it; zero stays zero."""
+    info = torch.finfo(M.dtype)
+    norm = frobenius_norm(M).clamp(max=info.max / 4)
+    return norm, M / per_matrix(norm.clamp(min=info.tiny), M)
 
 
 def spectral_distance(D: Tensor, eps: float) -> Tensor:

@@ -204,6 +204,15 @@ def is_finite(size: Tensor) -> Tensor:
     return size < math.inf  # false for NaN too
 
 
+def largest_norm(dtype: torch.dtype) -> float:
+    """The norm from which matrices of a type count as overflown.
+
+    Sums of products with nearly orthonormal matrices stay finite below it, and its inverse is a
+    normal number.
+    """
+    return torch.finfo(dtype).max / 64
+
+
 def finite_matrices(M: Tensor) -> Tensor:
     """True for each matrix without NaN or infinite entries."""
     return is_finite(max_abs(M))

@@ -166,7 +166,8 @@ struct Step : Tiles<L> {
             better_bounds();
             for (int l = 0; l < W; ++l) {
                 eta[l] = coupled_step<T>(o, bound[l], d[l], 0);
-                taken[l] = is_a_step(o, eta[l], d[l], o.lam) && eta[l] * norm[l] < INFINITY;
+                taken[l] = is_a_step(o, eta[l], d[l], o.lam) &&
+                           is_finite_step<T>(o, norm[l], eta[l] * norm[l]);
             }
         }
         move();
@@ -176,6 +177,7 @@ struct Step : Tiles<L> {
     // roots and quotients, which take as long as all else, need not be known. False for NaN.
     inline bool lr_is_safe(const double* q) const {
         if (o.rule == UNSAFE || 2 * o.lam * o.lr > 1) return false;
+        if (o.lr < std::numeric_limits<T>::min()) return false;  // a field may be too large for it
         int unsafe = 0;
 #pragma omp simd reduction(+ : unsafe)
         for (int l = 0; l < W; ++l)
@@ -223,7 +225,7 @@ struct Step : Tiles<L> {
             eta[l] = at_most(eta[l], o.lr);
             omega[l] = T(pull[l]);
             taken[l] = is_a_step(o, std::max(eta[l], pull[l]), d[l], o.omega) &&
-                       eta[l] * norm[l] + pull[l] * d[l] < INFINITY;
+                       is_finite_step<T>(o, norm[l], eta[l] * norm[l] + pull[l] * normal[l]);
         }
         move();
         L::each([&](int e, int l) { R.v[e] -= omega[l] * A.v[e]; });
@@ -251,7 +253,8 @@ struct Step : Tiles<L> {
         }
         // From distance 1 on Newton-Schulz steps may lead anywhere.
         for (int l = 0; l < W; ++l)
-            taken[l] = eta[l] * norm[l] < INFINITY && (o.rule == UNSAFE || d[l] < 1);
+            taken[l] = is_finite_step<T>(o, norm[l], eta[l] * norm[l]) &&
+                       (o.rule == UNSAFE ? d[l] * std::sqrt(d[l]) < LARGEST_NORM<T> : d[l] < 1);
         move();
         L::each([&](int e, int l) { X.v[e] = c[l] * R.v[e]; });
         transpose(Xt, X);
