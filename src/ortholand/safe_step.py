@@ -25,6 +25,8 @@ from ortholand.geometry.matrices import (
     HERMITIAN_FROM,
     frobenius_norm,
     gram_matrix,
+    is_finite,
+    largest_norm,
     max_abs,
     per_matrix,
     tall,
@@ -184,7 +186,8 @@ class Tight(SafeStepRule):
 
     def squared_gram_bound(self, field: FieldProducts) -> Tensor:
         """``||L^H L||_F``."""
-        return frobenius_norm(field.square)
+        unit, Q = _to_one(field.square)
+        return unit * frobenius_norm(Q)
 
 
 class Spectral(SafeStepRule):
@@ -228,10 +231,13 @@ def _unit_square(L: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _to_one(M: Tensor) -> tuple[Tensor, Tensor]:
-    """``||M||_F``, or as much of it as the type can hold, and M divided by it; zero stays zero."""
-    info = torch.finfo(M.dtype)
-    norm = frobenius_norm(M).clamp(max=info.max / 4)
-    return norm, M / per_matrix(norm.clamp(min=info.tiny), M)
+    """A unit, ``||M||_F`` or less if the type cannot hold it, and M divided by it.
+
+    Zero stays zero; both are NaN if squares of M overflow in double precision.
+    """
+    norm = frobenius_norm(M)
+    unit = torch.where(is_finite(norm), norm.clamp(max=largest_norm(M.dtype)), math.nan)
+    return unit, M / per_matrix(unit.clamp(min=torch.finfo(M.dtype).tiny), M)
 
 
 def spectral_distance(D: Tensor, eps: float) -> Tensor:

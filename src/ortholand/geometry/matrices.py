@@ -205,12 +205,22 @@ def is_finite(size: Tensor) -> Tensor:
 
 
 def largest_norm(dtype: torch.dtype) -> float:
-    """The norm from which matrices of a type count as overflown.
+    """The norm below which a few products with nearly orthonormal matrices do not overflow.
 
-    Sums of products with nearly orthonormal matrices stay finite below it, and its inverse is a
-    normal number.
+    Its inverse is a normal number, too.
     """
-    return torch.finfo(dtype).max / 64
+    return torch.finfo(dtype).max / 4
+
+
+TINY_STEP = 2.0**-16
+
+
+def subtract_scaled_(L: Tensor, X: Tensor, eta: Tensor) -> Tensor:
+    """``X - eta L``, one number eta for each matrix, in the memory of L.
+
+    L may be so large that eta is less than the smallest normal number of the type.
+    """
+    return torch.addcmul(X, L, per_matrix(eta / TINY_STEP, X), value=-TINY_STEP, out=L)
 
 
 def finite_matrices(M: Tensor) -> Tensor:

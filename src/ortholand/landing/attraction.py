@@ -221,15 +221,16 @@ def field_bounds(
 ) -> FieldBounds:
     """What is known about a field L that was formed; ``residual`` returns ``X^H X - I``.
 
-    The norm is infinite where L, or the generator that L was made from, is too large to step with.
+    The norm is infinite where a tall generator of L is so large that its moments may overflow.
     """
 
     def better(stops: bool) -> BetterBounds:
         return better_bounds(options, L, d, residual, stops=stops)
 
     norm = frobenius_norm(L)
-    size = norm + tangency_error / product_roundoff(L.shape[-2], L.dtype)
-    norm = torch.where(size < largest_norm(L.dtype), norm, math.inf)
+    if isinstance(tangency_error, Tensor):
+        size = tangency_error / product_roundoff(L.shape[-2], L.dtype)
+        norm = torch.where(size < largest_norm(L.dtype), norm, math.inf)
     return FieldBounds(norm, d, tangency_error, better)
 
 

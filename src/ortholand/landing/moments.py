@@ -268,7 +268,8 @@ class AdamMoments:
         norms = [frobenius_norm(M) for M in (m, G)]
         unit = torch.ones_like(norms[0])
         if not rows.apart:
-            unit = _in_range(torch.maximum(*norms), X)
+            unit = _in_range(beta1 * norms[0] + (1 - beta1) * norms[1], X)
+            unit = torch.where(norms[1] < largest_norm(X.dtype), unit, math.inf)
         F1 = F if rows.apart else _divided(F, unit, ours=True)
         squares = [norm.square().to(X.dtype) for norm in norms] if rows.apart else norms
         hermitian = (_residual(X, options, rows), gram_matrix(F1))

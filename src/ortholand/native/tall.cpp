@@ -1272,15 +1272,18 @@ struct Step : Tiles<typename R::Tile> {
             if (taken[l]) *matrices[l].square = T(square[l]), *matrices[l].steps = T(steps[l]);
     }
 
-    // Without a safe step X + X a + B b may be anything: it is taken if a bound shows it to be
-    // finite, and so what a landing from there makes of it.
+    // Without a safe step X may be anything. A step is taken if bounds show that X + X a + B b, what
+    // a landing from there makes of it, and the state are finite.
     __attribute__((noinline)) void take_finite_steps() {
-        double of_a[W], of_b[W];
+        double of_a[W], of_b[W], of_C[W] = {};
         norms(of_a, a), norms(of_b, b);
+        if (o.moments != NONE) norms(of_C, N);
         for (int l = 0; l < W; ++l) {
-            const double reached = std::sqrt(1 + d[l]) * (1 + of_a[l]) + size[l] * of_b[l];
+            const double of_X = std::sqrt(1 + d[l]);
+            const double reached = of_X * (1 + of_a[l]) + size[l] * of_b[l];
             const double landed = lands_later ? reached * reached * reached : reached;
-            taken[l] = taken[l] && at_least(o.scale, 1) * landed < LARGEST_NORM<T>;
+            const double kept = of_X * of_C[l] / power[l];
+            taken[l] = taken[l] && at_least(o.scale, 1) * landed + kept < LARGEST_NORM<T>;
         }
     }
 
