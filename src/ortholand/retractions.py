@@ -84,7 +84,7 @@ def cayley(X: Tensor, A: Tensor) -> Tensor:
         A = _skew_of(X, A)
         if has_closed_form(A):
             return _rotate(X, skew_cayley_minus_identity(A))
-        Z = torch.linalg.solve(identity_like(A) - A / 2, X)
+        Z = _solved(identity_like(A) - A / 2, X)
         # Two forms of the same: the first has errors as small as a short step, so thousands of
         # steps in float32 drift a hundred times less; the second's do not grow with a long step.
         branches = [(math.sqrt(A.shape[-1]), lambda X, Z, A: X + A @ Z)]
@@ -183,7 +183,13 @@ def _cayley_in_a_basis(X: Tensor, B: Tensor, _P: Tensor) -> Tensor:
     W, K = _in_a_basis(X, B)
     identity = identity_like(K)
     start = identity[:, : X.shape[-1]]
-    return X + 2 * W @ (torch.linalg.solve(identity - K / 2, start) - start)
+    return X + 2 * W @ (_solved(identity - K / 2, start) - start)
+
+
+def _solved(A: Tensor, B: Tensor) -> Tensor:
+    """``A^-1 B``; NaN where A is singular, because torch would raise for the whole batch."""
+    Z, info = torch.linalg.solve_ex(A, B)
+    return torch.where((info > 0)[..., None, None], torch.nan, Z)
 
 
 def _cayley_by_gram(X: Tensor, B: Tensor, P: Tensor) -> Tensor:
@@ -198,7 +204,7 @@ def _cayley_by_gram(X: Tensor, B: Tensor, P: Tensor) -> Tensor:
     system = H / 4
     system.diagonal(p, dim1=-2, dim2=-1).sub_(1)
     system.diagonal(-p, dim1=-2, dim2=-1).add_(1)
-    return X - W @ torch.linalg.solve(system, H[..., :p] / 2)
+    return X - W @ _solved(system, H[..., :p] / 2)
 
 
 def _polar_by_series(Y: Tensor, E: Tensor) -> Tensor:

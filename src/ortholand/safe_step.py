@@ -25,6 +25,9 @@ from ortholand.geometry.matrices import (
     HERMITIAN_FROM,
     frobenius_norm,
     gram_matrix,
+    is_finite,
+    largest_norm,
+    max_abs,
     per_matrix,
     tall,
 )
@@ -69,9 +72,16 @@ def safe_step_size(
     """
     chosen = find_rule(rule)
     check_ball(lam, eps)
-    aim = chosen.aim(eps)
-    step = largest_step(chosen.bound(tall(field)), distance, lam, aim, tangency_error)
+    unit = _power_of_two(max_abs(field))
+    bound = unit * chosen.bound(tall(field / per_matrix(unit, field)))
+    step = largest_step(bound, distance, lam, chosen.aim(eps), tangency_error)
     return step.to(distance.dtype)
+
+
+def _power_of_two(size: Tensor) -> Tensor:
+    """A power of two near each size, at least 1: matrices divided by it have moderate norms."""
+    exponent = torch.frexp(size).exponent - 1
+    return torch.ldexp(torch.ones_like(size), exponent.to(size.dtype)).clamp(min=1)
 
 
 MARGIN = 1e-4  # of eps: how far inside the ball steps end if distances are only bounded
@@ -176,7 +186,8 @@ class Tight(SafeStepRule):
 
     def squared_gram_bound(self, field: FieldProducts) -> Tensor:
         """``||L^H L||_F``."""
-        return frobenius_norm(field.square)
+        unit, Q = _to_one(field.square)
+        return unit * frobenius_norm(Q)
 
 
 class Spectral(SafeStepRule):
@@ -220,9 +231,13 @@ def _unit_square(L: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _to_one(M: Tensor) -> tuple[Tensor, Tensor]:
-    """``||M||_F``, and M divided by it; zero stays zero."""
+    """A unit, ``||M||_F`` or less if the type cannot hold it, and M divided by it.
+
+    Zero stays zero; both are NaN if squares of M overflow in double precision.
+    """
     norm = frobenius_norm(M)
-    return norm, M / per_matrix(norm.clamp(min=torch.finfo(M.dtype).tiny), M)
+    unit = torch.where(is_finite(norm), norm.clamp(max=largest_norm(M.dtype)), math.nan)
+    return unit, M / per_matrix(unit.clamp(min=torch.finfo(M.dtype).tiny), M)
 
 
 def spectral_distance(D: Tensor, eps: float) -> Tensor:

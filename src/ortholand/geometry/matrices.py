@@ -204,6 +204,25 @@ def is_finite(size: Tensor) -> Tensor:
     return size < math.inf  # false for NaN too
 
 
+def largest_norm(dtype: torch.dtype) -> float:
+    """The norm below which a few products with nearly orthonormal matrices do not overflow.
+
+    Its inverse is a normal number, too.
+    """
+    return torch.finfo(dtype).max / 4
+
+
+TINY_STEP = 2.0**-16
+
+
+def subtract_scaled_(L: Tensor, X: Tensor, eta: Tensor) -> Tensor:
+    """``X - eta L``, one number eta for each matrix, in the memory of L.
+
+    L may be so large that eta is less than the smallest normal number of the type.
+    """
+    return torch.addcmul(X, L, per_matrix(eta / TINY_STEP, X), value=-TINY_STEP, out=L)
+
+
 def finite_matrices(M: Tensor) -> Tensor:
     """True for each matrix without NaN or infinite entries."""
     return is_finite(max_abs(M))

@@ -10,6 +10,7 @@ from ortholand.geometry.matrices import (
     is_finite,
     newton_schulz,
     per_matrix,
+    subtract_scaled_,
 )
 from ortholand.landing.attraction import (
     Attraction,
@@ -49,7 +50,7 @@ class After(Attraction):
         del D
         eta, m, taken, limited = step_and_taken(field, X.shape[-1], options)
         c = (m + 1).rsqrt()
-        Y = torch.addcmul(X, R, per_matrix(eta, X), value=-1, out=R).mul_(per_matrix(c, X))
+        Y = subtract_scaled_(R, X, eta).mul_(per_matrix(c, X))
         for _ in range(options.landings):
             Y = newton_schulz(Y)
         return LimitedMove.of(unless_zero(options.lr, Y, X), taken, limited)

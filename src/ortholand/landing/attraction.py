@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from ortholand.fields import product_roundoff
 from ortholand.forms import OfferedInForms
 from ortholand.geometry.matrices import (
     SMALL,
@@ -16,7 +17,9 @@ from ortholand.geometry.matrices import (
     gram_minus_identity,
     is_finite,
     is_plain_cpu,
+    largest_norm,
 )
+from ortholand.landing.gram import Coefficients, Gram
 from ortholand.safe_step import (
     FROBENIUS,
     BetterBounds,
@@ -216,12 +219,37 @@ def field_bounds(
     tangency_error: Tensor | float,
     residual: Callable[[], Tensor],
 ) -> FieldBounds:
-    """What is known about a field L that was formed; ``residual`` returns ``X^H X - I``."""
+    """What is known about a field L that was formed; ``residual`` returns ``X^H X - I``.
+
+    The norm is infinite where a tall generator of L is so large that its moments may overflow.
+    """
 
     def better(stops: bool) -> BetterBounds:
         return better_bounds(options, L, d, residual, stops=stops)
 
-    return FieldBounds(frobenius_norm(L), d, tangency_error, better)
+    norm = frobenius_norm(L)
+    if isinstance(tangency_error, Tensor):
+        size = tangency_error / product_roundoff(L.shape[-2], L.dtype)
+        norm = torch.where(size < largest_norm(L.dtype), norm, math.inf)
+    return FieldBounds(norm, d, tangency_error, better)
+
+
+FARTHEST_APART = 2.0**14  # entries that every type can hold
+
+
+def finite_coefficients(gram: Gram, options: LandingOptions) -> Coefficients:
+    """The attraction's Gram form.
+
+    Ranks see only their own rows, but must agree on whether ``X + X a + B1 b`` is finite. Without a
+    safe step they agree by a bound on its norm.
+    """
+    assert options.attraction.coefficients is not None
+    found = options.attraction.coefficients(gram, options)
+    if options.rule is not None or not gram.apart:
+        return found
+    a, b = (torch.linalg.vector_norm(M, dim=(-2, -1)) for M in (found.a, found.b))
+    size = (1 + gram.distance).sqrt() * (1 + a) + gram.size * b
+    return found._replace(taken=found.taken & (size < FARTHEST_APART))
 
 
 def residual_of(X: Tensor, D: Tensor) -> Callable[[], Tensor]:

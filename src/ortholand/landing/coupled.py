@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ortholand.fields import landing
-from ortholand.geometry.matrices import gram_minus_identity, per_matrix
+from ortholand.geometry.matrices import gram_minus_identity, subtract_scaled_
 from ortholand.landing.attraction import (
     Attraction,
     LandingOptions,
@@ -39,8 +39,7 @@ class Coupled(Attraction):
         """Move along a field L, which is not needed afterwards, from distance d."""
         field = field_bounds(options, L, d, tangency_error, lambda: gram_minus_identity(X))
         eta, taken, limited = step_and_taken(field, options)
-        moved = torch.addcmul(X, L, per_matrix(eta, X), value=-1, out=L)
-        return LimitedMove.of(moved, taken, limited)
+        return LimitedMove.of(subtract_scaled_(L, X, eta), taken, limited)
 
     def coefficients(self, gram: Gram, options: LandingOptions) -> Coefficients:
         """The Gram form: ``L = nu L1`` with an L1 that neither over- nor underflows."""

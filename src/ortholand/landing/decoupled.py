@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ortholand.fields import tangent
-from ortholand.geometry.matrices import per_matrix, product
+from ortholand.geometry.matrices import per_matrix, product, subtract_scaled_
 from ortholand.landing.attraction import (
     Attraction,
     LandingOptions,
@@ -34,7 +34,7 @@ class Decoupled(Attraction):
         field = field_bounds(options, R, d, tangency_error, residual_of(X, D))
         del D
         eta, omega, taken, limited = steps_and_taken(field, normal, options)
-        Y = torch.addcmul(X, R, per_matrix(eta, X), value=-1, out=R)
+        Y = subtract_scaled_(R, X, eta)
         Y = torch.addcmul(Y, XD, per_matrix(omega, X), value=-1, out=Y)
         moved = unless_zero(options.lr, Y, X)
         return LimitedMove.of(moved, taken, limited)

@@ -36,6 +36,13 @@ class LandingStep:
             "Gram", lambda a: a.coefficients is None, lambda r: r.squared_gram_bound is None
         )
 
+    @property
+    def stays_finite(self) -> bool:
+        """Whether its results are finite where it is taken: the library's own rules bound them."""
+        rule, attraction = self.options.rule, self.options.attraction
+        known = rule is not None and rule.compiled is not None and attraction.compiled is not None
+        return known and not self._patched
+
     def gram_pays(self, n: int, p: int) -> bool:
         """Whether the Gram form is quicker for whole n x p matrices.
 

@@ -20,6 +20,7 @@ from ortholand.geometry.matrices import (
     gram_matrix,
     gram_minus_identity,
     is_square,
+    largest_norm,
     per_matrix,
     product,
     shared_gram_minus_identity,
@@ -28,7 +29,7 @@ from ortholand.geometry.matrices import (
     sym,
     wide_dtype,
 )
-from ortholand.landing.attraction import LandingOptions, Move
+from ortholand.landing.attraction import LandingOptions, Move, finite_coefficients
 from ortholand.landing.gram import Gram, cast, combine, inner, times, trace
 from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows, StateKind
 
@@ -206,8 +207,7 @@ class Momentum:
             first = 1 - others[-1].real.clamp(max=1).double()
             unit = unit * (1 + first * (1 / (1 - self.dampening) - 1))
         gram = _gram(D, M, T, unit, size, rows, X.dtype)
-        assert options.attraction.coefficients is not None
-        a, b, taken, limited = options.attraction.coefficients(gram, options)
+        a, b, taken, limited = finite_coefficients(gram, options)
         moved = combine(X, B1, a, b)
         if buffer is None:
             return MatrixStep(moved, taken, {}, limited)
@@ -269,6 +269,7 @@ class AdamMoments:
         unit = torch.ones_like(norms[0])
         if not rows.apart:
             unit = _in_range(beta1 * norms[0] + (1 - beta1) * norms[1], X)
+            unit = torch.where(norms[1] < largest_norm(X.dtype), unit, math.inf)
         F1 = F if rows.apart else _divided(F, unit, ours=True)
         squares = [norm.square().to(X.dtype) for norm in norms] if rows.apart else norms
         hermitian = (_residual(X, options, rows), gram_matrix(F1))
@@ -299,8 +300,7 @@ class AdamMoments:
         scale, numbers = self.scale(tangent, X.shape[-1], state)
         size = (beta1 * norm_m + (1 - beta1) * norm_G) / unit
         gram = _gram(D, XF, T, scale * unit, size, rows, X.dtype)
-        assert options.attraction.coefficients is not None
-        a, b, taken, limited = options.attraction.coefficients(gram, options)
+        a, b, taken, limited = finite_coefficients(gram, options)
         moved = combine(X, F1, a, b)
         # F1 is free now.
         C = cast((1 - beta1) * H, X.dtype)
@@ -356,9 +356,9 @@ def _divided(B: Tensor, unit: Tensor, *, ours: bool) -> Tensor:
 
 
 def _in_range(norm: Tensor, like: Tensor) -> Tensor:
-    """Norms by which matrices of this type can be divided."""
-    info = torch.finfo(like.dtype)
-    return norm.clamp(min=info.tiny, max=info.max / 4)
+    """Norms by which matrices of this type can be divided; infinite where they are too large."""
+    norm = norm.clamp(min=torch.finfo(like.dtype).tiny)
+    return torch.where(norm < largest_norm(like.dtype), norm, math.inf)
 
 
 def _in_algebra_type(X: Tensor, rows: Rows, *matrices: Tensor) -> list[Tensor]:

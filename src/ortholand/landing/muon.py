@@ -20,6 +20,7 @@ from ortholand.geometry.matrices import (
     frobenius_norm,
     gram_matrix,
     is_square,
+    largest_norm,
     per_matrix,
     product,
     shared_gram_minus_identity,
@@ -35,7 +36,7 @@ from ortholand.geometry.polar import (
     in_range,
     polar_factor,
 )
-from ortholand.landing.attraction import LandingOptions
+from ortholand.landing.attraction import LandingOptions, finite_coefficients
 from ortholand.landing.gram import Gram, cast, combine, trace
 from ortholand.landing.moments import accumulate, transport
 from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows, StateKind
@@ -121,7 +122,8 @@ class MuonMoments:
             noise, roundoff = (product_roundoff(rows.total, M.dtype) for M in (X, X2))
             polar = polar_gram(D, M, T, self.steps, options.eps, noise, roundoff)
             step = moved_along(X2, B2, D, polar, options, roundoff, apart=True)
-            step = step._replace(moved=cast(step.moved, X.dtype))
+            taken = step.taken & (trace(T).sqrt() < largest_norm(X.dtype))
+            step = step._replace(moved=cast(step.moved, X.dtype), taken=taken)
             if total is None:
                 return step
             kept = subtract_product_(total, X, cast(sym(sums.others[-1]), X.dtype))
@@ -140,7 +142,8 @@ class MuonMoments:
         D, W, polar = tall_polar(X, B, self.steps, options.eps)
         roundoff = product_roundoff(X.shape[-2], X.dtype)
         step = moved_along(X, W, D, polar, options, roundoff, apart=False)
-        return step._replace(state=new_state)
+        taken = step.taken & (frobenius_norm(G) < largest_norm(X.dtype))
+        return step._replace(taken=taken, state=new_state)
 
 
 class PolarGram(NamedTuple):
@@ -166,8 +169,7 @@ def moved_along(
     d = torch.linalg.vector_norm(D, dim=(-2, -1))
     size = trace(polar.T).sqrt()
     gram = Gram(D, polar.M, polar.T, d, torch.ones_like(d), size, roundoff, apart)
-    assert options.attraction.coefficients is not None
-    a, b, taken, limited = options.attraction.coefficients(gram, options)
+    a, b, taken, limited = finite_coefficients(gram, options)
     moved = combine(X, B, add_product(a, polar.of_X, b), product(polar.of_B, b))
     return MatrixStep(moved, taken, {}, limited)
 

@@ -37,7 +37,6 @@ struct Step : Tiles<L> {
     Buffer X, Xt, G, A, D, R, B;  // B: the state, then scratch
     Buffer U, V;                  // scratch, for bounds that are seldom asked for
     double d[W], bound[W], eta[W];
-    T eta_t[W];
     bool taken[W];
 
     explicit Step(const Options& options) : o(options) {}
@@ -166,7 +165,8 @@ struct Step : Tiles<L> {
             better_bounds();
             for (int l = 0; l < W; ++l) {
                 eta[l] = coupled_step<T>(o, bound[l], d[l], 0);
-                taken[l] = is_a_step(o, eta[l], d[l], o.lam) && eta[l] * norm[l] < INFINITY;
+                taken[l] = is_a_step(o, eta[l], d[l], o.lam) &&
+                           is_finite_step<T>(o, eta[l] * norm[l]);
             }
         }
         move();
@@ -186,6 +186,7 @@ struct Step : Tiles<L> {
     // Better bounds of the field R and of the distance, where the rule has any.
     void better_bounds() {
         if (o.rule != TIGHT && o.rule != SPECTRAL) return;
+        for (int l = 0; l < W; ++l) bound[l] = at_most(bound[l], LARGEST_NORM<T>);
         scale_to_one(U, R, bound);
         transpose(V, U);
         L::product(G, V, U);
@@ -223,7 +224,7 @@ struct Step : Tiles<L> {
             eta[l] = at_most(eta[l], o.lr);
             omega[l] = T(pull[l]);
             taken[l] = is_a_step(o, std::max(eta[l], pull[l]), d[l], o.omega) &&
-                       eta[l] * norm[l] + pull[l] * d[l] < INFINITY;
+                       is_finite_step<T>(o, eta[l] * norm[l] + pull[l] * normal[l]);
         }
         move();
         L::each([&](int e, int l) { R.v[e] -= omega[l] * A.v[e]; });
@@ -251,7 +252,8 @@ struct Step : Tiles<L> {
         }
         // From distance 1 on Newton-Schulz steps may lead anywhere.
         for (int l = 0; l < W; ++l)
-            taken[l] = eta[l] * norm[l] < INFINITY && (o.rule == UNSAFE || d[l] < 1);
+            taken[l] = is_finite_step<T>(o, eta[l] * norm[l]) &&
+                       (o.rule == UNSAFE ? d[l] * std::sqrt(d[l]) < LARGEST_NORM<T> : d[l] < 1);
         move();
         L::each([&](int e, int l) { X.v[e] = c[l] * R.v[e]; });
         transpose(Xt, X);
@@ -270,8 +272,12 @@ struct Step : Tiles<L> {
 
     // R = X - eta R
     inline void move() {
-        for (int l = 0; l < W; ++l) eta_t[l] = T(eta[l]);
-        L::each([&](int e, int l) { R.v[e] = X.v[e] - eta_t[l] * R.v[e]; });
+        T step[W], rest[W];
+        for (int l = 0; l < W; ++l) {
+            const Factors<T> factors(eta[l]);
+            step[l] = factors.step, rest[l] = factors.rest;
+        }
+        L::each([&](int e, int l) { R.v[e] = X.v[e] - step[l] * (rest[l] * R.v[e]); });
     }
 };
 

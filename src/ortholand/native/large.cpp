@@ -137,10 +137,11 @@ double ortholand_step(double norm, double distance, double tangency_error, const
 // taken.
 int ortholand_move(T* W, const T* L, int64_t n, double eta, double norm, double distance,
                    double pull, const Options* o) {
-    if (!is_a_step(*o, eta, distance, pull) || !(eta * norm < INFINITY)) return 0;
-    const T step = T(o->scale * eta);
+    if (!is_a_step(*o, eta, distance, pull) || !is_finite_step<T>(*o, eta * norm))
+        return 0;
+    const Factors<T> factors(o->scale * eta);
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) W[i] -= step * L[i];
+    for (int64_t i = 0; i < n; ++i) W[i] -= factors.step * (factors.rest * L[i]);
     return 1;
 }
 }

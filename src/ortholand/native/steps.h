@@ -51,6 +51,10 @@ constexpr double TINY = 1e-30;  // norms below which nothing is gained from a be
 constexpr double EDGE = 16;  // units of rounding within which a matrix counts as on the edge
 constexpr double LARGEST = std::numeric_limits<double>::max();
 
+// ortholand.geometry.matrices.largest_norm: below it a few products do not overflow.
+template <class T>
+constexpr double LARGEST_NORM = std::numeric_limits<T>::max() / 4.0;
+
 // Bounds that let NaN pass, as torch's clamp does.
 inline double at_least(double x, double low) { return x < low ? low : x; }
 inline double at_most(double x, double high) { return x > high ? high : x; }
@@ -71,6 +75,22 @@ inline bool is_scaled(const Options& o) { return o.scale != 1; }
 inline bool is_a_step(const Options& o, double eta, double distance, double pull) {
     return (eta > 0 || o.lr == 0 || pull > 0) && (o.rule == UNSAFE || distance < 1);
 }
+
+// Whether a step of this length is finite, in the weight W too.
+template <class T>
+inline bool is_finite_step(const Options& o, double length) {
+    return at_least(o.scale, 1) * length < LARGEST_NORM<T>;
+}
+
+// A step in two factors: along a very large field it may be less than the smallest normal number.
+template <class T>
+struct Factors {
+    T step, rest;
+    explicit Factors(double eta) {
+        const bool tiny = eta < 0x1p-100;
+        step = T(tiny ? eta * 0x1p16 : eta), rest = T(tiny ? 0x1p-16 : 1);
+    }
+};
 
 // ortholand.safe_step.largest_root: the largest eta with eta^2 norm^2 - 2 eta b <= room, where
 // slope = b / norm. Nothing cancels for negative slopes either.

@@ -909,7 +909,11 @@ struct Step : Tiles<typename R::Tile> {
             sum_up(matrices, filled);
         }
         norms(d, D);
-        for (int l = 0; l < W; ++l) size[l] = std::sqrt(squares_of_B[l]), unit[l] = 1 / power[l];
+        for (int l = 0; l < W; ++l) {
+            size[l] = std::sqrt(squares_of_B[l]), unit[l] = 1 / power[l];
+            const double of_K = wanted.K ? std::sqrt(squares_of_K[l]) : 0;
+            finite[l] = finite[l] && unit[l] * std::max(size[l], of_K) < LARGEST_NORM<T>;
+        }
         if (o.moments == ADAM) adapt(matrices, filled);
         if (o.moments == MOMENTUM) symmetric_part(U, keeps_K() ? N : M), N = U;
         for (int l = 0; l < W; ++l) error[l] = (1 + d[l]) * unit[l] * size[l] * roundoff;
@@ -1148,7 +1152,7 @@ struct Step : Tiles<typename R::Tile> {
             const double square = at_least(squares[l], 0);
             norm[l] = unit[l] * std::sqrt(square);
             bound[l] = unit[l] * std::sqrt(square + rest);
-            share[l] = unit[l] * unit[l];
+            share[l] = unit[l];
             eta[l] = o.lr;
             const double reached = d[l] + o.lr * (o.lr * bound[l] * bound[l] + 2 * error[l]);
             shorter += finite[l] & !(reached <= o.farthest);
@@ -1157,7 +1161,7 @@ struct Step : Tiles<typename R::Tile> {
         if (!is_longest(o.lr)) {
             measure(0, true);
             lengths();
-            for (int l = 0; l < W; ++l) share[l] = norm[l] * norm[l];
+            for (int l = 0; l < W; ++l) share[l] = norm[l];
         }
         for (int l = 0; l < W; ++l) {
             eta[l] = at_most(eta[l], o.lr);
@@ -1216,13 +1220,13 @@ struct Step : Tiles<typename R::Tile> {
         return any;
     }
 
-    // Coefficients of the move by eta, and of the landing; R^T R is Q times `share`.
+    // Coefficients of the move by eta, and of the landing; R^T R is Q times the square of `share`.
     void land(const double* share) {
         T factor[W], shrink[W], diagonal[W], half[W], minus[W];
         for (int l = 0; l < W; ++l) {
             const double c = shrinkage(l), cube = c * c * c / 2;
             shrink[l] = T(-cube), diagonal[l] = T(1.5 * c - 1 - cube);
-            factor[l] = T(eta[l] * eta[l] * share[l]);
+            factor[l] = T(eta[l] * share[l] * (eta[l] * share[l]));
             half[l] = T(eta[l] * unit[l] / 2), minus[l] = -half[l];
         }
         // U = c (I - (Y^T Y - I) / 2) - I
@@ -1248,6 +1252,8 @@ struct Step : Tiles<typename R::Tile> {
     void finish(const Matrix<T>* matrices, int filled) {
         T inverse[W];
         bool any = false;
+        use_mean();
+        if (o.rule == UNSAFE) take_finite_steps();
         for (int l = 0; l < W; ++l) {
             taken[l] = taken[l] && finite[l] && l < filled;
             any |= taken[l];
@@ -1255,7 +1261,6 @@ struct Step : Tiles<typename R::Tile> {
         }
         count(matrices, filled);
         if (!any) return;
-        use_mean();
         if (o.moments != NONE) L::each([&](int e, int) { N.v[e] = -N.v[e]; });
         if (is_scaled(o)) scale_coefficients();
         // A step with lr = 0 changes nothing.
@@ -1265,6 +1270,21 @@ struct Step : Tiles<typename R::Tile> {
         if (o.moments != ADAM) return;
         for (int l = 0; l < filled; ++l)
             if (taken[l]) *matrices[l].square = T(square[l]), *matrices[l].steps = T(steps[l]);
+    }
+
+    // Without a safe step X may be anything. A step is taken if bounds show that X + X a + B b, what
+    // a landing from there makes of it, and the state are finite.
+    __attribute__((noinline)) void take_finite_steps() {
+        double of_a[W], of_b[W], of_C[W] = {};
+        norms(of_a, a), norms(of_b, b);
+        if (o.moments != NONE) norms(of_C, N);
+        for (int l = 0; l < W; ++l) {
+            const double of_X = std::sqrt(1 + d[l]);
+            const double reached = of_X * (1 + of_a[l]) + size[l] * of_b[l];
+            const double landed = lands_later ? reached * reached * reached : reached;
+            const double kept = of_X * of_C[l] / power[l];
+            taken[l] = taken[l] && at_least(o.scale, 1) * landed + kept < LARGEST_NORM<T>;
+        }
     }
 
     // W = scale X goes to W + X (scale a) + B (scale b).

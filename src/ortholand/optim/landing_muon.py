@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from ortholand.geometry.matrices import frobenius_norm
+from ortholand.geometry.matrices import frobenius_norm, largest_norm
 from ortholand.geometry.polar import STEPS, check_steps
 from ortholand.landing.attraction import LandingOptions
 from ortholand.landing.description import LandingStep
@@ -161,11 +161,16 @@ class LandingMuon(LandingWithAdam):
         if group["momentum"]:
             B, total = moments.averaged(B, state["momentum_buffer"])
             new_state["momentum_buffer"] = self.transport(X, total)
-        A = moments.polar_generator(X, B, frobenius_norm(G), group["eps"])
-        if not self._is_known_to_engines("move"):  # which may make A longer
-            return MatrixStep.of(self.move(X, A, group), new_state)
-        options = self.landing_step(group).options
-        return MatrixStep.of(options.attraction.move(X, A, options), new_state)
+        size = frobenius_norm(G)
+        A = moments.polar_generator(X, B, size, group["eps"])
+        if self._is_known_to_engines("move"):
+            options = self.landing_step(group).options
+            move = options.attraction.move(X, A, options)
+        else:  # it may make A longer
+            move = self.move(X, A, group)
+        step = MatrixStep.of(move, new_state)
+        # A is as long for every gradient, but a mean of too large ones overflows.
+        return step._replace(taken=step.taken & (size < largest_norm(X.dtype)))
 
 
 def moments_of(group: Mapping[str, Any]) -> MuonMoments:

@@ -16,6 +16,7 @@ from ortholand.optim.checks import scalar_lr
 
 Group = Mapping[str, Any]
 Agreement = Callable[[Tensor], Tensor]  # which may step here -> which may step on all ranks
+MOVING = ("momentum_buffer", "exp_avg", "exp_avg_sq")
 MODERATE = 1e15  # its cube does not overflow in float32, so no step of such numbers does
 
 
@@ -144,8 +145,11 @@ def guarded_step(
 
 
 def _is_sound(slot: Slot, group: Group) -> Tensor:
-    """Whether a parameter is finite, and lr was valid."""
+    """Whether a parameter and its state are finite, and lr was valid."""
     finite = torch.isfinite(slot.weight).all()
+    for name in MOVING:
+        if slot.state.get(name) is not None:
+            finite = finite & torch.isfinite(slot.state[name]).all()
     lr = scalar_lr(group["lr"])
     return finite & (lr >= 0).to(finite.device) if isinstance(lr, Tensor) else finite
 
@@ -163,9 +167,8 @@ def is_moderate(slots: list[Slot], group: Group) -> bool:
         return False
     if "adam_eps" in group and group["adam_eps"] <= 1e-20 * max(lr, 1.0):
         return False
-    moving = ("momentum_buffer", "exp_avg", "exp_avg_sq")
     buffers = [
-        slot.state[name] for slot in slots for name in moving if slot.state.get(name) is not None
+        slot.state[name] for slot in slots for name in MOVING if slot.state.get(name) is not None
     ]
     weights, gradients = [slot.weight for slot in slots], [slot.gradient for slot in slots]
     return all_below(MODERATE, [*weights, *gradients, *buffers])

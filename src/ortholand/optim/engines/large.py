@@ -16,7 +16,13 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from ortholand.fields import tangency_bound
-from ortholand.geometry.matrices import gram_matrix, gram_minus_identity, tall
+from ortholand.geometry.matrices import (
+    finite_matrices,
+    gram_matrix,
+    gram_minus_identity,
+    largest_norm,
+    tall,
+)
 from ortholand.geometry.scales import follow, unscaled
 from ortholand.landing.after import After
 from ortholand.landing.attraction import better_bounds
@@ -286,8 +292,9 @@ class _LargeStep:
         lr, n = self.options.lr, X.shape[0]
         assert not isinstance(lr, Tensor)
         R = torch.mm(A, X)
-        length = lr * scale * self._norm(R)
-        if not self._may_be_safe(length * length, 0.0):
+        norm = self._norm(R)
+        length = lr * scale * norm
+        if norm >= largest_norm(self.dtype) or not self._may_be_safe(length * length, 0.0):
             return self._by_reference(matrix, generator)
         c = 1 / math.sqrt(1 + length * length / n)
         places = self._address(R, n * n), self._address(X, n * n)
@@ -302,31 +309,32 @@ class _LargeStep:
         if lr > 0 and self.scale == 1:
             torch.addmm(Y, Y, E, alpha=-0.5, out=X)
         elif lr > 0:
-            self._write(matrix, torch.addmm(Y, Y, E, alpha=-0.5))
+            moved = torch.addmm(Y, Y, E, alpha=-0.5)
+            matrix.W.copy_(follow(matrix.W, X, moved, self.scale))
         _keep(matrix.state, new_state)
         return _Outcome(taken=True, limited=False)
-
-    def _write(self, matrix: _Matrix, moved: Tensor) -> None:
-        matrix.W.copy_(follow(matrix.W, matrix.X, moved, self.scale))
 
     def _may_be_safe(self, square: float, overshoot: float) -> bool:
         """Whether the free bound of the safe step allows lr.
 
         With ``e = ||D + lr^2 R^T R||``, the distance d is at most ``e + lr^2 ||R||^2``, the square.
         """
-        if self.options.rule is None:
-            return square < math.inf
         distance, farthest = overshoot + square, farthest_before_landing(self.options.aim)
+        if self.options.rule is None:  # safe enough not to overflow
+            return distance * math.sqrt(distance) * max(self.scale, 1.0) < largest_norm(self.dtype)
         return distance <= self.options.aim and distance + square <= farthest
 
     def _by_reference(self, matrix: _Matrix, generator: _Generator) -> _Outcome:
         X, (A, scale, new_state) = matrix.X, generator
         move = self.options.attraction.move(X, scale * A, self.options)
-        if move.taken:
-            self._write(matrix, move.moved)
+        moved, taken = follow(matrix.W, X, move.moved, self.scale), bool(move.taken)
+        if taken and self.options.rule is None:
+            taken = bool(finite_matrices(moved))
+        if taken:
+            matrix.W.copy_(moved)
             _keep(matrix.state, new_state)
         limited = getattr(move, "limited", None)
-        return _Outcome(bool(move.taken), limited is not None and bool(limited))
+        return _Outcome(taken, limited is not None and bool(limited))
 
 
 class _Field(NamedTuple):

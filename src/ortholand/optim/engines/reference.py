@@ -96,8 +96,13 @@ def _step_batch(slots: list[Slot], plan: Plan) -> None:
     (moved, taken, new_state), limited = result[:3], getattr(result, "limited", None)
     moved = follow(W, X, moved, scale)
     dtype = slots[0].weight.dtype
-    if dtype in HALF_TYPES or scale != 1:  # may be infinite where what was computed is not
+    bounded = plan.landing is not None and plan.landing.stays_finite
+    if not bounded or dtype in HALF_TYPES or scale != 1:  # what is stored may not be finite
         taken = taken & finite_matrices(moved.to(dtype))
+    if not bounded:
+        for name, new in new_state.items():
+            is_matrix = plan.state_kinds[name] == "matrix"
+            taken = taken & (finite_matrices(new) if is_matrix else torch.isfinite(new))
     shapes = [as_matrices(slot.weight, view).shape[:-2] for slot in slots]
     mask = taken[..., None, None] if X.ndim > 2 else taken
     # Memory of a large batch is saved by a branch on the CPU; elsewhere that would be a wait.
