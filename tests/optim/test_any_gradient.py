@@ -5,12 +5,12 @@ import math
 
 import pytest
 import torch
+from tools import wild_gradients
 from torch import nn
 
 import ortholand as ol
 from ortholand.geometry import distance
 from ortholand.safe_step import RULES, safe_step_size
-from tools import wild_gradients
 
 ATTRACTIONS = ("coupled", "decoupled", "after")
 each_attraction = pytest.mark.parametrize("attraction", ATTRACTIONS)

@@ -220,7 +220,8 @@ def subtract_scaled_(L: Tensor, X: Tensor, eta: Tensor) -> Tensor:
 
     L may be so large that eta is less than the smallest normal number of the type.
     """
-    return torch.addcmul(X, L, per_matrix(eta / TINY_STEP, X), value=-TINY_STEP, out=L)
+    length = (eta / TINY_STEP).clamp(max=torch.finfo(X.dtype).max)
+    return torch.addcmul(X, L, per_matrix(length, X), value=-TINY_STEP, out=L)
 
 
 def finite_matrices(M: Tensor) -> Tensor:
@@ -229,7 +230,7 @@ def finite_matrices(M: Tensor) -> Tensor:
 
 
 def frobenius_norm(M: Tensor) -> Tensor:
-    """Frobenius norm of each matrix, finite for finite matrices and never too small.
+    """Frobenius norm of each matrix, never too small; infinite only for float64 beyond 1e154.
 
     Squares of float32 entries overflow from 1e19, so they are summed in float64. On a device
     without it, the bound ``max|M_ij| sqrt(n p)`` is used where squares would over- or underflow:
