@@ -286,7 +286,9 @@ WRONG = {
 MATRICES = {"momentum_buffer", "exp_avg", "compensation"}
 
 
-@pytest.fixture(params=[c for c in CASES if "-" not in c.name or "momentum" in c.name], ids=lambda c: c.name)
+@pytest.fixture(
+    params=[c for c in CASES if "-" not in c.name or "momentum" in c.name], ids=lambda c: c.name
+)
 def case(request):
     return request.param
 
@@ -371,6 +373,35 @@ def test_half_of_adam_s_state_is_refused():
         saved = copy.deepcopy(optimizer.state_dict())
         del saved["state"][2][name]
         assert_refused(optimizer, saved, "'bias'", repr(name))
+
+
+class Remembering(ol.LandingSGD):
+    """An optimizer with state of its own: any numbers."""
+
+    def state_kinds(self, group):
+        return {**super().state_kinds(group), "last": "matrix", "size": "number"}
+
+    def matrix_step(self, X, G, state, group):
+        step = super().matrix_step(X, G, state, group)
+        size = G.sum(dim=(-2, -1)) - 100
+        return step._replace(state={**step.state, "last": G / 0, "size": size})
+
+
+def test_state_of_an_extension_is_loaded_and_its_shapes_are_checked():
+    optimizer, twin = (Remembering(weights(names=("square", "tall"))) for _ in range(2))
+    run(optimizer, 2)
+    twin.load_state_dict(optimizer.state_dict())
+    assert_unchanged(twin, {**everything(twin), "state": everything(optimizer)["state"]})
+    for name in ("last", "size"):
+        saved = copy.deepcopy(optimizer.state_dict())
+        saved["state"][1][name] = torch.ones(5)
+        assert_refused(optimizer, saved, name, r"shape \(7, 3\)")
+
+
+def test_weights_without_state_have_none_after_loading():
+    optimizer = ol.LandingSGD(two_groups())
+    optimizer.load_state_dict(ol.LandingSGD(two_groups()).state_dict())
+    assert not optimizer.state
 
 
 def test_a_loaded_state_that_makes_a_plain_group_orthogonal_is_checked_before_the_next_step():

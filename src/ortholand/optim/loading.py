@@ -18,7 +18,7 @@ from ortholand.geometry.matrices import is_square, real_dtype, working_dtype
 from ortholand.geometry.rounding import COMPENSATION, ROUNDING_STATE, SEED
 from ortholand.geometry.scales import scale_of, unscaled
 from ortholand.geometry.views import as_matrices, as_weight
-from ortholand.landing.step import COUNTS, StateKind
+from ortholand.landing.step import COUNTS, LIMITED, SKIPPED, StateKind
 from ortholand.optim.origins import ADAM_STATE, NO_OPTIONS, completed_groups
 from ortholand.optim.weights import batch_shape, name_of
 from ortholand.sharding.placement import is_dtensor, local_part, restored
@@ -29,7 +29,16 @@ Kinds = Mapping[str, StateKind]
 # Accumulations of generators, which for square weights are skew.
 GENERATORS = ("momentum_buffer", "exp_avg")
 INTEGERS = (*COUNTS, SEED)
-PLAIN_KINDS: Kinds = {"exp_avg_sq": "matrix", "step": "number"}  # beside generators
+NEVER_NEGATIVE = (*INTEGERS, "exp_avg_sq", "step")
+USUAL_KINDS: Kinds = {
+    "momentum_buffer": "matrix",
+    "exp_avg": "matrix",
+    COMPENSATION: "matrix",
+    SEED: "number",
+    SKIPPED: "number",
+    LIMITED: "number",
+}
+PLAIN_KINDS: Kinds = {**USUAL_KINDS, "exp_avg_sq": "matrix", "step": "number"}
 
 
 def load_bit_for_bit(
@@ -56,8 +65,10 @@ def load_bit_for_bit(
             kinds = kinds_of(saved)
             named = {**saved, **{name: group[name] for name in NO_OPTIONS & group.keys()}}
             for i, (key, p) in enumerate(zip(saved["params"], group["params"], strict=True)):
+                if key not in others:
+                    continue
                 weight = _Weight(p, named, kinds, name_of(named, i), key)
-                state = weight.checked(loaded["state"].get(key, {}))
+                state = weight.checked(others[key])
                 tensors[p] = {
                     name: weight.ready(name, value, makes_generators)
                     for name, value in state.items()
@@ -68,8 +79,7 @@ def load_bit_for_bit(
 
     def put_in(_: Any) -> None:
         for p, state in tensors.items():
-            if state:
-                optimizer.state[p].update(state)
+            optimizer.state[p].update(state)
 
     handles = [
         optimizer.register_load_state_dict_pre_hook(prepare),
@@ -124,13 +134,8 @@ class _Weight:
         raise self._error(name, rule, _described(value))
 
     def _kind(self, name: str) -> StateKind | None:
-        if name in INTEGERS:
-            return "number"
-        if name in (COMPENSATION, *GENERATORS):
-            return "matrix"
-        if self.group["orthogonal"]:
-            return self.kinds.get(name)
-        return PLAIN_KINDS.get(name)
+        usual = USUAL_KINDS if self.group["orthogonal"] else PLAIN_KINDS
+        return self.kinds.get(name) or usual.get(name)
 
     def _shape(self, name: str, kind: StateKind) -> torch.Size:
         if kind == "matrix":
@@ -142,11 +147,9 @@ class _Weight:
         if dtype.is_complex:
             return kind == "matrix" and self.p.is_complex()
         is_integer = not dtype.is_floating_point and dtype is not torch.bool
-        return (
-            is_integer
-            if name in INTEGERS
-            else dtype.is_floating_point or (is_integer and name == "step")
-        )
+        if name in INTEGERS:
+            return is_integer
+        return dtype.is_floating_point or (is_integer and name == "step")
 
     def _error(self, name: str, rule: str, found: str) -> ValueError:
         return ValueError(
@@ -168,11 +171,11 @@ class _Weight:
 def _is_sound(name: str, value: Tensor) -> bool:
     """Whether a step can start from these numbers; a second moment may have overflowed."""
     here = local_part(value)
-    if here.device.type == "meta" or name == COMPENSATION:
+    if here.device.type == "meta":
         return True
     if name in GENERATORS:
         return bool(torch.isfinite(here).all())
-    return here.is_complex() or bool((here >= 0).all())
+    return name not in NEVER_NEGATIVE or here.is_complex() or bool((here >= 0).all())
 
 
 def _described(value: Any) -> str:
