@@ -1,8 +1,11 @@
+import copy
 import math
+import warnings
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize, prune
 
 import ortholand as ol
 from ortholand.geometry import polar_projection
@@ -67,6 +70,186 @@ def test_frozen_and_tied_parameters():
     model.append(nn.Linear(4, 4))
     model[2].requires_grad_(False)
     assert "2.weight" not in str(names(ol.param_groups(model, orthogonal=nn.Linear)))
+
+
+class Tied(nn.Module):
+    """A weight with two names, and a module with two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(6, 4), nn.Linear(4, 6, bias=False)
+        self.head.weight = self.embed.weight
+        self.first = self.second = nn.Linear(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("selector", "expected"),
+    [
+        ("embed.weight", "embed.weight"),
+        ("head.weight", "embed.weight"),
+        ("head", "embed.weight"),
+        ("he*", "embed.weight"),
+        (nn.Embedding, "embed.weight"),
+        (lambda name, p: name.startswith("head"), "embed.weight"),
+        ("first.weight", "first.weight"),
+        ("second.*", "first.weight"),
+        (lambda name, p: name == "second.weight", "first.weight"),
+    ],
+)
+def test_a_tied_weight_is_found_by_each_of_its_names(selector, expected):
+    model = Tied()
+    groups = ol.param_groups(model, orthogonal=selector)
+    assert names(groups)[True] == [expected]
+    every = [id(p) for group in groups for _, p in group["params"]]
+    assert sorted(every) == sorted(id(p) for p in model.parameters())
+    ol.orthogonalize_(model, orthogonal=selector)
+    assert ol.orthogonality_error(model.get_parameter(expected)) < 1e-5
+    assert list(ol.orthogonality_error(model, orthogonal=selector, reduce=None)) == [expected]
+
+
+class Doubled(nn.Module):
+    """A parametrization."""
+
+    def forward(self, X: torch.Tensor) -> torch.Tensor:
+        return 2 * X
+
+    def right_inverse(self, X: torch.Tensor) -> torch.Tensor:
+        return X / 2
+
+
+def old(norm):
+    """One of torch's older functions, without the warning that it is old."""
+
+    def apply(layer):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            return norm(layer)
+
+    return apply
+
+
+COMPUTED = {
+    "weight_norm": (parametrizations.weight_norm, "remove_parametrizations"),
+    "spectral_norm": (parametrizations.spectral_norm, "remove_parametrizations"),
+    "orthogonal": (parametrizations.orthogonal, "remove_parametrizations"),
+    "custom": (
+        lambda layer: parametrize.register_parametrization(layer, "weight", Doubled()),
+        "remove_parametrizations",
+    ),
+    "trivialization": (
+        lambda layer: ol.trivialize_(ol.orthogonalize_(layer, orthogonal="weight"), "weight"),
+        "untrivialize_",
+    ),
+    "old weight_norm": (old(nn.utils.weight_norm), "remove_weight_norm"),
+    "old spectral_norm": (old(nn.utils.spectral_norm), "remove_spectral_norm"),
+    "pruning": (lambda layer: prune.l1_unstructured(layer, "weight", 0.5), r"prune\.remove"),
+}
+each_computed = pytest.mark.parametrize("way", COMPUTED)
+
+
+def with_computed_weight(way) -> tuple[nn.Module, str]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 4))
+    norm, advice = COMPUTED[way]
+    norm(model[0])
+    return model, advice
+
+
+def ingredients(layer) -> list[nn.Parameter]:
+    return [p for name, p in layer.named_parameters() if name != "bias"]
+
+
+SELECTORS = {
+    "glob": lambda model: "0.*",
+    "everything": lambda model: "*",
+    "weights": lambda model: "*.weight",
+    "module's name": lambda model: "0",
+    "weight's name": lambda model: "0.weight",
+    "its own names": lambda model: [
+        name for name, p in model.named_parameters() if any(p is q for q in ingredients(model[0]))
+    ],
+    "module": lambda model: model[0],
+    "model": lambda model: model,
+    "type": lambda model: nn.Linear,
+    "every type": lambda model: nn.Module,
+    "predicate on shapes": lambda model: lambda name, p: p.ndim > 1,
+    "predicate on names": lambda model: lambda name, p: name == "0.weight",
+    "predicate on objects": lambda model: lambda name, p: p is ingredients(model[0])[-1],
+    "several": lambda model: ["1.weight", model[0]],
+}
+
+
+@each_computed
+@pytest.mark.parametrize("selector", SELECTORS)
+@pytest.mark.parametrize("function", [ol.param_groups, ol.orthogonalize_, ol.orthogonality_error])
+def test_a_weight_that_is_computed_cannot_be_selected(way, selector, function):
+    """Its ingredients may well be orthogonal while it is not."""
+    model, advice = with_computed_weight(way)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=rf"'0\.weight' of .* is computed.*{advice}.*'0'"):
+        function(model, orthogonal=SELECTORS[selector](model))
+    for p, value in zip(model.parameters(), before, strict=True):
+        assert torch.equal(p, value)
+
+
+@each_computed
+@pytest.mark.parametrize("selector", ["1.weight", "1", lambda name, p: name == "1.weight"])
+def test_weights_beside_a_computed_one_can_be_selected(way, selector):
+    model, _ = with_computed_weight(way)
+    assert names(ol.param_groups(model, orthogonal=selector))[True] == ["1.weight"]
+    assert names(ol.param_groups(model, orthogonal=model[1]))[True] == ["1.weight"]
+
+
+@each_computed
+def test_neither_a_computed_weight_nor_its_ingredients_can_be_marked(way):
+    model, advice = with_computed_weight(way)
+    with pytest.raises(ValueError, match=f"'weight' of .* is computed.*{advice}"):
+        ol.orthogonal(model[0])
+    for module in model[0].modules():
+        for name, p in module.named_parameters(recurse=False):
+            if any(p is q for q in ingredients(model[0])):
+                with pytest.raises(ValueError, match=f"{name!r} .*comput"):
+                    ol.orthogonal(module, name, init="keep")
+
+
+@each_computed
+def test_a_marked_weight_that_is_computed_later_is_named(way):
+    model = nn.Sequential(ol.orthogonal(nn.Linear(4, 4)))
+    norm, advice = COMPUTED[way]
+    norm(model[0])
+    with pytest.raises(ValueError, match=rf"'0\.weight' of .* is computed.*{advice}"):
+        ol.param_groups(model)
+
+
+def test_the_weight_that_is_left_when_a_norm_is_removed_can_be_selected():
+    for way, remove in (
+        ("weight_norm", lambda m: parametrize.remove_parametrizations(m, "weight")),
+        ("old weight_norm", nn.utils.remove_weight_norm),
+        ("old spectral_norm", nn.utils.remove_spectral_norm),
+        ("pruning", lambda m: prune.remove(m, "weight")),
+        ("trivialization", ol.untrivialize_),
+    ):
+        model, _ = with_computed_weight(way)
+        remove(model[0])
+        assert names(ol.param_groups(model, orthogonal="0"))[True] == ["0.weight"]
+
+
+def test_names_that_only_look_computed_can_be_selected():
+    layer = nn.Module()
+    layer.weight_v, layer.weight_g = (nn.Parameter(torch.eye(3)) for _ in range(2))
+    assert names(ol.param_groups(layer, orthogonal="weight*"))[True] == ["weight_v", "weight_g"]
+    layer.weight_orig = copy.deepcopy(layer.weight_v)
+    layer.register_buffer("weight", torch.eye(3))
+    assert names(ol.param_groups(layer, orthogonal="weight_orig"))[True] == ["weight_orig"]
+
+
+def test_a_parametrization_s_own_parameters_can_be_selected():
+    """They are parameters like others: the factors of a low-rank update may be orthogonal."""
+    layer = nn.Linear(4, 4)
+    layer.weight.requires_grad_(False)
+    parametrize.register_parametrization(layer, "weight", nn.Linear(4, 4, bias=False))
+    groups = ol.param_groups(layer, orthogonal="parametrizations.weight.0.weight")
+    assert names(groups)[True] == ["parametrizations.weight.0.weight"]
 
 
 @pytest.mark.parametrize("module", [nn.RNN(4, 5), nn.LSTM(4, 5), nn.MultiheadAttention(4, 2)])

@@ -9,7 +9,7 @@ of the module carry it, wrappers leave it alone, and ``state_dict`` does not con
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
@@ -64,16 +64,69 @@ def marked(model: nn.Module) -> Iterator[Marked]:
             yield Marked(where, own_parameter(module, name, where), options)
 
 
+class Computed(NamedTuple):
+    """A weight that a module computes from other parameters, its ingredients."""
+
+    path: str  # of the module in the model
+    module: nn.Module
+    name: str  # of the weight in the module
+    ingredients: tuple[nn.Parameter, ...]
+    remedy: str
+
+    @property
+    def label(self) -> str:
+        """The weight's name in the model."""
+        return f"{self.path}.{self.name}" if self.path else self.name
+
+    def error(self, label: str) -> ValueError:
+        """The error for a selector or a mark that means this weight or an ingredient."""
+        module = f"model.get_submodule({self.path!r})" if self.path else "module"
+        return ValueError(
+            f"An orthogonal weight must be a parameter of its module, but {label!r} of a "
+            f"{type(self.module).__name__} is computed by {self.remedy}"
+            f"({module}, {self.name!r}), or leave the weight out."
+        )
+
+
+_PARAMETRIZED = (
+    "a parametrization. Remove that first: ortholand.untrivialize_(model) if it is one of "
+    "ortholand's, else torch.nn.utils.parametrize.remove_parametrizations"
+)
+_NORMED = "weight_norm. Remove that first: torch.nn.utils.remove_weight_norm"
+# torch's older functions compute a weight in a hook, from parameters with these endings.
+_HOOKED = {
+    "g": _NORMED,
+    "v": _NORMED,
+    "orig": (
+        "spectral_norm or pruning. Remove that first: torch.nn.utils.remove_spectral_norm or "
+        "torch.nn.utils.prune.remove"
+    ),
+}
+
+
+def computed_weights(model: nn.Module) -> Iterator[Computed]:
+    """The weights of a model that are not parameters but are computed from some."""
+    for path, module in model.named_modules():
+        if parametrize.is_parametrized(module):
+            for name, chain in module.get_submodule("parametrizations").named_children():
+                originals = tuple(chain.parameters(recurse=False))
+                yield Computed(path, module, name, originals, _PARAMETRIZED)
+        for name, parameter in module.named_parameters(recurse=False):
+            weight, _, ending = name.rpartition("_")
+            if ending in _HOOKED and isinstance(vars(module).get(weight), Tensor):
+                yield Computed(path, module, weight, (parameter,), _HOOKED[ending])
+
+
 def own_parameter(module: nn.Module, name: str, label: str) -> nn.Parameter:
     """The parameter with that name, which must be the module's own, plain, and have a shape."""
     rule = f"An orthogonal weight must be a parameter of its module, but {label!r}"
-    if parametrize.is_parametrized(module, name):
-        raise ValueError(
-            f"{rule} of a {type(module).__name__} is computed by a parametrization. Remove that "
-            f"first: torch.nn.utils.parametrize.remove_parametrizations(module, {name!r}), or "
-            "ortholand.untrivialize_(model) if it is one of ortholand's."
-        )
+    if isinstance(module, parametrize.ParametrizationList):
+        raise ValueError(f"{rule} only serves to compute one. Remove the parametrization first.")
     parameter = module._parameters.get(name)
+    for weight in computed_weights(module):
+        is_ingredient = any(parameter is p for p in weight.ingredients)
+        if weight.module is module and (is_ingredient or weight.name == name):
+            raise weight.error(label)
     if parameter is None:
         own = ", ".join(n for n, p in module._parameters.items() if p is not None) or "none"
         raise ValueError(

@@ -20,7 +20,7 @@ from ortholand.geometry.views import (
     check_weight,
     matrices_shape,
 )
-from ortholand.marks import Marked, mark, marked, own_parameter
+from ortholand.marks import Computed, Marked, computed_weights, mark, marked, own_parameter
 from ortholand.sharding.manifold import all_finite, distances, project_
 from ortholand.sharding.placement import is_dtensor, local_part, part_of
 
@@ -126,7 +126,9 @@ def param_groups(
             module type (``nn.Conv2d``), a module, a predicate ``(name, parameter) -> bool``, or
             several of these. A pattern, a type or a module takes the parameters of rank 2 or
             more that it covers, and leaves biases to the rest. Weights that the model itself
-            marks (:func:`orthogonal`) are always orthogonal; None selects only these.
+            marks (:func:`orthogonal`) are always orthogonal; None selects only these. A shared
+            weight has all its names. A weight that is computed from other parameters (by a
+            parametrization, ``weight_norm``, ``spectral_norm``) is refused.
         view: how the selected weights are viewed as matrices, ``"matrix"`` if not given. Marked
             weights have their own.
         scale: the multiple of orthonormal matrices that the selected weights are, as in the
@@ -156,8 +158,8 @@ def param_groups(
     named, marks = _trainable(model), _marks(model)
     if orthogonal is None:
         _check_marks_will_do(marks, view, scale)
-    chosen = set() if orthogonal is None else _select(model, named, orthogonal)
-    _check_agreement(marks, {named[name] for name in chosen}, view, scale)
+    chosen = set() if orthogonal is None else _select(model, orthogonal)
+    _check_agreement(marks, chosen, view, scale)
     common = dict(options or {})
     seen = {"view": view or "matrix", **({} if scale is None else {"scale": scale})}
     selected: dict[str, Any] = {"params": [], "orthogonal": True, **seen, **common}
@@ -167,7 +169,7 @@ def param_groups(
         if p in marks:
             group = _group_with({**common, **marks[p].options}, marked_groups)
         else:
-            group = selected if name in chosen else rest
+            group = selected if p in chosen else rest
         group["params"].append((name, p))
     return [group for group in [selected, *marked_groups, rest] if group["params"]]
 
@@ -175,9 +177,8 @@ def param_groups(
 def selected_parameters(model: nn.Module, orthogonal: Selectors) -> list[tuple[str, nn.Parameter]]:
     """The trainable parameters that selectors match, in the model's order; marks are ignored."""
     _reshard(model)
-    named = _trainable(model)
-    chosen = _select(model, named, orthogonal)
-    return [(name, p) for name, p in named.items() if name in chosen]
+    chosen = _select(model, orthogonal)
+    return [(name, p) for name, p in _trainable(model).items() if p in chosen]
 
 
 @torch.no_grad()
@@ -480,20 +481,38 @@ def _weights_of_groups(
             yield names[i] if names else name, tensor, seen
 
 
-def _select(model: nn.Module, named: Mapping[str, nn.Parameter], orthogonal: Selectors) -> set[str]:
-    """Names of the parameters that any selector matches; each must match at least one."""
+def _select(model: nn.Module, orthogonal: Selectors) -> set[nn.Parameter]:
+    """The parameters that any selector matches; each must match at least one."""
     single = isinstance(orthogonal, str | nn.Module) or not isinstance(orthogonal, Iterable)
-    chosen: set[str] = set()
+    computed = list(computed_weights(model))
+    named = list(_all_names(model, computed))
+    chosen: set[nn.Parameter] = set()
     for selector in [orthogonal] if single else orthogonal:
-        names = _names_of(model, named, selector)
-        if not names:
+        found = _matches(model, named, computed, selector)
+        if not found:
+            matrices = dict.fromkeys(name for name, p in named if p.ndim > 1)
             raise ValueError(
                 f"orthogonal={selector!r} selects no trainable parameter of rank 2 or more. "
-                f"The model has: {', '.join(n for n, p in named.items() if p.ndim > 1) or 'none'}."
-                + _advice_on_flat_weights(model)
+                f"The model has: {', '.join(matrices) or 'none'}." + _advice_on_flat_weights(model)
             )
-        chosen |= names
+        for weight in computed:
+            if not found.keys().isdisjoint(weight.ingredients):
+                raise weight.error(weight.label)
+        for p, name in found.items():
+            check_weight(p, repr(name))
+        chosen |= found.keys()
     return chosen
+
+
+def _all_names(
+    model: nn.Module, computed: Iterable[Computed]
+) -> Iterator[tuple[str, nn.Parameter]]:
+    """Trainable parameters by each of their names, and by those of the weights they compute."""
+    for name, p in model.named_parameters(remove_duplicate=False):
+        if p.requires_grad:
+            yield name, p
+    for weight in computed:
+        yield from ((weight.label, p) for p in weight.ingredients if p.requires_grad)
 
 
 def _advice_on_flat_weights(model: nn.Module) -> str:
@@ -508,24 +527,30 @@ def _advice_on_flat_weights(model: nn.Module) -> str:
     )
 
 
-def _names_of(model: nn.Module, named: Mapping[str, nn.Parameter], selector: Selector) -> set[str]:
-    matrices = {name for name, p in named.items() if p.ndim > 1}
+def _matches(
+    model: nn.Module,
+    named: Iterable[tuple[str, nn.Parameter]],
+    computed: Iterable[Computed],
+    selector: Selector,
+) -> dict[nn.Parameter, str]:
+    """The parameters that a selector matches, and the names by which it does."""
     if isinstance(selector, str):
-        if selector in named:
-            check_weight(named[selector], repr(selector))
-        return {n for n in matrices if fnmatchcase(n, selector) or n.startswith(selector + ".")}
+        return {
+            p: name
+            for name, p in named
+            if name == selector
+            or (p.ndim > 1 and (fnmatchcase(name, selector) or name.startswith(selector + ".")))
+        }
     if isinstance(selector, nn.Module):
-        covered = {id(p) for p in selector.parameters()}
-        return {name for name in matrices if id(named[name]) in covered}
+        covered = set(selector.parameters())
+        return {p: name for name, p in named if p.ndim > 1 and p in covered}
     if isinstance(selector, type):
         modules = [m for m in model.modules() if isinstance(m, selector)]
-        covered = {id(p) for m in modules for p in m.parameters(recurse=False)}
-        return {name for name in matrices if id(named[name]) in covered}
+        covered = {p for m in modules for p in m.parameters(recurse=False)}
+        covered.update(*(w.ingredients for w in computed if isinstance(w.module, selector)))
+        return {p: name for name, p in named if p.ndim > 1 and p in covered}
     if callable(selector):
-        taken = {name for name, p in named.items() if selector(name, p)}
-        for name in taken:
-            check_weight(named[name], repr(name))
-        return taken
+        return {p: name for name, p in named if selector(name, p)}
     raise TypeError(
         "orthogonal must be a name pattern, a module type, a module, a predicate "
         f"(name, parameter) -> bool, or several of these; got {selector!r}."

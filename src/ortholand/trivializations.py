@@ -233,15 +233,7 @@ class _Slot(NamedTuple):
 def _choose(model: nn.Module, orthogonal: Selectors, view: View) -> list[_Slot]:
     """The chosen parameters and the modules that hold them."""
     check_view(view)
-    try:
-        chosen = selected_parameters(model, orthogonal)
-    except ValueError as error:
-        if not any(isinstance(m, parametrize.ParametrizationList) for m in model.modules()):
-            raise
-        raise ValueError(
-            f"{error} Weights that are already parametrized do not count: call "
-            "ortholand.untrivialize_(model) to trivialize them again."
-        ) from error
+    chosen = selected_parameters(model, orthogonal)
     if not chosen:
         raise ValueError(f"orthogonal={orthogonal!r} names no parameter. Example: 'layers.*'.")
     holders = _holders(model)
@@ -261,11 +253,6 @@ def _only(holders: list[tuple[nn.Module, str]], name: str) -> tuple[nn.Module, s
         raise ValueError(
             f"A trivialized weight must belong to one module, but {name} is shared by "
             f"{len(holders)}: the others would see A in its place. Share the module instead."
-        )
-    if isinstance(holders[0][0], parametrize.ParametrizationList):
-        raise ValueError(
-            f"A weight can be parametrized once, but {name} belongs to a parametrization. "
-            "Call ortholand.untrivialize_(model) or remove_parametrizations first."
         )
     return holders[0]
 

@@ -3,8 +3,11 @@
 import errno
 import os
 import pwd
+import signal
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,6 +41,19 @@ def why_not():
     return reason
 
 
+def is_running(pid):
+    """Whether a process is there and not a zombie; one that was killed may need a moment."""
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return False
+        if state in "ZX":
+            return False
+        time.sleep(0.02)
+    return True
+
+
 def step(orthogonal):
     X = nn.Parameter(torch.eye(3))
     X.grad = torch.full((3, 3), 0.5).triu()
@@ -61,7 +77,7 @@ def library(fresh):
 
 @pytest.fixture
 def no_compiling(monkeypatch):
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("compiled again"))
+    monkeypatch.setattr(build, "_compile", lambda *_, **__: pytest.fail("compiled again"))
 
 
 @needs_compiler
@@ -229,16 +245,106 @@ class TestTheFolderMustBeOurs:
         }[way]
         monkeypatch.setenv("ORTHOLAND_CACHE", str(cache))
         reason = why_not()
-        assert f"inside {public}, which everybody can write to (mode 777)" in reason
-        assert f"chmod o-w {public}" in reason
+        assert f"inside {public}, which others can write to (mode 777)" in reason
+        assert f"chmod go-w {public}" in reason
 
-    @needs_compiler
-    def test_the_sticky_bit_will_do(self, fresh, tmp_path, monkeypatch):
-        public = tmp_path / "public"
+    @pytest.mark.parametrize("mode", [0o770, 0o775, 0o2775, 0o707, 0o722])
+    @pytest.mark.parametrize("depth", [0, 1, 3])
+    def test_not_inside_what_a_group_or_others_can_write_to(
+        self, fresh, no_compiling, tmp_path, monkeypatch, mode, depth
+    ):
+        shared = tmp_path / "shared"
+        cache = shared.joinpath(*"abc"[:depth])
+        cache.mkdir(parents=True)
+        shared.chmod(mode)
+        monkeypatch.setenv("ORTHOLAND_CACHE", str(cache))
+        assert f"inside {shared}, which others can write to (mode {mode:o})" in why_not()
+
+    @needs_root
+    @pytest.mark.parametrize("mode", [0o700, 0o755, 0o1777])
+    def test_not_inside_another_user_s(self, fresh, no_compiling, tmp_path, monkeypatch, mode):
+        theirs = tmp_path / "theirs"
+        cache = theirs / "ours"
+        cache.mkdir(parents=True, mode=0o700)
+        theirs.chmod(mode)
+        os.chown(theirs, SOMEBODY_ELSE, -1)
+        monkeypatch.setenv("ORTHOLAND_CACHE", str(cache))
+        reason = why_not()
+        assert f"{theirs}, which belongs to another user (uid {SOMEBODY_ELSE}, not 0)" in reason
+        assert "set ORTHOLAND_CACHE" in reason
+
+    @needs_root
+    @pytest.mark.parametrize("relative", [True, False])
+    @pytest.mark.parametrize("chain", [True, False])
+    def test_not_by_another_user_s_link(
+        self, fresh, no_compiling, tmp_path, monkeypatch, relative, chain
+    ):
+        """It leads to a folder of ours now, and elsewhere tomorrow."""
+        public, private = tmp_path / "public", tmp_path / "private"
         public.mkdir()
         public.chmod(0o1777)
+        private.mkdir(mode=0o700)
+        link = public / "link"
+        link.symlink_to("../private" if relative else private)
+        os.chown(link, SOMEBODY_ELSE, -1, follow_symlinks=False)
+        cache = link
+        if chain:
+            cache = tmp_path / "ours"
+            cache.symlink_to(link)
+        monkeypatch.setenv("ORTHOLAND_CACHE", str(cache))
+        reason = why_not()
+        assert f"{link}, which belongs to another user (uid {SOMEBODY_ELSE}, not 0)" in reason
+
+    @pytest.mark.parametrize("ending", ["..", "link/.."])
+    def test_not_through_what_others_can_write_to(
+        self, fresh, no_compiling, tmp_path, monkeypatch, ending
+    ):
+        """The folder above "link/.." depends on where the link leads."""
+        public, private = tmp_path / "public", tmp_path / "private"
+        (public / "sub").mkdir(parents=True)
+        private.mkdir()
+        (private / "link").symlink_to(public / "sub")
+        public.chmod(0o777)
+        cache = {"..": public / "sub" / "..", "link/..": private / "link" / ".."}[ending]
+        monkeypatch.setenv("ORTHOLAND_CACHE", str(cache / "cache"))
+        assert f"inside {public}, which others can write to" in why_not()
+
+    def test_not_by_links_that_lead_nowhere(self, fresh, no_compiling, tmp_path, monkeypatch):
+        (tmp_path / "a").symlink_to(tmp_path / "b")
+        (tmp_path / "b").symlink_to(tmp_path / "a")
+        monkeypatch.setenv("ORTHOLAND_CACHE", str(tmp_path / "a"))
+        assert "cannot be used" in why_not()
+
+    @needs_compiler
+    @pytest.mark.parametrize("mode", [0o1777, 0o1770])
+    def test_the_sticky_bit_will_do(self, fresh, tmp_path, monkeypatch, mode):
+        public = tmp_path / "public"
+        public.mkdir()
+        public.chmod(mode)
         monkeypatch.setenv("ORTHOLAND_CACHE", str(public))
         assert is_there()
+
+    @needs_compiler
+    def test_our_own_links_will_do(self, fresh, tmp_path, monkeypatch):
+        (tmp_path / "real").mkdir()
+        (tmp_path / "link").symlink_to("real")
+        monkeypatch.setenv("ORTHOLAND_CACHE", str(tmp_path / "link" / "deeper"))
+        assert is_there()
+        assert (tmp_path / "real" / "deeper" / "native").is_dir()
+
+    @needs_compiler
+    @pytest.mark.parametrize("umask", [0o002, 0o000])
+    def test_folders_that_are_made_pass_whatever_the_umask(
+        self, fresh, tmp_path, monkeypatch, umask
+    ):
+        monkeypatch.setenv("ORTHOLAND_CACHE", str(tmp_path / "home" / ".cache"))
+        old = os.umask(umask)
+        try:
+            assert is_there()
+        finally:
+            os.umask(old)
+        for made in (tmp_path / "home", tmp_path / "home" / ".cache"):
+            assert made.stat().st_mode & 0o777 == 0o700
 
     @needs_compiler
     def test_a_relative_folder(self, fresh, tmp_path, monkeypatch):
@@ -355,6 +461,69 @@ class TestWhatCannotBeMade:
         monkeypatch.setenv("CXX", str(compiler))
         monkeypatch.setattr(build, "COMPILE_SECONDS", 0.05)
         assert "the compiler took more than 0.05 s" in why_not()
+
+    def test_a_compiler_that_does_not_end_is_tried_once_and_its_children_end(
+        self, fresh, tmp_path, monkeypatch
+    ):
+        compiler, pids, calls = tmp_path / "compiler", tmp_path / "pids", tmp_path / "calls"
+        compiler.write_text(
+            f"#!/bin/sh\necho x >> {calls}\n"
+            f"(sleep 61 & echo $! >> {pids}; wait) &\n"  # a grandchild that holds the pipes
+            f"echo $! >> {pids}\ntrap '' TERM\nsleep 62 &\necho $! >> {pids}\nwait; wait\n"
+        )
+        compiler.chmod(0o700)
+        monkeypatch.setenv("CXX", str(compiler))
+        monkeypatch.setattr(build, "COMPILE_SECONDS", 0.5)
+        for source in native.SIGNATURES:
+            for scalar in ("float", "double"):
+                reason = native._library(source, scalar, 0)
+                assert "the compiler took more than 0.5 s" in reason
+        assert calls.read_text() == "x\n"
+        assert len(pids.read_text().split()) == 3
+        for pid in map(int, pids.read_text().split()):
+            assert not is_running(pid)
+        assert list(fresh.iterdir()) == []
+
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+    def test_a_compiler_that_is_interrupted_ends(self, fresh, tmp_path, monkeypatch, error):
+        compiler, pids = tmp_path / "compiler", tmp_path / "pids"
+        compiler.write_text(f"#!/bin/sh\nsleep 60 & echo $! > {pids}\nwait\n")
+        compiler.chmod(0o700)
+        monkeypatch.setenv("CXX", str(compiler))
+
+        def interrupted(self, *_, **__):
+            while not (pids.exists() and pids.read_text()):
+                time.sleep(0.01)
+            monkeypatch.undo()
+            raise error
+
+        monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+        with pytest.raises(error):
+            build._compile([str(compiler)], tmp_path / "out")
+        assert not is_running(int(pids.read_text()))
+
+    @needs_compiler
+    def test_another_compiler_is_tried_after_one_that_hung(self, fresh, tmp_path, monkeypatch):
+        compiler = tmp_path / "compiler"
+        compiler.write_text("#!/bin/sh\nexec sleep 60\n")
+        compiler.chmod(0o700)
+        with monkeypatch.context() as patch:
+            patch.setenv("CXX", str(compiler))
+            patch.setattr(build, "COMPILE_SECONDS", 0.05)
+            assert "took more than" in why_not()
+        assert is_there()
+
+    def test_what_a_compiler_leaves_running_is_not_waited_for(self, fresh, tmp_path, monkeypatch):
+        """A compiler's cache may start a server, which inherits all that is open."""
+        compiler, pid = tmp_path / "compiler", tmp_path / "pid"
+        compiler.write_text(f"#!/bin/sh\nsleep 60 & echo $! > {pid}\necho 'an error' >&2; exit 3\n")
+        compiler.chmod(0o700)
+        monkeypatch.setenv("CXX", str(compiler))
+        monkeypatch.setattr(build, "COMPILE_SECONDS", 10)
+        try:
+            assert "gave 3, an error" in why_not()
+        finally:
+            os.kill(int(pid.read_text()), signal.SIGKILL)
 
     def test_from_sources_that_are_not_there(self, fresh, tmp_path, monkeypatch):
         monkeypatch.setattr(build, "FOLDER", tmp_path)

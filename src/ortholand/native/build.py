@@ -11,11 +11,14 @@ import logging
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ortholand.native import prebuilt
 from ortholand.native.prebuilt import PrebuiltError
@@ -40,6 +43,7 @@ SANITIZE_FLAGS = (
     "-O1",
 )
 COMPILE_SECONDS = 120
+_too_slow: set[str] = set()  # the compilers that exceeded it in this process
 LONGEST_COMPLAINT = 200  # characters of what a compiler says
 
 
@@ -153,29 +157,47 @@ def _announce(folder: Path) -> None:
 
 
 def _compile(command: Sequence[str], output: Path) -> None:
+    """Run the compiler; one that exceeded its time once is not run again in this process."""
     # A sanitizer loaded into this process is not meant for the compiler.
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    too_slow = NoCodeError(f"the compiler took more than {COMPILE_SECONDS} s")
+    if command[0] in _too_slow:
+        raise too_slow
     try:
-        subprocess.run(
-            [*command, "-o", str(output)],
-            check=True,
-            capture_output=True,
-            timeout=COMPILE_SECONDS,
-            env=environment,
-        )
+        # Not a pipe: a server that the compiler starts (ccache's) would keep it open.
+        with tempfile.TemporaryFile() as said:
+            code = _run([*command, "-o", str(output)], stderr=said, env=environment)
+            said.seek(0)
+            complaints = said.read()
     except subprocess.TimeoutExpired as error:
-        raise NoCodeError(f"the compiler took more than {COMPILE_SECONDS} s") from error
-    except subprocess.CalledProcessError as error:
-        raise NoCodeError(f"the compiler failed: {_complaint(error)}") from error
+        _too_slow.add(command[0])
+        raise too_slow from error
     except OSError as error:
         raise NoCodeError(f"the compiler cannot be run: {error}") from error
+    if code:
+        raise NoCodeError(f"the compiler failed: {_complaint(command[0], code, complaints)}")
 
 
-def _complaint(error: subprocess.CalledProcessError) -> str:
+def _run(command: Sequence[str], **options: Any) -> int:
+    """The exit code of a program; if it is not waited for to the end, its children end too."""
+    nothing = subprocess.DEVNULL
+    process = subprocess.Popen(
+        command, stdin=nothing, stdout=nothing, start_new_session=True, **options
+    )
+    try:
+        return process.wait(COMPILE_SECONDS)
+    except BaseException:
+        with suppress(OSError):  # it may just have ended
+            os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
+        process.wait()
+        raise
+
+
+def _complaint(program: str, code: int, output: bytes) -> str:
     """The first error that a compiler reported, shortened."""
-    lines = error.stderr.decode(errors="replace").strip().splitlines()
+    lines = output.decode(errors="replace").strip().splitlines()
     told = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "")
-    said = f"{error.cmd[0]} gave {error.returncode}" + (f", {told.strip()}" if told else "")
+    said = f"{program} gave {code}" + (f", {told.strip()}" if told else "")
     return said[:LONGEST_COMPLAINT]
 
 

@@ -3,8 +3,16 @@
 Loading a library runs it. So nothing is loaded that somebody else could have put there, or that is
 not, byte for byte, what was compiled: each library has a *seal*, a small file with its length and
 hash. (Loading a truncated library would end the process.)
+
+Whoever can write to a folder can replace what is in it. So every folder and every link on the way
+to the cache must belong to the user or to root, and nobody else may write to a folder on the way,
+unless its sticky bit is set, as in /tmp: there only its owner and an entry's own owner can remove
+or rename the entry, and both are the user or root. A group may have other members now or later,
+so a folder that a group can write to is refused too. (With access control lists, the group's mode
+is the most that any of them allows, so they are covered.)
 """
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -14,6 +22,7 @@ from ortholand.native.recipe import seal_of
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 ELSEWHERE = "set ORTHOLAND_CACHE to a folder of your own"
+MOST_LINKS = 40  # as many as Linux follows
 
 
 class NoCodeError(Exception):
@@ -43,25 +52,63 @@ def own_folder() -> Path:
             "there is no home folder to keep it in: set HOME, XDG_CACHE_HOME or ORTHOLAND_CACHE"
         ) from error
     try:
+        if _knows_owners():
+            _enter(folder.parent)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        check_own_folder(folder)
+        status = folder.lstat()
     except OSError as error:
         raise NoCodeError(
             f"the cache folder {folder} cannot be used ({error}): {ELSEWHERE}"
         ) from error
-    return folder
-
-
-def check_own_folder(folder: Path) -> None:
-    """Raise if somebody else could write to a folder or replace it."""
-    status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         raise NoCodeError(f"the cache folder {folder} is a link: remove it, or {ELSEWHERE}")
     _check_owner(status, f"the cache folder {folder}", folder)
-    if _knows_owners():
-        # The literal path too, if links lead elsewhere: whoever can write there can change them.
-        for parent in [*folder.parents, *folder.resolve().parents]:
-            _check_parent(parent)
+    return folder
+
+
+def _enter(folder: Path) -> None:
+    """Go to a folder as the system does, link by link; check all that is passed, create the rest.
+
+    Raises:
+        NoCodeError: if somebody else could replace anything on the way.
+    """
+    here, ahead, links = Path(folder.anchor), [*folder.parts[1:]], 0
+    _check_passed(here)
+    while ahead:
+        part = ahead.pop(0)
+        if part == "..":
+            here = here.parent
+            continue
+        entry = here / part
+        if not os.path.lexists(entry):
+            entry.mkdir(mode=0o700, exist_ok=True)
+        _check_passed(entry)
+        if not entry.is_symlink():
+            here = entry
+            continue
+        links += 1
+        if links > MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+        target = entry.readlink()
+        here = Path(target.anchor) if target.is_absolute() else here
+        ahead = [*target.parts[target.is_absolute() :], *ahead]
+
+
+def _check_passed(entry: Path) -> None:
+    """Raise if somebody else could replace what is in a folder, or where a link leads."""
+    status = entry.lstat()
+    inside = f"the cache folder is inside {entry}, which"
+    if status.st_uid not in (0, os.geteuid()):
+        raise NoCodeError(
+            f"{inside} belongs to another user (uid {status.st_uid}, not {os.geteuid()}): "
+            f"{ELSEWHERE}"
+        )
+    mode = status.st_mode
+    if stat.S_ISDIR(mode) and mode & OTHERS_WRITE and not mode & stat.S_ISVTX:
+        raise NoCodeError(
+            f"{inside} others can write to (mode {stat.S_IMODE(mode):o}): chmod go-w {entry}, or "
+            f"{ELSEWHERE}"
+        )
 
 
 def check_own_file(path: Path) -> None:
@@ -83,16 +130,6 @@ def _check_owner(status: os.stat_result, what: str, path: Path) -> None:
         mode = stat.S_IMODE(status.st_mode)
         raise NoCodeError(
             f"{what} can be written to by others (mode {mode:o}): chmod go-w {path}, or remove it"
-        )
-
-
-def _check_parent(parent: Path) -> None:
-    mode = parent.stat().st_mode
-    # With the sticky bit, as in /tmp, only owners can rename or remove its contents.
-    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        raise NoCodeError(
-            f"the cache folder is inside {parent}, which everybody can write to "
-            f"(mode {stat.S_IMODE(mode):o}): chmod o-w {parent}, or {ELSEWHERE}"
         )
 
 

@@ -273,15 +273,25 @@ class OrthogonalOptimizer(Optimizer):
         torch casts state to the type of its parameter; ours has float32 buffers of
         half-precision weights and integer counts, which must come back as they were saved. Hooks
         see and change the same things as in torch.
+
+        Raises:
+            ValueError: if the state is another optimizer's, or does not fit a weight. Nothing has
+                changed then. torch's SGD can be continued, and Adam in plain groups.
         """
-        load, scales = super().load_state_dict, self._scales
-        load_bit_for_bit(self, load, state_dict, makes_generators=self.makes_generators)
-        # The weights that belong to another scale may come later, but before the next step.
-        self._awaits_values |= self._scales != scales
+        load, constraints = super().load_state_dict, self._constraints
+
+        def kinds_of(group: Group) -> Mapping[str, StateKind]:
+            self._check_all_options(group)
+            return self.state_kinds(group) if group["orthogonal"] else {}
+
+        generators = self.makes_generators
+        load_bit_for_bit(self, load, state_dict, kinds_of=kinds_of, makes_generators=generators)
+        # The weights that meet another constraint may come later, but before the next step.
+        self._awaits_values |= self._constraints != constraints
 
     @property
-    def _scales(self) -> list[Any]:
-        return [group["scale"] for group in self.param_groups]
+    def _constraints(self) -> list[tuple[Any, ...]]:
+        return [(g["orthogonal"], g["view"], g["scale"]) for g in self.param_groups]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -292,9 +302,6 @@ class OrthogonalOptimizer(Optimizer):
         for group in self.param_groups:
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
-        for saved in self.state.values():  # torch once counted steps in Python's numbers
-            if not isinstance(saved.get("step", torch.empty(0)), Tensor):
-                saved["step"] = torch.tensor(float(saved["step"]), dtype=torch.float32)
 
     def _check_all_options(self, options: Group) -> None:
         check_common_options(options)

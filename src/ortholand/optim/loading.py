@@ -1,6 +1,12 @@
-"""Loading a state dict so that state comes back as it was saved, hooks included."""
+"""Loading a state dict so that state comes back as it was saved, hooks included.
 
+Everything is checked and copied before anything is loaded: an error leaves the optimizer as it was.
+"""
+
+import reprlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -9,15 +15,30 @@ from torch.optim import Optimizer
 
 from ortholand.geometry.derivatives import relative_gradient
 from ortholand.geometry.matrices import is_square, real_dtype, working_dtype
-from ortholand.geometry.rounding import ROUNDING_STATE
+from ortholand.geometry.rounding import COMPENSATION, ROUNDING_STATE, SEED
 from ortholand.geometry.scales import scale_of, unscaled
 from ortholand.geometry.views import as_matrices, as_weight
-from ortholand.landing.step import COUNTS
-from ortholand.sharding.placement import is_dtensor, restored
+from ortholand.landing.step import COUNTS, LIMITED, SKIPPED, StateKind
+from ortholand.optim.origins import ADAM_STATE, NO_OPTIONS, completed_groups
+from ortholand.optim.weights import batch_shape, name_of
+from ortholand.sharding.placement import is_dtensor, local_part, restored
 
 Group = Mapping[str, Any]
+State = Mapping[str, Any]
+Kinds = Mapping[str, StateKind]
 # Accumulations of generators, which for square weights are skew.
 GENERATORS = ("momentum_buffer", "exp_avg")
+INTEGERS = (*COUNTS, SEED)
+NEVER_NEGATIVE = (*INTEGERS, "exp_avg_sq", "step")
+USUAL_KINDS: Kinds = {
+    "momentum_buffer": "matrix",
+    "exp_avg": "matrix",
+    COMPENSATION: "matrix",
+    SEED: "number",
+    SKIPPED: "number",
+    LIMITED: "number",
+}
+PLAIN_KINDS: Kinds = {**USUAL_KINDS, "exp_avg_sq": "matrix", "step": "number"}
 
 
 def load_bit_for_bit(
@@ -25,25 +46,44 @@ def load_bit_for_bit(
     load: Callable[[dict[str, Any]], None],
     state_dict: dict[str, Any],
     *,
+    kinds_of: Callable[[Group], Kinds],
     makes_generators: bool,
 ) -> None:
-    """Let torch load, then undo its casts, before the user's post-hooks run.
+    """Let torch load all but the tensors, which it would cast; add these before post-hooks run.
 
-    The state restored is what the user's pre-hooks have left. ``makes_generators``: whether the
-    optimizer accumulates generators, which for square weights are skew.
+    What is loaded is what the user's pre-hooks have left. ``kinds_of`` checks a group's options
+    and returns the kinds of its weights' state; ``makes_generators``: whether the optimizer
+    accumulates generators, which for square weights are skew.
     """
-    final: list[dict[str, Any]] = []
+    tensors: dict[Tensor, dict[str, Tensor]] = {}
 
-    def remember(_: Any, loaded: dict[str, Any]) -> dict[str, Any]:
-        final.append(_completed(loaded, optimizer.param_groups))
-        return final[-1]
+    @torch.no_grad()
+    def prepare(_: Any, loaded: dict[str, Any]) -> dict[str, Any]:
+        groups = completed_groups(optimizer, loaded, makes_generators=makes_generators)
+        others = dict(loaded["state"])
+        for saved, group in zip(groups, optimizer.param_groups, strict=True):
+            kinds = kinds_of(saved)
+            named = {**saved, **{name: group[name] for name in NO_OPTIONS & group.keys()}}
+            for i, (key, p) in enumerate(zip(saved["params"], group["params"], strict=True)):
+                if key not in others:
+                    continue
+                weight = _Weight(p, named, kinds, name_of(named, i), key)
+                state = weight.checked(others[key])
+                tensors[p] = {
+                    name: weight.ready(name, value, makes_generators)
+                    for name, value in state.items()
+                    if isinstance(value, Tensor)
+                }
+                others[key] = {k: v for k, v in state.items() if k not in tensors[p]}
+        return {**loaded, "state": others, "param_groups": groups}
 
-    def put_back(_: Any) -> None:
-        restore_state(optimizer, final[-1], makes_generators=makes_generators)
+    def put_in(_: Any) -> None:
+        for p, state in tensors.items():
+            optimizer.state[p].update(state)
 
     handles = [
-        optimizer.register_load_state_dict_pre_hook(remember),
-        optimizer.register_load_state_dict_post_hook(put_back, prepend=True),
+        optimizer.register_load_state_dict_pre_hook(prepare),
+        optimizer.register_load_state_dict_post_hook(put_in, prepend=True),
     ]
     try:
         load(state_dict)
@@ -52,41 +92,104 @@ def load_bit_for_bit(
             handle.remove()
 
 
-def _completed(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """The state, with the groups' own options where it lacks them, as another optimizer's may."""
-    if len(state_dict["param_groups"]) != len(groups):
-        return state_dict  # torch will say so
-    pairs = zip(groups, state_dict["param_groups"], strict=True)
-    kept = ("params", "param_names")
-    completed = [
-        {**{name: value for name, value in group.items() if name not in kept}, **saved}
-        for group, saved in pairs
-    ]
-    return {**state_dict, "param_groups": completed}
+@dataclass(frozen=True)
+class _Weight:
+    """A weight whose state is loaded."""
+
+    p: Tensor
+    group: Group
+    kinds: Kinds  # of the state of an orthogonal weight
+    name: str
+    key: Any  # of its entry in the state
+
+    def checked(self, state: State) -> dict[str, Any]:
+        """The state, if it is one that the weight can have."""
+        if not isinstance(state, Mapping):
+            raise self._error("state", "a dictionary", _described(state))
+        state = dict(state)
+        if isinstance(state.get("step"), Real) and not isinstance(state["step"], bool):
+            # Older versions of torch counted in Python's numbers.
+            state["step"] = torch.tensor(float(state["step"]), dtype=torch.float32)
+        for name, value in state.items():
+            self._check(name, value)
+        is_adam = "betas" in self.group and not self.group["orthogonal"]
+        if is_adam and 0 < len(missing := ADAM_STATE - state.keys()) < len(ADAM_STATE):
+            raise self._error(min(missing), "there, as the rest of Adam's state is", "not")
+        return state
+
+    def _check(self, name: str, value: Any) -> None:
+        """Raise if a value cannot be this state of the weight. Unknown names are not checked."""
+        kind = self._kind(name)
+        if kind is None or (value is None and name == "momentum_buffer"):
+            return
+        shape = self._shape(name, kind)
+        dense = isinstance(value, Tensor) and value.layout is torch.strided
+        if dense and value.shape == shape and self._has_type(name, kind, value.dtype):
+            if _is_sound(name, value):
+                return
+            sound = "finite" if name in GENERATORS else "at least 0"
+            raise self._error(name, f"{sound} in all entries", "not")
+        numbers = "integers" if name in INTEGERS else "floating-point numbers"
+        rule = f"a dense tensor of {numbers} of shape {tuple(shape)}"
+        raise self._error(name, rule, _described(value))
+
+    def _kind(self, name: str) -> StateKind | None:
+        usual = USUAL_KINDS if self.group["orthogonal"] else PLAIN_KINDS
+        return self.kinds.get(name) or usual.get(name)
+
+    def _shape(self, name: str, kind: StateKind) -> torch.Size:
+        if kind == "matrix":
+            return self.p.shape
+        per_matrix = self.group["orthogonal"] and name not in INTEGERS
+        return batch_shape(self.p.shape, self.group["view"]) if per_matrix else torch.Size()
+
+    def _has_type(self, name: str, kind: StateKind, dtype: torch.dtype) -> bool:
+        if dtype.is_complex:
+            return kind == "matrix" and self.p.is_complex()
+        is_integer = not dtype.is_floating_point and dtype is not torch.bool
+        if name in INTEGERS:
+            return is_integer
+        return dtype.is_floating_point or (is_integer and name == "step")
+
+    def _error(self, name: str, rule: str, found: str) -> ValueError:
+        return ValueError(
+            f"The {name!r} that is loaded for a weight must be {rule}, but that of {self.name}, of "
+            f"shape {tuple(self.p.shape)} and type {self.p.dtype}, is {found}. Load what the "
+            "optimizer saved, or let the weight start without state: "
+            f"del state_dict['state'][{self.key!r}]."
+        )
+
+    def ready(self, name: str, value: Tensor, makes_generators: bool) -> Tensor:
+        """A copy of a saved tensor, placed like the weight, in the type in which it is kept."""
+        orthogonal = self.group["orthogonal"]
+        state = _restored(name, value, self.p, orthogonal=orthogonal)
+        if name in GENERATORS and orthogonal and makes_generators:
+            return _as_generator(state, self.p, self.group)
+        return state
 
 
-@torch.no_grad()
-def restore_state(
-    optimizer: Optimizer, state_dict: dict[str, Any], *, makes_generators: bool
-) -> None:
-    """Give every weight copies of its saved state."""
-    saved = [i for group in state_dict["param_groups"] for i in group["params"]]
-    params = [(p, group) for group in optimizer.param_groups for p in group["params"]]
-    for i, (p, group) in zip(saved, params, strict=True):
-        for name, value in state_dict["state"].get(i, {}).items():
-            if isinstance(value, Tensor) and name in optimizer.state[p]:
-                state = _restored(name, value, p, group)
-                if name in GENERATORS and group["orthogonal"] and makes_generators:
-                    state = _as_generator(state, p, group)
-                optimizer.state[p][name] = state
+def _is_sound(name: str, value: Tensor) -> bool:
+    """Whether a step can start from these numbers; a second moment may have overflowed."""
+    here = local_part(value)
+    if here.device.type == "meta":
+        return True
+    if name in GENERATORS:
+        return bool(torch.isfinite(here).all())
+    return name not in NEVER_NEGATIVE or here.is_complex() or bool((here >= 0).all())
 
 
-def _restored(name: str, value: Tensor, p: Tensor, group: Group) -> Tensor:
-    orthogonal, wanted = group["orthogonal"], working_dtype(p.dtype)
+def _described(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"{reprlib.repr(value)} of type {type(value).__name__}"
+    layout = "" if value.layout is torch.strided else f", {value.layout}"
+    return f"a tensor of shape {tuple(value.shape)}, {value.dtype}{layout}"
+
+
+def _restored(name: str, value: Tensor, p: Tensor, *, orthogonal: bool) -> Tensor:
     if name == "step" and not orthogonal:
         # torch counts Adam's steps on the host.
         return restored(value, p, torch.device("cpu"))
-    state = restored(value, p, p.device)
+    state, wanted = restored(value, p, p.device), working_dtype(p.dtype)
     if name in (*COUNTS, *ROUNDING_STATE):
         return state
     is_number = not state.is_floating_point() and not state.is_complex()
@@ -103,7 +206,7 @@ def _as_generator(state: Tensor, p: Tensor, group: Group) -> Tensor:
     torch's SGD accumulates Euclidean gradients. For tall weights so do we; for square ones we
     accumulate relative gradients, which are skew, as the safe step requires.
     """
-    if is_dtensor(p) or state.shape != p.shape or p.device.type == "meta":
+    if is_dtensor(p) or p.device.type == "meta":
         return state
     B = as_matrices(state, group["view"])
     if not is_square(B):

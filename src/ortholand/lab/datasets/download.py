@@ -102,7 +102,8 @@ def _try_mirror(
     tell: Callable[[str], None],
 ) -> str:
     """Download all files from one mirror; return what went wrong."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    # The mode is that of compiled code's folders, which may come to be next to it.
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _remove_leftovers(target.parent)
     with tempfile.TemporaryDirectory(prefix=LEFTOVER, dir=target.parent) as temporary:
         folder = Path(temporary) / target.name
