@@ -11,7 +11,7 @@ from torch import nn
 import ortholand as ol
 from ortholand.geometry import distance
 from ortholand.geometry.matrices import real_dtype, to_working_dtype
-from ortholand.landing.step import Rows
+from ortholand.landing.step import PendingStep, Rows
 from ortholand.sharding.placement import chunk_sizes
 from ortholand.sharding.steps import message_of, pack, sums_of, unpack
 from tests.optim.scenes import gradient_like, make_optimizer, scenes
@@ -42,11 +42,14 @@ class Apart:
         for X, G_part, state in zip(self.parts, G.split(self.sizes), self.states, strict=True):
             rows = Rows(X.shape[0], sum(self.sizes), apart=True)
             steps.append(gram_step(to_working_dtype(X)[None], G_part[None], state, rows))
-        parts = list(zip(*[message_of(step.sums) for step in steps], strict=True))
-        sums = [sum(tensors[1:], start=tensors[0]) for tensors in parts]
-        self.summed = sum(tensor.numel() for tensor in sums)
+        self.summed = 0
+        while isinstance(steps[0], PendingStep):
+            parts = zip(*[message_of(step.sums) for step in steps], strict=True)
+            sums = [sum(tensors[1:], start=tensors[0]) for tensors in parts]
+            self.summed += sum(tensor.numel() for tensor in sums)
+            steps = [step.finish(sums_of([tensor.clone() for tensor in sums])) for step in steps]
         for i, step in enumerate(steps):
-            self.keep(i, step.finish(sums_of([tensor.clone() for tensor in sums])))
+            self.keep(i, step)
 
     def keep(self, i, result):
         self.taken = bool(result.taken)

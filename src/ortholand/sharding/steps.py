@@ -404,13 +404,14 @@ def step_parts(parts: Sequence[Part], step: ShardedStep, layout: Layout) -> list
 
 
 def finished(steps: Sequence[PendingStep], group: ProcessGroup) -> list[MatrixStep]:
-    """The steps with their sums over the ranks: one message for all."""
-    sent = [message_of(step.sums) for step in steps]
-    sums = iter(sums_over_ranks([tensor for message in sent for tensor in message], group))
-    return [
-        step.finish(sums_of([next(sums) for _ in message]))
-        for step, message in zip(steps, sent, strict=True)
-    ]
+    """The steps with their sums over the ranks: one message for all, as often as any waits."""
+    done: list[MatrixStep | PendingStep] = list(steps)
+    while waiting := [(k, step) for k, step in enumerate(done) if isinstance(step, PendingStep)]:
+        sent = [message_of(step.sums) for _, step in waiting]
+        sums = iter(sums_over_ranks([tensor for message in sent for tensor in message], group))
+        for (k, step), message in zip(waiting, sent, strict=True):
+            done[k] = step.finish(sums_of([next(sums) for _ in message]))
+    return [step for step in done if isinstance(step, MatrixStep)]
 
 
 def message_of(sums: GramSums) -> list[Tensor]:
