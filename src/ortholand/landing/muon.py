@@ -61,9 +61,11 @@ class MuonMoments:
         """The momentum buffer, if there is momentum."""
         return {"momentum_buffer": "matrix"} if self.momentum else {}
 
-    def summed_numbers(self, p: int) -> int:
+    def summed_numbers(self, p: int, dtype: torch.dtype) -> int:
         """How many numbers a step sums over rows, for a matrix with p columns."""
         blocks = 3 if self.momentum and self.nesterov else 2
+        if torch.finfo(dtype).bits > 32:  # which is summed a second time
+            blocks += 2
         return blocks * p * p + p
 
     def averaged(self, B: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,7 +136,7 @@ class MuonMoments:
                 polar = polar_gram(D, M, T, self.steps, options.eps, noise, roundoff)
                 return move(B2, D, polar, sums)
             first = FirstPass.of(D, M, T, options.eps)
-            L = shifted_cholesky(first.T, 2 * gram_error(roundoff))
+            L = shifted_cholesky(first.T, gram_error(roundoff))
             W = first.basis(X, B, L)
 
             def finish_second(products: GramSums) -> MatrixStep:
@@ -300,12 +302,11 @@ def polar_gram(
         roundoff: relative rounding error of the Gram matrices, about the square of noise.
     """
     root, inverse, M, T, unit = FirstPass.of(D, M, T, eps)
-    # The product of the two factors of a whole matrix with this noise: the same step.
+    # The product of both factors of a whole matrix with this noise damps by as much as they do.
     damped = T + 4 * noise * shifted(T, first_shift(T, noise))
-    # Rounding changes T by less than its error: added, that bounds lengths from above. Twice as
-    # much in the factor makes it positive, and no column of the basis longer than 1.
+    # The error makes the factor's matrix positive, and added to T it bounds lengths from above.
     error = gram_error(roundoff)
-    basis = Basis(root, inverse, M, shifted(T, error), shifted_cholesky(damped, 2 * error))
+    basis = Basis(root, inverse, M, shifted(T, error), shifted_cholesky(damped, error))
     polar = polar_in(basis, M, T, steps, noise)
     return polar._replace(of_B=product(root, polar.of_B) * unit)
 
