@@ -106,7 +106,7 @@ def test_rows_apart_step_as_rows_together(make, options, attraction, dtype, tole
 
 def ill_conditioned(shape, cond, seed, dtype):
     """A matrix with singular values from 1 down to ``1 / cond``."""
-    n, p = shape
+    p = shape[1]
     U, V = (ol.random_orthogonal(k, p, seed=seed + k, dtype=dtype) for k in shape)
     return (U * torch.logspace(0, -math.log10(cond), p, dtype=real_dtype(dtype))) @ V.mH
 

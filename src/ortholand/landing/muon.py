@@ -140,7 +140,8 @@ class MuonMoments:
             W = first.basis(X, B, L)
 
             def finish_second(products: GramSums) -> MatrixStep:
-                polar = second_pass(first, L, *products.others, self.steps, roundoff)
+                XW, WW = products.others
+                polar = second_pass(first, L, XW, WW, self.steps, roundoff)
                 return move(W, D, polar, sums)
 
             return PendingStep(GramSums.of(X.mH @ W, gram_matrix(W)), finish_second)
