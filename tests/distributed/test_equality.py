@@ -40,12 +40,7 @@ both_types = pytest.mark.parametrize("dtype", ["float32", "float64"])
 @both_types
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("case", list(CASES))
-def test_every_optimizer_trains_sharded_weights_as_whole_ones(case, ranks, dtype, request):
-    if case.startswith("muon") and dtype == "float64":
-        # 4e-11 to 2e-10, since its basis comes from Cholesky factors and rounding is damped; with
-        # products alone it was below 1e-11.
-        known = pytest.mark.xfail(reason="Muon on ranks lost digits in float64", strict=False)
-        request.applymarker(known)
+def test_every_optimizer_trains_sharded_weights_as_whole_ones(case, ranks, dtype):
     check("fsdp", ranks, [case], dtype)
 
 

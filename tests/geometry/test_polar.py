@@ -224,9 +224,11 @@ def test_some_columns_of_a_polar_factor(steps, dtype):
 
 
 @each_type
-@pytest.mark.parametrize("distance", [0.0, 1e-6, 0.3, 0.5, 0.9])
-def test_roots_of_a_gram_matrix(distance, dtype):
-    p = 8
+@pytest.mark.parametrize(
+    ("distance", "p"), [(0.0, 8), (1e-6, 8), (0.3, 8), (0.5, 8), (0.9, 8), (0.5, 120), (0.9, 300)]
+)
+def test_roots_of_a_gram_matrix(distance, p, dtype):
+    """With many columns the Frobenius norm of D is far above 1."""
     V = ol.random_orthogonal(2, p, p, seed=0, dtype=dtype)
     e = distance * torch.linspace(-1, 1, p, dtype=torch.float64)
     D = (V * e.to(dtype)) @ V.mH

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ortholand as ol
+from ortholand.fields import product_roundoff
 from ortholand.geometry import distance
 from ortholand.geometry.matrices import real_dtype, to_working_dtype
-from ortholand.landing.step import Rows
+from ortholand.landing.step import PendingStep, Rows
 from ortholand.sharding.placement import chunk_sizes
 from ortholand.sharding.steps import message_of, pack, sums_of, unpack
 from tests.optim.scenes import gradient_like, make_optimizer, scenes
@@ -42,11 +43,14 @@ class Apart:
         for X, G_part, state in zip(self.parts, G.split(self.sizes), self.states, strict=True):
             rows = Rows(X.shape[0], sum(self.sizes), apart=True)
             steps.append(gram_step(to_working_dtype(X)[None], G_part[None], state, rows))
-        parts = list(zip(*[message_of(step.sums) for step in steps], strict=True))
-        sums = [sum(tensors[1:], start=tensors[0]) for tensors in parts]
-        self.summed = sum(tensor.numel() for tensor in sums)
+        self.summed = 0
+        while isinstance(steps[0], PendingStep):
+            parts = zip(*[message_of(step.sums) for step in steps], strict=True)
+            sums = [sum(tensors[1:], start=tensors[0]) for tensors in parts]
+            self.summed += sum(tensor.numel() for tensor in sums)
+            steps = [step.finish(sums_of([tensor.clone() for tensor in sums])) for step in steps]
         for i, step in enumerate(steps):
-            self.keep(i, step.finish(sums_of([tensor.clone() for tensor in sums])))
+            self.keep(i, step)
 
     def keep(self, i, result):
         self.taken = bool(result.taken)
@@ -100,14 +104,87 @@ def test_rows_apart_step_as_rows_together(make, options, attraction, dtype, tole
     assert (apart.whole() - X).abs().max() < tolerance
 
 
+def ill_conditioned(shape, cond, seed, dtype):
+    """A matrix with singular values from 1 down to ``1 / cond``."""
+    p = shape[1]
+    U, V = (ol.random_orthogonal(k, p, seed=seed + k, dtype=dtype) for k in shape)
+    return (U * torch.logspace(0, -math.log10(cond), p, dtype=real_dtype(dtype))) @ V.mH
+
+
+def difference(shape, ranks, gradient, dtype, steps=100, **options):
+    """How far Muon's rows apart are from rows together after some steps."""
+    X = nn.Parameter(ol.random_orthogonal(*shape, seed=0, dtype=dtype))
+    optimizer = ol.LandingMuon([X], lr=0.02, **options)
+    apart = Apart(X, optimizer, ranks)
+    for k in range(steps):
+        X.grad = gradient(X.detach(), k)
+        apart.step(gradient(apart.whole(), k))
+        optimizer.step()
+        assert apart.taken
+    return (apart.whole() - X.detach()).abs().max().item()
+
+
+@pytest.mark.parametrize(
+    ("shape", "ranks", "cond", "normal", "dtype", "options"),
+    [
+        ((24, 8), 3, 1e1, 0.0, torch.float64, {}),
+        ((60, 20), 2, 1e6, 3.0, torch.float64, {"nesterov": False}),
+        ((9, 7), 4, 1e6, 0.0, torch.float64, {"attraction": "coupled"}),
+        ((5, 3), 4, 1e6, 3.0, torch.float64, {"momentum": 0.0}),  # the last rank has no rows
+        ((3, 1), 5, 1e3, 3.0, torch.float64, {"attraction": "decoupled"}),
+        ((24, 6), 2, 1e6, 0.0, torch.complex128, {}),
+    ],
+    ids=str,
+)
+def test_muon_loses_no_digit_apart(shape, ranks, cond, normal, dtype, options):
+    targets = [ill_conditioned(shape, cond, 100 * k, dtype) for k in range(3)]
+
+    def gradient(X, k):
+        return targets[k % 3] + normal * X
+
+    assert difference(shape, ranks, gradient, dtype, **options) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
+@pytest.mark.parametrize(("cond", "tolerance"), [(1e1, 2e-7), (1e5, 3e-6), (1e6, 3e-6)])
+def test_muon_damps_what_single_precision_cannot_hold_apart_as_together(cond, tolerance, dtype):
+    """Small singular values are damped by as much: one step differs by rounding only."""
+    error = 0.0
+    for seed in range(5):
+        G = ill_conditioned((24, 8), cond, 100 * seed, dtype)
+        error = max(error, difference((24, 8), 3, lambda _, __, G=G: G, dtype, steps=1))
+    assert error < tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("apart", [True, False])
+def test_muon_takes_half_of_a_singular_value_at_four_times_rounding(apart, dtype):
+    """The two shifts of the Cholesky factors: ten times one of them would leave a tenth."""
+
+    def turn(low, dtype):
+        """By how much a singular value ``low`` turns, beside another one of 1."""
+        X = nn.Parameter(torch.eye(6, 2, dtype=dtype))
+        optimizer = ol.LandingMuon([X], lr=0.02, momentum=0.0)
+        rows, X.grad = Apart(X, optimizer, ranks=2), torch.zeros_like(X)
+        X.grad[2, 0], X.grad[3, 1] = 1.0, low
+        rows.step(X.grad)
+        optimizer.step()
+        return (rows.whole() if apart else X.detach())[3, 1].item()
+
+    low, undamped = 4 * product_roundoff(6, dtype), 1e-9
+    share = (turn(low, dtype) / low) / (turn(undamped, torch.float64) / undamped)
+    assert share == pytest.approx(0.5, rel=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex128], ids=str)
 @pytest.mark.parametrize(("make", "options"), METHODS + MUON)
-def test_as_many_numbers_are_summed_as_the_choice_of_a_route_counts(make, options):
-    X = ol.random_orthogonal(9, 4, seed=0)
+def test_as_many_numbers_are_summed_as_the_choice_of_a_route_counts(make, options, dtype):
+    X = ol.random_orthogonal(9, 4, seed=0, dtype=dtype)
     optimizer = make([nn.Parameter(X)], **options)
     apart = Apart(X, optimizer, ranks=2)
     apart.step(torch.ones_like(X))
     moments = optimizer.landing_step(optimizer.param_groups[0]).moments
-    assert apart.summed == moments.summed_numbers(4)
+    assert apart.summed == moments.summed_numbers(4, dtype)
 
 
 def test_dampening_knows_the_first_gradient_where_a_rank_has_none_yet():

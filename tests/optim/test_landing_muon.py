@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 
 import ortholand as ol
 from ortholand.geometry import distance
@@ -197,3 +198,39 @@ def test_off_the_manifold_without_a_safe_step():
     moved, optimizer = stepped(X, G, lr=0.01, safe_step=None)
     assert moved.isfinite().all()
     assert optimizer.skipped_steps() == 0
+
+
+@pytest.mark.parametrize("follows", [False, True])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda o: lr_scheduler.OneCycleLR(o, 0.05, total_steps=8),
+        lambda o: lr_scheduler.CyclicLR(o, 1e-3, 0.05, 2),
+    ],
+    ids=["OneCycleLR", "CyclicLR"],
+)
+def test_schedules_cycle_betas_and_momentum_follows_where_it_is_told_to(schedule, follows):
+    """torch writes betas wherever there are any; the line for momentum is that of docs/muon.md."""
+
+    def new():
+        X, b = nn.Parameter(ol.random_orthogonal(6, 3, seed=0)), nn.Parameter(torch.ones(3))
+        return ol.LandingMuon([{"params": [X]}, {"params": [b], "orthogonal": False}], momentum=0.9)
+
+    optimizer, by_hand = new(), new()
+    scheduler, seen = schedule(optimizer), set()
+    for k in range(6):
+        if follows:
+            for group in optimizer.param_groups:
+                group["momentum"] = group["betas"][0]
+        for mine, other in zip(by_hand.param_groups, optimizer.param_groups, strict=True):
+            mine["lr"], mine["betas"] = other["lr"], other["betas"]
+            mine["momentum"] = other["betas"][0] if follows else 0.9
+            for p, q in zip(mine["params"], other["params"], strict=True):
+                p.grad = q.grad = gaussian(*p.shape, seed=k)
+        seen.add(optimizer.param_groups[1]["betas"][0])
+        optimizer.step()
+        by_hand.step()
+        scheduler.step()
+    assert len(seen) >= 3
+    for mine, other in zip(by_hand.param_groups, optimizer.param_groups, strict=True):
+        assert torch.equal(mine["params"][0], other["params"][0])

@@ -174,8 +174,8 @@ def gram_roots(D: Tensor, farthest: float) -> tuple[Tensor, Tensor]:
         farthest: the largest ``||D||_2`` expected, below 1; it decides how many steps are taken.
             Larger D give a finite result too.
     """
-    d = torch.linalg.vector_norm(D, dim=(-2, -1))
-    scale = ((1 + d) / 2).clamp(min=1)  # steps converge only from below 3
+    # Steps converge only from below 3. Divided by more than necessary, S would need more of them.
+    scale = ((1 + _norm_bound(D)) / 2).clamp(min=1)
     S = D.clone()
     S.diagonal(dim1=-2, dim2=-1).add_(1)
     root = S / per_matrix(scale, S)
@@ -186,6 +186,14 @@ def gram_roots(D: Tensor, farthest: float) -> tuple[Tensor, Tensor]:
         root, inverse = product(root, step), product(step, inverse)
     factor = scale.sqrt()
     return root * per_matrix(factor, D), inverse / per_matrix(factor, D)
+
+
+def _norm_bound(D: Tensor) -> Tensor:
+    """``||D^4||_F^(1/4)``, which exceeds ``||D||_2`` by a factor of ``p^(1/8)`` at most."""
+    d = torch.linalg.vector_norm(D, dim=(-2, -1)).clamp(min=torch.finfo(D.dtype).tiny)
+    D = D / per_matrix(d, D)
+    D = product(D, D)
+    return d * torch.linalg.vector_norm(product(D, D), dim=(-2, -1)).sqrt().sqrt()
 
 
 def _halfway(S: Tensor) -> Tensor:

@@ -117,7 +117,7 @@ class Momentum:
             return "dampening=1"
         return None
 
-    def summed_numbers(self, p: int) -> int:
+    def summed_numbers(self, p: int, dtype: torch.dtype) -> int:  # noqa: ARG002
         """How many numbers a step sums over rows, for a matrix with p columns."""
         blocks = 3 if self.momentum and self.nesterov else 2
         return blocks * p * p + p + bool(self.momentum and self.dampening)
@@ -236,7 +236,7 @@ class AdamMoments:
         """Adam's two moments, and the number of steps that each matrix has taken."""
         return {"exp_avg": "matrix", "exp_avg_sq": "number", "step": "number"}
 
-    def summed_numbers(self, p: int) -> int:
+    def summed_numbers(self, p: int, dtype: torch.dtype) -> int:  # noqa: ARG002
         """How many numbers a step sums over rows, for a matrix with p columns."""
         return 3 * p * p + p + 2
 

@@ -62,9 +62,11 @@ class MuonMoments:
         """The momentum buffer, if there is momentum."""
         return {"momentum_buffer": "matrix"} if self.momentum else {}
 
-    def summed_numbers(self, p: int) -> int:
+    def summed_numbers(self, p: int, dtype: torch.dtype) -> int:
         """How many numbers a step sums over rows, for a matrix with p columns."""
         blocks = 3 if self.momentum and self.nesterov else 2
+        if torch.finfo(dtype).bits > 32:  # which is summed a second time
+            blocks += 2
         return blocks * p * p + p
 
     def averaged(self, B: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,7 +105,9 @@ class MuonMoments:
         """The step of tall matrices of which these rows are here.
 
         A polar factor magnifies rounding errors in small singular values, and a Gram matrix
-        squares them: so sums over ranks are in double precision.
+        squares them, so it needs twice the digits. Sums over ranks are in double precision,
+        which is enough for single-precision weights. No type is wide enough for
+        double-precision ones: their ranks sum a second time, products of a better basis.
         """
         if not rows.apart:
             return PendingStep.known(self._whole_step(X, G, state, options))
@@ -116,18 +120,33 @@ class MuonMoments:
         X2, B2 = _widened(X), _widened(B)
         hermitian = (shared_gram_minus_identity(X2, rows.share), gram_matrix(B2))
         sums = GramSums(hermitian, (X2.mH @ B2, *more))
+        roundoff = product_roundoff(rows.total, X2.dtype)
 
-        def finish(sums: GramSums) -> MatrixStep:
-            (D, T), M = sums.hermitian, sums.others[0]
-            noise, roundoff = (product_roundoff(rows.total, M.dtype) for M in (X, X2))
-            polar = polar_gram(D, M, T, self.steps, options.eps, noise, roundoff)
-            step = moved_along(X2, B2, D, polar, options, roundoff, apart=True)
-            taken = step.taken & (trace(T).sqrt() < largest_norm(X.dtype))
+        def move(W: Tensor, D: Tensor, polar: PolarGram, sums: GramSums) -> MatrixStep:
+            step = moved_along(X2, W, D, polar, options, roundoff, apart=True)
+            taken = step.taken & (trace(sums.hermitian[1]).sqrt() < largest_norm(X.dtype))
             step = step._replace(moved=cast(step.moved, X.dtype), taken=taken)
             if total is None:
                 return step
             kept = subtract_product_(total, X, cast(sym(sums.others[-1]), X.dtype))
             return step._replace(state={"momentum_buffer": kept})
+
+        def finish(sums: GramSums) -> MatrixStep | PendingStep:
+            (D, T), M = sums.hermitian, sums.others[0]
+            if X2 is not X:
+                noise = product_roundoff(rows.total, X.dtype)
+                polar = polar_gram(D, M, T, self.steps, options.eps, noise, roundoff)
+                return move(B2, D, polar, sums)
+            first = FirstPass.of(D, M, T, options.eps)
+            L = shifted_cholesky(first.T, gram_error(roundoff))
+            W = first.basis(X, B, L)
+
+            def finish_second(products: GramSums) -> MatrixStep:
+                XW, WW = products.others
+                polar = second_pass(first, L, XW, WW, self.steps, roundoff)
+                return move(W, D, polar, sums)
+
+            return PendingStep(GramSums.of(X.mH @ W, gram_matrix(W)), finish_second)
 
         return PendingStep(sums, finish)
 
@@ -195,6 +214,32 @@ class Basis(NamedTuple):
     L: Tensor  # Cholesky factor of T, shifted
 
 
+class FirstPass(NamedTuple):
+    """What one pass over rows tells of C, the part of ``B S^(1/2)`` that is orthogonal to X."""
+
+    root: Tensor  # S^(1/2)
+    inverse: Tensor  # S^(-1/2)
+    M: Tensor  # Q^H B S^(1/2)
+    T: Tensor  # C^H C
+    unit: Tensor  # by which B is multiplied to have norm 1, in M and T
+
+    @classmethod
+    def of(cls, D: Tensor, M: Tensor, T: Tensor, eps: float) -> "FirstPass":
+        """The same from ``D = X^H X - I``, ``M = X^H B`` and ``T = B^H B``."""
+        root, inverse = gram_roots(D, eps)
+        size = trace(T).sqrt()
+        unit = per_matrix(1 / size.clamp(min=torch.finfo(size.dtype).tiny ** 0.5), T)
+        M = product(product(inverse, M * unit), root)
+        T = sym(product(product(root, T * unit * unit), root) - product(M.mH, M))
+        return cls(root, inverse, M, T, unit)
+
+    def basis(self, X: Tensor, B: Tensor, L: Tensor) -> Tensor:
+        """Rows of ``W = C L^(-H)``."""
+        of_B = solved(L, self.root).mH * self.unit
+        of_X = product(self.inverse, solved(L, self.M.mH).mH)
+        return subtract_product_(product(B, of_B), X, of_X)
+
+
 def tall_polar(X: Tensor, B: Tensor, steps: int, eps: float) -> TallPolar:
     """The generator of ``msign(Skew(B X^H)) X``; nothing is n x n.
 
@@ -208,15 +253,41 @@ def tall_polar(X: Tensor, B: Tensor, steps: int, eps: float) -> TallPolar:
     B = in_range(B)
     M = product(inverse, product(X.mH, B))
     C = subtract_product_(B, X, product(inverse, M))
-    M = product(M, root)
     T = product(product(root, gram_matrix(C)), root)
-    L = shifted_cholesky(T, (4 * roundoff * trace(T) + roundoff**2)[..., None])
+    L = shifted_cholesky(T, first_shift(T, roundoff))
     W = product(C, solved(L, root).mH)
-    E = product(inverse, product(X.mH, W))  # the part of Q that rounding has left in C
-    M = add_product(M, E, L.mH)
-    T = add_product(gram_matrix(W), E.mH, E, alpha=-1)
-    basis = Basis(root, inverse, E, T, shifted_cholesky(T, 4 * roundoff))
-    return TallPolar(D, W, polar_in(basis, M, product(T, L.mH), steps, roundoff))
+    first = FirstPass(root, inverse, product(M, root), T, D.new_ones(()))
+    XW, WW = product(X.mH, W), gram_matrix(W)
+    return TallPolar(D, W, second_pass(first, L, XW, WW, steps, roundoff))
+
+
+def first_shift(T: Tensor, roundoff: float) -> Tensor:
+    """The shift of the first factor: the possible rounding error of ``T = C^H C``."""
+    return (4 * roundoff * trace(T) + roundoff**2)[..., None]
+
+
+def gram_error(roundoff: float) -> float:
+    """The possible rounding error of T where it is a difference of Gram matrices of norm 1."""
+    return 4 * roundoff
+
+
+def second_pass(
+    first: FirstPass, L: Tensor, XW: Tensor, WW: Tensor, steps: int, roundoff: float
+) -> PolarGram:
+    """The generator of ``msign(Skew(B X^H)) X`` in terms of X and ``W = C L^(-H)``.
+
+    Args:
+        first: what is known of C.
+        L: a factor of its Gram matrix, shifted.
+        XW: ``X^H W``, W as it was rounded.
+        WW: ``W^H W``.
+        steps: steps of msign.
+        roundoff: relative rounding error of these products.
+    """
+    E = product(first.inverse, XW)  # the part of Q that rounding has left in C
+    T = add_product(WW, E.mH, E, alpha=-1)
+    basis = Basis(first.root, first.inverse, E, T, shifted_cholesky(T, 4 * roundoff))
+    return polar_in(basis, add_product(first.M, E, L.mH), product(T, L.mH), steps, roundoff)
 
 
 def polar_gram(
@@ -230,20 +301,17 @@ def polar_gram(
         T: ``B^H B``.
         steps: steps of msign.
         eps: radius of the ball.
-        noise: anything below this share of B counts as zero.
-        roundoff: relative rounding error of the Gram matrices.
+        noise: relative rounding error of X and B. What is below it counts as zero.
+        roundoff: relative rounding error of the Gram matrices, about the square of noise.
     """
-    root, inverse = gram_roots(D, eps)
-    unit = trace(T).sqrt()
-    safe = per_matrix(1 / unit.clamp(min=torch.finfo(unit.dtype).tiny ** 0.5), T)
-    M = product(product(inverse, M * safe), root)
-    T = sym(product(product(root, T * safe * safe), root) - product(M.mH, M))
-    # Rounding changes T by less than 4 roundoff: added, that bounds lengths from above. A hundred
-    # times as much in the factor damps what it may have changed by more than a hundredth.
-    error = 4 * roundoff
-    basis = Basis(root, inverse, M, shifted(T, error), shifted_cholesky(T, 100 * error))
+    root, inverse, M, T, unit = FirstPass.of(D, M, T, eps)
+    # The product of both factors of a whole matrix with this noise damps by as much as they do.
+    damped = T + 4 * noise * shifted(T, first_shift(T, noise))
+    # The error makes the factor's matrix positive, and added to T it bounds lengths from above.
+    error = gram_error(roundoff)
+    basis = Basis(root, inverse, M, shifted(T, error), shifted_cholesky(damped, error))
     polar = polar_in(basis, M, T, steps, noise)
-    return polar._replace(of_B=product(root, polar.of_B) * safe)
+    return polar._replace(of_B=product(root, polar.of_B) * unit)
 
 
 def polar_in(basis: Basis, M: Tensor, WC: Tensor, steps: int, noise: float) -> PolarGram:

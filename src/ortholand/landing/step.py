@@ -93,15 +93,22 @@ class GramSums(NamedTuple):
     hermitian: tuple[Tensor, Tensor]  # X^H X - I (the share of it) and B^H B, (..., p, p)
     others: tuple[Tensor, ...]  # X^H B and the like, and numbers per matrix
 
+    @classmethod
+    def of(cls, *others: Tensor) -> "GramSums":
+        """Sums without a pair of Hermitian matrices."""
+        nothing = others[0][..., :0, :0]
+        return cls((nothing, nothing), others)
+
 
 class PendingStep(NamedTuple):
     """A step of tall matrices that waits for sums over all their rows.
 
     If all rows are local the sums are known; otherwise they are first added up over the ranks.
+    The step that follows from them may wait for further sums.
     """
 
     sums: GramSums
-    finish: Callable[[GramSums], MatrixStep]
+    finish: "Callable[[GramSums], MatrixStep | PendingStep]"
 
     @classmethod
     def known(cls, step: MatrixStep) -> "PendingStep":
@@ -111,4 +118,5 @@ class PendingStep(NamedTuple):
 
     def alone(self) -> MatrixStep:
         """The step, if all rows are local."""
-        return self.finish(self.sums)
+        step = self.finish(self.sums)
+        return step.alone() if isinstance(step, PendingStep) else step

@@ -43,7 +43,9 @@ class LandingMuon(LandingWithAdam):
             of the matrix; 0.01 to 0.1 are usual. It is also the spectral norm of the update:
             ``torch.optim.Muon`` takes the same one with
             ``lr = angle / max(1, rows / columns)^(1/2)`` (its default ``adjust_lr_fn``).
-        momentum: decay of the mean of relative gradients, in [0, 1).
+        momentum: decay of the mean of relative gradients, in [0, 1). torch's ``OneCycleLR`` and
+            ``CyclicLR`` cycle ``betas`` instead, so they reach plain groups only; ``docs/muon.md``
+            has the line by which momentum follows.
         nesterov: look ahead, as ``torch.optim.Muon`` does by default.
         weight_decay: for groups with ``orthogonal=False`` only.
         steps: steps of msign, from 1 to 11. With 7 steps, singular values of psi above 8e-4 times
@@ -60,7 +62,8 @@ class LandingMuon(LandingWithAdam):
         maximize: ascend instead of descend.
         foreach: as in :class:`ortholand.LandingSGD`.
         fused: has no effect on orthogonal groups: polar factors have no compiled form yet.
-        sharded: as in :class:`ortholand.LandingSGD`; sums over ranks are in float64.
+        sharded: as in :class:`ortholand.LandingSGD`; sums over ranks are in float64, and for
+            float64 weights there are two of them.
         orthogonal: default of the group option.
         view: default of the group option.
         rounding: as in :class:`ortholand.LandingSGD`.

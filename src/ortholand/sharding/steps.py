@@ -5,7 +5,7 @@ A weight takes one of five routes, by its shape, its view and how it is sharded:
 - *here*: every matrix is whole on its rank (kernels of a convolution, replicated weights). The
   step of a single process, on the local part.
 - *rows*: tall matrices. Each rank moves its own rows; one all-reduce of Gram matrices for all of a
-  group.
+  group (two for Muon in double precision).
 - *columns*: wide matrices. An all-to-all gives each rank columns instead of rows, which are the
   rows of a tall matrix; then as above, and an all-to-all back.
 - *owners*: square matrices. An all-to-all gathers each matrix on one rank, a different one
@@ -101,7 +101,8 @@ class ShardedStep:
     # Step of local rows, for weights of a given scale; None: matrices must be whole.
     gram_step: Callable[[float], GramStep] | None
     scale_of: Callable[[torch.Size], float]  # of a weight of this shape
-    summed_numbers: Callable[[int], int] | None  # by that step, for a matrix with p columns
+    # By that step, for a matrix with p columns of a given type.
+    summed_numbers: Callable[[int, torch.dtype], int] | None
     step_whole: Callable[[list[Slot]], None]  # the step of a single process
 
     @property
@@ -114,9 +115,11 @@ class ShardedStep:
         """Names of the state with one number per matrix."""
         return [name for name, kind in self.state_kinds.items() if kind == "number"]
 
-    def summed(self, p: int) -> int:
-        """Numbers that are summed for a matrix with p columns."""
-        return 0 if self.summed_numbers is None else self.summed_numbers(p)
+    def summed(self, member: Member) -> int:
+        """Numbers that are summed for the Gram matrices of a weight."""
+        if self.summed_numbers is None:
+            return 0
+        return self.summed_numbers(min(member.shape), member.slot.weight.dtype)
 
 
 class Member(NamedTuple):
@@ -181,7 +184,7 @@ def routes(members: Sequence[Member], step: ShardedStep) -> list[tuple[Route, li
             whole.extend(alike)
             continue
         by_owner = received_by_owner(*size, states)
-        summed = step.summed(min(rows, columns))
+        summed = step.summed(alike[0])
         if rows < columns:
             by_columns = received_by_columns(*size, states, summed)
             (turned if by_columns < by_owner else whole).extend(alike)
@@ -214,7 +217,7 @@ def portions(
     for member in members:
         numbers = tensors * math.ceil(math.prod(member.shape) / ranks)
         if with_sums:
-            numbers += step.summed(min(member.shape))
+            numbers += step.summed(member)
         too_long = length + numbers > LONGEST_MESSAGE
         if too_long and len(portion) >= (1 if with_sums else ranks):
             yield portion
@@ -274,7 +277,7 @@ def step_everywhere(slot: Slot, step: ShardedStep) -> None:
 
 
 def step_rows(members: list[Member], step: ShardedStep) -> None:
-    """Step tall matrices, each rank its own rows: one all-reduce for all of them."""
+    """Step tall matrices, each rank its own rows: an all-reduce for all of them."""
     parts = []
     for member in members:
         W, G, *buffers = _descent_fields(member, step)
@@ -382,7 +385,7 @@ def _agreed(process_groups: Sequence[ProcessGroup], taken: Tensor) -> Tensor:
 
 
 def step_parts(parts: Sequence[Part], step: ShardedStep, layout: Layout) -> list[MatrixStep]:
-    """The steps of matrices of which this rank has rows: one all-reduce for all of them."""
+    """The steps of matrices of which this rank has rows: an all-reduce for all of them."""
     kinds = [(part.rows.total, part.W.shape[1], part.scale) for part in parts]
     members = list(batches(kinds, step.foreach, layout.ranks))
     joined = [_joined([parts[k] for k in those]) for those in members]
@@ -404,13 +407,14 @@ def step_parts(parts: Sequence[Part], step: ShardedStep, layout: Layout) -> list
 
 
 def finished(steps: Sequence[PendingStep], group: ProcessGroup) -> list[MatrixStep]:
-    """The steps with their sums over the ranks: one message for all."""
-    sent = [message_of(step.sums) for step in steps]
-    sums = iter(sums_over_ranks([tensor for message in sent for tensor in message], group))
-    return [
-        step.finish(sums_of([next(sums) for _ in message]))
-        for step, message in zip(steps, sent, strict=True)
-    ]
+    """The steps with their sums over the ranks: one message for all, as often as any waits."""
+    done: list[MatrixStep | PendingStep] = list(steps)
+    while waiting := [(k, step) for k, step in enumerate(done) if isinstance(step, PendingStep)]:
+        sent = [message_of(step.sums) for _, step in waiting]
+        sums = iter(sums_over_ranks([tensor for message in sent for tensor in message], group))
+        for (k, step), message in zip(waiting, sent, strict=True):
+            done[k] = step.finish(sums_of([next(sums) for _ in message]))
+    return [step for step in done if isinstance(step, MatrixStep)]
 
 
 def message_of(sums: GramSums) -> list[Tensor]:

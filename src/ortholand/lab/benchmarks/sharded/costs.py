@@ -13,12 +13,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import torch
+
 from ortholand.landing import AdamMoments, Momentum
 from ortholand.sharding.costs import received_by_columns, received_by_owner, received_by_sum
 
 SGD = Momentum(momentum=0.9)
 ADAM = AdamMoments()
-BYTES = 4  # per number
+DTYPE, BYTES = torch.float32, 4  # of a number
 
 
 class Weights(NamedTuple):
@@ -69,18 +71,18 @@ def landing_rows(w: Weights) -> Cost:
     Six products with the rows; on every rank three of p x p matrices, and eight for norms.
     """
     flops = 12 * w.rows * w.p**2 + 22 * w.p**3
-    return Cost(received_by_sum(w.R, w.k * SGD.summed_numbers(w.p)), w.k * flops)
+    return Cost(received_by_sum(w.R, w.k * SGD.summed_numbers(w.p, DTYPE)), w.k * flops)
 
 
 def landing_adam_rows(w: Weights) -> Cost:
     """LandingAdam, tall: seven products with the rows, twelve of p x p matrices."""
     flops = 14 * w.rows * w.p**2 + 24 * w.p**3
-    return Cost(received_by_sum(w.R, w.k * ADAM.summed_numbers(w.p)), w.k * flops)
+    return Cost(received_by_sum(w.R, w.k * ADAM.summed_numbers(w.p, DTYPE)), w.k * flops)
 
 
 def landing_columns(w: Weights) -> Cost:
     """LandingSGD with momentum, wide (p x n): rows become columns and back."""
-    received = received_by_columns(w.p, w.n, w.R, w.k, 1, SGD.summed_numbers(w.p))
+    received = received_by_columns(w.p, w.n, w.R, w.k, 1, SGD.summed_numbers(w.p, DTYPE))
     return Cost(received, landing_rows(w).products)
 
 
