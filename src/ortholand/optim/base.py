@@ -19,7 +19,7 @@ from torch.optim.optimizer import ParamsT
 
 from ortholand.geometry.precision import without_autocast
 from ortholand.geometry.rounding import ROUNDING_STATE
-from ortholand.geometry.scales import scale_of
+from ortholand.geometry.scales import NUMBERS, scale_of
 from ortholand.geometry.views import check_weight
 from ortholand.landing.description import LandingStep
 from ortholand.landing.step import COUNTS, LIMITED, SKIPPED, MatrixStep, Slot, StateKind
@@ -164,8 +164,7 @@ class OrthogonalOptimizer(Optimizer):
         if known is not None:
             self._check_change(group, known.plan)
         plan = self._make_plan(group)
-        if self.__dict__.keys().isdisjoint(self.hooks) and _is_lasting(group):
-            # Else it is made anew in every step.
+        if self.__dict__.keys().isdisjoint(self.hooks):
             plans[id(group)] = _KnownPlan.of(self, group, plan)
         return plan
 
@@ -385,17 +384,19 @@ class OrthogonalOptimizer(Optimizer):
                 seen[p] = skipped
 
 
-def _is_lasting(group: Group) -> bool:
-    """Whether no option can change in place, as a tensor or a list can."""
-    options = (value for name, value in group.items() if name not in NO_OPTIONS)
-    return not any(isinstance(value, list | Tensor) for value in options)
+def _is_lasting(value: object) -> bool:
+    """Whether a value cannot change in place, as a tensor, a list or an unknown object can."""
+    if type(value) is tuple:
+        return all(map(_is_lasting, value))
+    return value is None or isinstance(value, (str, *NUMBERS))
 
 
 class _KnownPlan(NamedTuple):
     """A plan, and the objects it was made from; it is valid only while they are the same."""
 
     plan: Plan
-    get_values: Callable[[Group], tuple[Any, ...]]  # of the group's options
+    lasts: bool  # whether no option can change in place; if one can, the next step plans again
+    options: tuple[str, ...]  # names of the group's, and their values
     values: tuple[Any, ...]
     get_hooks: Callable[[type], Any]
     hooks: Any  # the class's methods
@@ -403,15 +404,17 @@ class _KnownPlan(NamedTuple):
     @classmethod
     def of(cls, optimizer: OrthogonalOptimizer, group: Group, plan: Plan) -> "_KnownPlan":
         kind = type(optimizer)
-        get_values = operator.itemgetter(*optimizer.defaults)
         get_hooks = operator.attrgetter(*(name for name in kind.hooks if hasattr(kind, name)))
-        return cls(plan, get_values, get_values(group), get_hooks, get_hooks(kind))
+        lasts = all(_is_lasting(v) for name, v in group.items() if name not in NO_OPTIONS)
+        return cls(plan, lasts, (*group,), (*group.values(),), get_hooks, get_hooks(kind))
 
     def is_of(self, optimizer: OrthogonalOptimizer, group: Group) -> bool:
         """Whether nothing has changed since. Called in every step, so it must be quick."""
         kind = type(optimizer)
         return (
-            all(map(operator.is_, self.get_values(group), self.values))
+            self.lasts
+            and self.options == (*group,)
+            and all(map(operator.is_, group.values(), self.values))
             and self.get_hooks(kind) == self.hooks
             and optimizer.__dict__.keys().isdisjoint(kind.hooks)
         )

@@ -63,7 +63,7 @@ def plain_adam_step(slots: list[Slot], group: Group, agree: Agreement | None = N
 
 
 def _adam(slots: list[Slot], weights: list[Tensor], gradients: list[Tensor], group: Group) -> None:
-    lr, decay = scalar_lr(group["lr"]), group["weight_decay"]
+    lr, betas, decay = scalar_lr(group["lr"]), group["betas"], group["weight_decay"]
     if group["decoupled_weight_decay"]:  # by hand: torch's function takes it only since 2.7
         for weight in weights if decay else []:
             weight.mul_(1 - lr * decay)
@@ -75,11 +75,11 @@ def _adam(slots: list[Slot], weights: list[Tensor], gradients: list[Tensor], gro
         [slot.state["exp_avg_sq"] for slot in slots],
         [],
         [slot.state["step"] for slot in slots],
-        foreach=group["foreach"] and not isinstance(lr, Tensor),
+        foreach=False if any(isinstance(n, Tensor) for n in (lr, *betas)) else group["foreach"],
         has_complex=any(weight.is_complex() for weight in weights),
         amsgrad=False,
-        beta1=group["betas"][0],
-        beta2=group["betas"][1],
+        beta1=betas[0],
+        beta2=betas[1],
         lr=lr,
         weight_decay=decay,
         eps=group["adam_eps"],
