@@ -24,6 +24,9 @@ def plain_sgd_step(slots: list[Slot], group: Group, agree: Agreement | None = No
 
     def step() -> None:
         weights, gradients = _working(slots)
+        if group["nesterov"] and group["foreach"] is not False:
+            # torch adds the momentum to the gradients in their own memory. (None may mean True.)
+            gradients = [gradient.clone() for gradient in gradients]
         buffers = [slot.state.get("momentum_buffer") for slot in slots]
         sgd(
             weights,
