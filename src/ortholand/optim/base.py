@@ -30,6 +30,7 @@ from ortholand.optim.plain import Agreement
 from ortholand.optim.plan import Plan, why_not_compiled
 from ortholand.optim.watching import watched_on_demand
 from ortholand.optim.weights import (
+    check_entries_apart,
     check_start,
     name_of,
     number_of_matrices,
@@ -120,6 +121,9 @@ class OrthogonalOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step every parameter that has a gradient; return the closure's value, if given."""
+        if torch.is_inference_mode_enabled() and not any(p.is_inference() for p in self._weights()):
+            with torch.inference_mode(False):  # else new state could not be written to outside it
+                return self.step(closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -212,7 +216,7 @@ class OrthogonalOptimizer(Optimizer):
     def _slots(self, group: Group, plan: Plan) -> list[Slot]:
         """The weights of a group that have gradients, with their state; checked, not yet moved."""
         slots, orthogonal = [], group["orthogonal"]
-        for p in group["params"]:
+        for i, p in enumerate(group["params"]):
             G = p.grad
             if G is None:
                 continue
@@ -222,6 +226,7 @@ class OrthogonalOptimizer(Optimizer):
                 continue
             state = self.state[p]
             if orthogonal:
+                check_weight(p, name_of(group, i), group["view"])  # it may have been replaced
                 prepare_state(p, state, plan.state_kinds, plan.view, group)
             else:
                 prepare_plain_state(p, state, group)
@@ -274,13 +279,18 @@ class OrthogonalOptimizer(Optimizer):
         see and change the same things as in torch.
         """
         load, scales = super().load_state_dict, self._scales
-        load_bit_for_bit(self, load, state_dict, makes_generators=self.makes_generators)
+        with torch.inference_mode(False):
+            load_bit_for_bit(self, load, state_dict, makes_generators=self.makes_generators)
         # The weights that belong to another scale may come later, but before the next step.
         self._awaits_values |= self._scales != scales
 
     @property
     def _scales(self) -> list[Any]:
         return [group["scale"] for group in self.param_groups]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is copied and pickled: also whether weights are still to be checked."""
+        return {**super().__getstate__(), "_awaits_values": self._awaits_values}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -292,8 +302,8 @@ class OrthogonalOptimizer(Optimizer):
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
         for saved in self.state.values():  # torch once counted steps in Python's numbers
-            if not isinstance(saved.get("step", torch.empty(0)), Tensor):
-                saved["step"] = torch.tensor(float(saved["step"]), dtype=torch.float32)
+            if "step" in saved and not isinstance(saved["step"], Tensor):
+                saved["step"] = torch.tensor(float(saved["step"]), dtype=torch.float32, device="cpu")
 
     def _check_all_options(self, options: Group) -> None:
         check_common_options(options)
@@ -301,6 +311,8 @@ class OrthogonalOptimizer(Optimizer):
 
     def _check_group(self, group: Group) -> None:
         self._check_all_options(group)
+        for i, p in enumerate(group["params"]):
+            check_entries_apart(p, name_of(group, i))
         if not group["orthogonal"]:
             return
         radius, spectral = self.start_radius(group), self.is_ball_spectral(group)

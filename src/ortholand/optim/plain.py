@@ -55,7 +55,7 @@ def plain_adam_step(slots: list[Slot], group: Group, agree: Agreement | None = N
             dtype = working_dtype(slot.weight.dtype)
             slot.state["exp_avg"] = torch.zeros_like(slot.weight, dtype=dtype)
             slot.state["exp_avg_sq"] = torch.zeros_like(slot.weight, dtype=dtype)
-            slot.state["step"] = torch.zeros((), dtype=torch.float32)
+            slot.state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
 
     def step() -> None:
         weights, gradients = _working(slots)
