@@ -17,7 +17,9 @@ OPTIMIZERS = {
     "sgd": lambda params, **options: ol.LandingSGD(params, **{"momentum": 0.5, **options}),
     "adam": ol.LandingAdam,
     "muon": ol.LandingMuon,
-    "riemannian": lambda params, **options: ol.RiemannianSGD(params, **{"momentum": 0.5, **options}),
+    "riemannian": lambda params, **options: ol.RiemannianSGD(
+        params, **{"momentum": 0.5, **options}
+    ),
     "plam": lambda params, **options: ol.PLAM(params, **{"momentum": 0.5, **options}),
     "penalty": lambda params, **options: ol.PenaltySGD(params, **{"momentum": 0.5, **options}),
 }
@@ -144,7 +146,10 @@ def test_number(method, name, orthogonal, engine, scale):
     changing = made(method, orthogonal, engine, scale, **{name: value}, **others)
     plain = made(method, orthogonal, engine, scale, **{name: first}, **others)
     same_steps(
-        changing, plain, lambda: value.fill_(later), lambda: plain.param_groups[0].update({name: later})
+        changing,
+        plain,
+        lambda: value.fill_(later),
+        lambda: plain.param_groups[0].update({name: later}),
     )
 
 

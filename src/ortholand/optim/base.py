@@ -38,6 +38,7 @@ from ortholand.optim.weights import (
     prepare_plain_state,
     prepare_state,
 )
+from ortholand.sharding.agreement import compare_terms, terms_of
 from ortholand.sharding.placement import is_dtensor, is_elsewhere
 
 Group = Mapping[str, Any]
@@ -66,13 +67,20 @@ class OrthogonalOptimizer(Optimizer):
     profile_hook_step = staticmethod(watched_on_demand)  # by which torch wraps ``step``
 
     _awaits_values = False  # whether a weight was on the meta device when it was to be checked
+    _is_starting = False  # whether the constructor is adding groups, which it checks afterwards
     _n_steps = 0
     _last_look = 0
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         defaults.setdefault("scale", 1.0)
         self._check_all_options(defaults)
+        self._is_starting = True
         super().__init__(params, defaults)
+        del self._is_starting
+        # Before weights are checked, because with other groups there would be other messages.
+        self._compare_ranks()
+        for group in self.param_groups:
+            self._check_group(group)
 
     # What a method provides.
 
@@ -133,6 +141,9 @@ class OrthogonalOptimizer(Optimizer):
         compiling = torch.compiler.is_compiling()
         if self._n_steps == 0 and not compiling:
             self._note_skips()
+        self.__dict__.pop("_known_terms", None)
+        if self._n_steps % LATER_LOOKS == 0 and not compiling:
+            self._compare_ranks()
         runs: list[Callable[[], None]] = []
         for group in self.param_groups:  # all checks first: an error leaves everything as it was
             plan = self.plan(group)
@@ -146,6 +157,19 @@ class OrthogonalOptimizer(Optimizer):
             if n == FIRST_LOOK or n % LATER_LOOKS == 0:
                 self._look_for_frozen_weights()
         return loss
+
+    def _compare_ranks(self) -> None:
+        """Raise if ranks that share weights have other options or groups."""
+        spread = [p for p in self._weights() if is_dtensor(p)]
+        if spread:
+            compare_terms(spread, self._terms)
+
+    def _terms(self, ranks: Any) -> Any:
+        """What the ranks of a process group must agree on in this step."""
+        known: dict[Any, Any] = self.__dict__.setdefault("_known_terms", {})
+        if ranks not in known:
+            known[ranks] = terms_of(self.param_groups, ranks)
+        return known[ranks]
 
     def _weights(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -193,6 +217,7 @@ class OrthogonalOptimizer(Optimizer):
             why_not_compiled=why_not_compiled(landing, why_not, fused, group["foreach"]),
             name_of=lambda p: name_of(group, position_of(p, group)),
             rescaled=partial(self._rescaled_plan, group),
+            terms=self._terms,
             scale_option=group["scale"],
             lasts=not isinstance(group["lr"], Tensor),
             warned=self.__dict__.setdefault("_warned", set()),
@@ -265,6 +290,8 @@ class OrthogonalOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, after checking all of it."""
         super().add_param_group(param_group)
+        if self._is_starting:
+            return
         try:
             self._check_group(self.param_groups[-1])
         except (TypeError, ValueError):
@@ -303,7 +330,9 @@ class OrthogonalOptimizer(Optimizer):
                 group.setdefault(name, value)
         for saved in self.state.values():  # torch once counted steps in Python's numbers
             if "step" in saved and not isinstance(saved["step"], Tensor):
-                saved["step"] = torch.tensor(float(saved["step"]), dtype=torch.float32, device="cpu")
+                saved["step"] = torch.tensor(
+                    float(saved["step"]), dtype=torch.float32, device="cpu"
+                )
 
     def _check_all_options(self, options: Group) -> None:
         check_common_options(options)
@@ -312,7 +341,7 @@ class OrthogonalOptimizer(Optimizer):
     def _check_group(self, group: Group) -> None:
         self._check_all_options(group)
         for i, p in enumerate(group["params"]):
-            check_entries_apart(p, name_of(group, i))
+            check_entries_apart(p, partial(name_of, group, i))
         if not group["orthogonal"]:
             return
         radius, spectral = self.start_radius(group), self.is_ball_spectral(group)

@@ -133,16 +133,18 @@ def guarded_step(
     ]
     step()
     may_step = [_is_sound(slot, group) for slot in slots]
-    if agree is not None:
-        may_step = list(agree(torch.stack(may_step)))
-    before_step = zip(weights_before, states_before, may_step, strict=True)
-    for slot, (weight, before, taken) in zip(slots, before_step, strict=True):
-        slot.weight.copy_(torch.where(taken, slot.weight, weight))
-        for name, value in slot.state.items():
-            if not isinstance(value, Tensor):
-                continue
-            old = before.get(name, torch.zeros_like(value))
-            value.copy_(torch.where(taken, value, old))
+    agreed = [torch.zeros_like(sound) for sound in may_step]
+    try:
+        agreed = may_step if agree is None else list(agree(torch.stack(may_step)))
+    finally:  # with nothing agreed, everything is put back
+        before_step = zip(weights_before, states_before, agreed, strict=True)
+        for slot, (weight, before, taken) in zip(slots, before_step, strict=True):
+            slot.weight.copy_(torch.where(taken, slot.weight, weight))
+            for name, value in slot.state.items():
+                if isinstance(value, Tensor):
+                    old = before.get(name, torch.zeros_like(value))
+                    value.copy_(torch.where(taken, value, old))
+    for slot, taken in zip(slots, agreed, strict=True):
         count_skipped(slot.state, taken)
 
 

@@ -83,15 +83,15 @@ def check_memory(slot: Slot, name: Callable[[Tensor], str]) -> None:
             )
     for tensor in (p, *slot.state.values()):
         if type(tensor) in PLAIN_TYPES:
-            check_entries_apart(tensor, f"{name(p)} or its state")
+            check_entries_apart(tensor, lambda: f"{name(p)} or its state")
 
 
-def check_entries_apart(tensor: Tensor, name: str) -> None:
+def check_entries_apart(tensor: Tensor, name: Callable[[], str]) -> None:
     """Raise if two entries of a tensor share memory, as in ``torch.eye(3).expand(4, 3, 3)``."""
     if tensor.layout is torch.strided and not tensor.is_contiguous() and _overlaps(tensor):
         raise ValueError(
             "Each entry of a weight and its state must have memory of its own, but entries of "
-            f"{name}, shape {tuple(tensor.shape)} with strides {tensor.stride()}, share some. "
+            f"{name()}, shape {tuple(tensor.shape)} with strides {tensor.stride()}, share some. "
             "Use tensor.clone() or tensor.contiguous()."
         )
 
@@ -170,15 +170,17 @@ def number_of_matrices(p: Tensor, view: View) -> int:
     return matrices_shape(p.shape, view)[:-2].numel()
 
 
-def name_of(group: Group, i: int) -> str:
+def name_of(group: Group, i: int | None) -> str:
     """The name of a weight of a group, for messages."""
+    if i is None:
+        return "a part of a weight"
     names = group.get("param_names")
     return repr(names[i]) if names else f"parameter {i} of the group"
 
 
-def position_of(p: Tensor, group: Group) -> int:
-    """The index of a weight in its group."""
-    return next(i for i, other in enumerate(group["params"]) if other is p)
+def position_of(p: Tensor, group: Group) -> int | None:
+    """The index of a weight in its group; None if it is a rank's part of one."""
+    return next((i for i, other in enumerate(group["params"]) if other is p), None)
 
 
 @torch.no_grad()
