@@ -111,7 +111,7 @@ def scheduled() -> dict:
     module = sharded(bag([(20, 4), (9, 9), (3, 50), (7, 2, 3, 3)]))
     first = dist.get_rank() == 0
     lr = torch.tensor(0.1, dtype=torch.float64) if first else 0.1
-    optimizer = ol.LandingSGD(by_view(module), lr=lr, momentum=0.5 if first else 0.5)
+    optimizer = ol.LandingSGD(by_view(module), lr=lr, momentum=0.5)
     own = nn.Parameter(torch.ones(3 + dist.get_rank()))  # only this rank has such a weight
     optimizer.add_param_group(
         {"params": [("own", own)], "orthogonal": False, "lr": 0.1 * dist.get_rank()}

@@ -22,8 +22,8 @@ def by_columns(shape, ranks, count=1, states=0, summed=None):
     return received_by_columns(rows, columns, ranks, count, states, summed) - in_ring
 
 
-# Each sum also carries two numbers, and the first message to owners or columns one for each rank, by
-# which ranks notice that their options differ.
+# By these ranks notice that their options differ: two more numbers in each sum, and one for each
+# rank in the first message to owners or columns.
 MARKS = 2
 
 # (shapes, optimizer, options), {collective: how often}, numbers summed, numbers received

@@ -253,10 +253,12 @@ def test_closure_in_inference_mode():
         loss.backward()
         return loss
 
-    before = p.detach().clone()
+    before, calls = p.detach().clone(), []
+    optimizer.register_step_post_hook(lambda *_: calls.append(1))
     with torch.inference_mode():
         optimizer.step(closure)
     assert not torch.equal(p, before)
+    assert calls == [1]
 
 
 def test_weights_made_in_inference_mode_step_there():

@@ -29,7 +29,7 @@ def check_scale(scale: object) -> None:
         raise ValueError(f"{rule}, got {scale!r}. To flip the sign of weights, negate them.")
 
 
-def _as_float(number: float) -> float:
+def _as_float(number: float | np.integer | np.floating) -> float:
     try:
         return float(number)
     except OverflowError:  # of an integer

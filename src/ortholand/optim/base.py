@@ -129,21 +129,22 @@ class OrthogonalOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step every parameter that has a gradient; return the closure's value, if given."""
-        if torch.is_inference_mode_enabled() and not any(p.is_inference() for p in self._weights()):
+        compiling = torch.compiler.is_compiling()
+        if not compiling and torch.is_inference_mode_enabled() and not self._made_in_inference:
             with torch.inference_mode(False):  # else new state could not be written to outside it
-                return self.step(closure)
+                return self._step_without_hooks(closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         if self._awaits_values:
             self._check_values()
-        compiling = torch.compiler.is_compiling()
-        if self._n_steps == 0 and not compiling:
-            self._note_skips()
-        self.__dict__.pop("_known_terms", None)
-        if self._n_steps % LATER_LOOKS == 0 and not compiling:
-            self._compare_ranks()
+        if not compiling:
+            self.__dict__.pop("_known_terms", None)
+            if self._n_steps == 0:
+                self._note_skips()
+            if self._n_steps % LATER_LOOKS == 0:
+                self._compare_ranks()
         runs: list[Callable[[], None]] = []
         for group in self.param_groups:  # all checks first: an error leaves everything as it was
             plan = self.plan(group)
@@ -157,6 +158,12 @@ class OrthogonalOptimizer(Optimizer):
             if n == FIRST_LOOK or n % LATER_LOOKS == 0:
                 self._look_for_frozen_weights()
         return loss
+
+    _step_without_hooks = step  # torch replaces ``step`` by one that runs them
+
+    @property
+    def _made_in_inference(self) -> bool:
+        return any(p.is_inference() for p in self._weights())
 
     def _compare_ranks(self) -> None:
         """Raise if ranks that share weights have other options or groups."""
