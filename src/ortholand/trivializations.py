@@ -263,7 +263,8 @@ def _register(slot: _Slot, trivialization: Trivialization, logarithm: Tensor | N
     parametrize.register_parametrization(slot.module, slot.attribute, trivialization)
     if logarithm is not None:
         with torch.no_grad():
-            trivialization.base.copy_(torch.eye(trivialization.base.shape[-1]))
+            base = trivialization.base
+            base.copy_(torch.eye(base.shape[-1], device=base.device))
             slot.parameter.copy_(logarithm)
 
 

@@ -5,9 +5,9 @@ An odd polynomial of M acts on its singular values, so compositions of odd quint
 [l, 1] to 1 compute it with three products each.
 """
 
-from numbers import Integral
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -97,7 +97,7 @@ def msign(M: Tensor, steps: int = STEPS) -> Tensor:
 
 def check_steps(steps: int) -> None:
     """Raise unless there are quintics for that many steps."""
-    if isinstance(steps, bool) or not isinstance(steps, Integral):
+    if isinstance(steps, bool) or not isinstance(steps, int | np.integer):
         raise TypeError(f"steps must be an integer, got {steps!r}.")
     if not 1 <= steps <= MOST_STEPS:
         raise ValueError(

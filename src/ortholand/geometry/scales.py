@@ -1,9 +1,9 @@
 """Weights ``W = s Z`` with orthonormal Z: the scale s, and from W to Z and back."""
 
 import math
-from numbers import Integral, Rational, Real
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from ortholand.geometry.views import View
 
 FAN = "fan"  # sqrt(max(1, out / in)), as modular norms prescribe
 Scale = float | Literal["fan"]
+NUMBERS = (int, float, np.integer, np.floating)  # that torch takes, none of which can change
 
 
 def check_scale(scale: object) -> None:
@@ -21,15 +22,14 @@ def check_scale(scale: object) -> None:
         if scale != FAN:
             raise ValueError(f"{rule}, got {scale!r}.")
         return
-    is_fraction = isinstance(scale, Rational) and not isinstance(scale, Integral)
-    if not isinstance(scale, Real) or isinstance(scale, bool) or is_fraction:
+    if not isinstance(scale, NUMBERS) or isinstance(scale, bool):
         kind = type(scale).__name__
         raise TypeError(f"{rule}, got {scale!r} of type {kind}: use float(...).")
     if not 0 < _as_float(scale) < math.inf:
         raise ValueError(f"{rule}, got {scale!r}. To flip the sign of weights, negate them.")
 
 
-def _as_float(number: Real) -> float:
+def _as_float(number: float | np.integer | np.floating) -> float:
     try:
         return float(number)
     except OverflowError:  # of an integer

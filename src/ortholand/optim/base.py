@@ -19,7 +19,7 @@ from torch.optim.optimizer import ParamsT
 
 from ortholand.geometry.precision import without_autocast
 from ortholand.geometry.rounding import ROUNDING_STATE
-from ortholand.geometry.scales import scale_of
+from ortholand.geometry.scales import NUMBERS, scale_of
 from ortholand.geometry.views import check_weight
 from ortholand.landing.description import LandingStep
 from ortholand.landing.step import COUNTS, LIMITED, SKIPPED, MatrixStep, Slot, StateKind
@@ -30,6 +30,7 @@ from ortholand.optim.plain import Agreement
 from ortholand.optim.plan import Plan, why_not_compiled
 from ortholand.optim.watching import watched_on_demand
 from ortholand.optim.weights import (
+    check_entries_apart,
     check_start,
     name_of,
     number_of_matrices,
@@ -37,6 +38,7 @@ from ortholand.optim.weights import (
     prepare_plain_state,
     prepare_state,
 )
+from ortholand.sharding.agreement import compare_terms, terms_of
 from ortholand.sharding.placement import is_dtensor, is_elsewhere
 
 Group = Mapping[str, Any]
@@ -65,13 +67,20 @@ class OrthogonalOptimizer(Optimizer):
     profile_hook_step = staticmethod(watched_on_demand)  # by which torch wraps ``step``
 
     _awaits_values = False  # whether a weight was on the meta device when it was to be checked
+    _is_starting = False  # whether the constructor is adding groups, which it checks afterwards
     _n_steps = 0
     _last_look = 0
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         defaults.setdefault("scale", 1.0)
         self._check_all_options(defaults)
+        self._is_starting = True
         super().__init__(params, defaults)
+        del self._is_starting
+        # Before weights are checked, because with other groups there would be other messages.
+        self._compare_ranks()
+        for group in self.param_groups:
+            self._check_group(group)
 
     # What a method provides.
 
@@ -120,15 +129,22 @@ class OrthogonalOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step every parameter that has a gradient; return the closure's value, if given."""
+        compiling = torch.compiler.is_compiling()
+        if not compiling and torch.is_inference_mode_enabled() and not self._made_in_inference:
+            with torch.inference_mode(False):  # else new state could not be written to outside it
+                return self._step_without_hooks(closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         if self._awaits_values:
             self._check_values()
-        compiling = torch.compiler.is_compiling()
-        if self._n_steps == 0 and not compiling:
-            self._note_skips()
+        if not compiling:
+            self.__dict__.pop("_known_terms", None)
+            if self._n_steps == 0:
+                self._note_skips()
+            if self._n_steps % LATER_LOOKS == 0:
+                self._compare_ranks()
         runs: list[Callable[[], None]] = []
         for group in self.param_groups:  # all checks first: an error leaves everything as it was
             plan = self.plan(group)
@@ -142,6 +158,25 @@ class OrthogonalOptimizer(Optimizer):
             if n == FIRST_LOOK or n % LATER_LOOKS == 0:
                 self._look_for_frozen_weights()
         return loss
+
+    _step_without_hooks = step  # torch replaces ``step`` by one that runs them
+
+    @property
+    def _made_in_inference(self) -> bool:
+        return any(p.is_inference() for p in self._weights())
+
+    def _compare_ranks(self) -> None:
+        """Raise if ranks that share weights have other options or groups."""
+        spread = [p for p in self._weights() if is_dtensor(p)]
+        if spread:
+            compare_terms(spread, self._terms)
+
+    def _terms(self, ranks: Any) -> Any:
+        """What the ranks of a process group must agree on in this step."""
+        known: dict[Any, Any] = self.__dict__.setdefault("_known_terms", {})
+        if ranks not in known:
+            known[ranks] = terms_of(self.param_groups, ranks)
+        return known[ranks]
 
     def _weights(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -164,8 +199,7 @@ class OrthogonalOptimizer(Optimizer):
         if known is not None:
             self._check_change(group, known.plan)
         plan = self._make_plan(group)
-        if self.__dict__.keys().isdisjoint(self.hooks) and _is_lasting(group):
-            # Else it is made anew in every step.
+        if self.__dict__.keys().isdisjoint(self.hooks):
             plans[id(group)] = _KnownPlan.of(self, group, plan)
         return plan
 
@@ -190,6 +224,7 @@ class OrthogonalOptimizer(Optimizer):
             why_not_compiled=why_not_compiled(landing, why_not, fused, group["foreach"]),
             name_of=lambda p: name_of(group, position_of(p, group)),
             rescaled=partial(self._rescaled_plan, group),
+            terms=self._terms,
             scale_option=group["scale"],
             lasts=not isinstance(group["lr"], Tensor),
             warned=self.__dict__.setdefault("_warned", set()),
@@ -213,7 +248,7 @@ class OrthogonalOptimizer(Optimizer):
     def _slots(self, group: Group, plan: Plan) -> list[Slot]:
         """The weights of a group that have gradients, with their state; checked, not yet moved."""
         slots, orthogonal = [], group["orthogonal"]
-        for p in group["params"]:
+        for i, p in enumerate(group["params"]):
             G = p.grad
             if G is None:
                 continue
@@ -223,6 +258,7 @@ class OrthogonalOptimizer(Optimizer):
                 continue
             state = self.state[p]
             if orthogonal:
+                check_weight(p, name_of(group, i), group["view"])  # it may have been replaced
                 prepare_state(p, state, plan.state_kinds, plan.view, group)
             else:
                 prepare_plain_state(p, state, group)
@@ -261,6 +297,8 @@ class OrthogonalOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, after checking all of it."""
         super().add_param_group(param_group)
+        if self._is_starting:
+            return
         try:
             self._check_group(self.param_groups[-1])
         except (TypeError, ValueError):
@@ -285,13 +323,18 @@ class OrthogonalOptimizer(Optimizer):
             return self.state_kinds(group) if group["orthogonal"] else {}
 
         generators = self.makes_generators
-        load_bit_for_bit(self, load, state_dict, kinds_of=kinds_of, makes_generators=generators)
+        with torch.inference_mode(False):
+            load_bit_for_bit(self, load, state_dict, kinds_of=kinds_of, makes_generators=generators)
         # The weights that meet another constraint may come later, but before the next step.
         self._awaits_values |= self._constraints != constraints
 
     @property
     def _constraints(self) -> list[tuple[Any, ...]]:
         return [(g["orthogonal"], g["view"], g["scale"]) for g in self.param_groups]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is copied and pickled: also whether weights are still to be checked."""
+        return {**super().__getstate__(), "_awaits_values": self._awaits_values}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -309,6 +352,8 @@ class OrthogonalOptimizer(Optimizer):
 
     def _check_group(self, group: Group) -> None:
         self._check_all_options(group)
+        for i, p in enumerate(group["params"]):
+            check_entries_apart(p, partial(name_of, group, i))
         if not group["orthogonal"]:
             return
         radius, spectral = self.start_radius(group), self.is_ball_spectral(group)
@@ -392,17 +437,19 @@ class OrthogonalOptimizer(Optimizer):
                 seen[p] = skipped
 
 
-def _is_lasting(group: Group) -> bool:
-    """Whether no option can change in place, as a tensor or a list can."""
-    options = (value for name, value in group.items() if name not in NO_OPTIONS)
-    return not any(isinstance(value, list | Tensor) for value in options)
+def _is_lasting(value: object) -> bool:
+    """Whether a value cannot change in place, as a tensor, a list or an unknown object can."""
+    if type(value) is tuple:
+        return all(map(_is_lasting, value))
+    return value is None or isinstance(value, (str, *NUMBERS))
 
 
 class _KnownPlan(NamedTuple):
     """A plan, and the objects it was made from; it is valid only while they are the same."""
 
     plan: Plan
-    get_values: Callable[[Group], tuple[Any, ...]]  # of the group's options
+    lasts: bool  # whether no option can change in place; if one can, the next step plans again
+    options: tuple[str, ...]  # names of the group's, and their values
     values: tuple[Any, ...]
     get_hooks: Callable[[type], Any]
     hooks: Any  # the class's methods
@@ -410,15 +457,17 @@ class _KnownPlan(NamedTuple):
     @classmethod
     def of(cls, optimizer: OrthogonalOptimizer, group: Group, plan: Plan) -> "_KnownPlan":
         kind = type(optimizer)
-        get_values = operator.itemgetter(*optimizer.defaults)
         get_hooks = operator.attrgetter(*(name for name in kind.hooks if hasattr(kind, name)))
-        return cls(plan, get_values, get_values(group), get_hooks, get_hooks(kind))
+        lasts = all(_is_lasting(v) for name, v in group.items() if name not in NO_OPTIONS)
+        return cls(plan, lasts, (*group,), (*group.values(),), get_hooks, get_hooks(kind))
 
     def is_of(self, optimizer: OrthogonalOptimizer, group: Group) -> bool:
         """Whether nothing has changed since. Called in every step, so it must be quick."""
         kind = type(optimizer)
         return (
-            all(map(operator.is_, self.get_values(group), self.values))
+            self.lasts
+            and self.options == (*group,)
+            and all(map(operator.is_, group.values(), self.values))
             and self.get_hooks(kind) == self.hooks
             and optimizer.__dict__.keys().isdisjoint(kind.hooks)
         )

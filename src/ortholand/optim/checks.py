@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from numbers import Integral, Rational, Real
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ortholand.geometry.rounding import check_rounding
-from ortholand.geometry.scales import check_scale
+from ortholand.geometry.scales import NUMBERS, check_scale
 from ortholand.geometry.views import check_view
 from ortholand.optim.weights import name_of, position_of
 
@@ -95,7 +95,7 @@ def check_finite(name: str, value: float | Tensor) -> None:
     """Check that a value is a finite real number."""
     if isinstance(value, bool) or not isinstance(value, Real | Tensor):  # NumPy's numbers too
         raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}.")
-    if isinstance(value, Rational) and not isinstance(value, int | Integral):
+    if not isinstance(value, (*NUMBERS, Tensor)):
         raise TypeError(f"{name} must be a number that torch takes, got {value!r}: use float(...).")
     if isinstance(value, Tensor) and (value.ndim or value.is_complex()):
         raise TypeError(

@@ -25,6 +25,9 @@ def plain_sgd_step(slots: list[Slot], group: Group, agree: Agreement | None = No
 
     def step() -> None:
         weights, gradients = _working(slots)
+        if group["nesterov"] and group["foreach"] is not False:
+            # torch adds the momentum to the gradients in their own memory. (None may mean True.)
+            gradients = [gradient.clone() for gradient in gradients]
         buffers = [slot.state.get("momentum_buffer") for slot in slots]
         sgd(
             weights,
@@ -53,7 +56,7 @@ def plain_adam_step(slots: list[Slot], group: Group, agree: Agreement | None = N
             dtype = working_dtype(slot.weight.dtype)
             slot.state["exp_avg"] = torch.zeros_like(slot.weight, dtype=dtype)
             slot.state["exp_avg_sq"] = torch.zeros_like(slot.weight, dtype=dtype)
-            slot.state["step"] = torch.zeros((), dtype=torch.float32)
+            slot.state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
 
     def step() -> None:
         weights, gradients = _working(slots)
@@ -64,7 +67,7 @@ def plain_adam_step(slots: list[Slot], group: Group, agree: Agreement | None = N
 
 
 def _adam(slots: list[Slot], weights: list[Tensor], gradients: list[Tensor], group: Group) -> None:
-    lr, decay = scalar_lr(group["lr"]), group["weight_decay"]
+    lr, betas, decay = scalar_lr(group["lr"]), group["betas"], group["weight_decay"]
     if group["decoupled_weight_decay"]:  # by hand: torch's function takes it only since 2.7
         for weight in weights if decay else []:
             weight.mul_(1 - lr * decay)
@@ -76,11 +79,11 @@ def _adam(slots: list[Slot], weights: list[Tensor], gradients: list[Tensor], gro
         [slot.state["exp_avg_sq"] for slot in slots],
         [],
         [slot.state["step"] for slot in slots],
-        foreach=group["foreach"] and not isinstance(lr, Tensor),
+        foreach=False if any(isinstance(n, Tensor) for n in (lr, *betas)) else group["foreach"],
         has_complex=any(weight.is_complex() for weight in weights),
         amsgrad=False,
-        beta1=group["betas"][0],
-        beta2=group["betas"][1],
+        beta1=betas[0],
+        beta2=betas[1],
         lr=lr,
         weight_decay=decay,
         eps=group["adam_eps"],
@@ -131,16 +134,18 @@ def guarded_step(
     ]
     step()
     may_step = [_is_sound(slot, group) for slot in slots]
-    if agree is not None:
-        may_step = list(agree(torch.stack(may_step)))
-    before_step = zip(weights_before, states_before, may_step, strict=True)
-    for slot, (weight, before, taken) in zip(slots, before_step, strict=True):
-        slot.weight.copy_(torch.where(taken, slot.weight, weight))
-        for name, value in slot.state.items():
-            if not isinstance(value, Tensor):
-                continue
-            old = before.get(name, torch.zeros_like(value))
-            value.copy_(torch.where(taken, value, old))
+    agreed = [torch.zeros_like(sound) for sound in may_step]
+    try:
+        agreed = may_step if agree is None else list(agree(torch.stack(may_step)))
+    finally:  # with nothing agreed, everything is put back
+        before_step = zip(weights_before, states_before, agreed, strict=True)
+        for slot, (weight, before, taken) in zip(slots, before_step, strict=True):
+            slot.weight.copy_(torch.where(taken, slot.weight, weight))
+            for name, value in slot.state.items():
+                if isinstance(value, Tensor):
+                    old = before.get(name, torch.zeros_like(value))
+                    value.copy_(torch.where(taken, value, old))
+    for slot, taken in zip(slots, agreed, strict=True):
         count_skipped(slot.state, taken)
 
 

@@ -30,6 +30,7 @@ class Plan:
     landing: LandingStep | None  # a description of matrix_step, if known
     name_of: Callable[[Tensor], str]  # of a weight, for messages
     rescaled: Callable[[float], "Plan"]  # the plan of ``Z = W / scale``, made anew
+    terms: Callable[..., Any]  # ``agreement.TermsOf`` of the optimizer: what ranks must agree on
     scale_option: Scale = 1.0  # weights are this multiple of orthonormal matrices
     scale: float = 1.0  # and this times what steps by this plan; 1 before :meth:`at_scale`
     lasts: bool = True  # whether results can be reused in the next step

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,7 +68,8 @@ def _prepare_rounding(p: Tensor, state: State, group: Group) -> None:
 def check_memory(slot: Slot, name: Callable[[Tensor], str]) -> None:
     """Raise if a tensor's memory was freed or truncated (``untyped_storage().resize_(0)``).
 
-    torch would crash, or read and write beyond it.
+    torch would crash, or read and write beyond it. It refuses to write to entries that share
+    memory, so raise for these too, before any weight has moved.
     """
     p = slot.weight
     if torch.compiler.is_compiling() or type(p) not in PLAIN_TYPES:
@@ -79,6 +81,34 @@ def check_memory(slot: Slot, name: Callable[[Tensor], str]) -> None:
                 f"{name(p)}, shape {tuple(p.shape)}, was freed or cut. "
                 "Set the gradient again, or remove the state: optimizer.state.pop(weight)."
             )
+    for tensor in (p, *slot.state.values()):
+        if type(tensor) in PLAIN_TYPES:
+            check_entries_apart(tensor, lambda: f"{name(p)} or its state")
+
+
+def check_entries_apart(tensor: Tensor, name: Callable[[], str]) -> None:
+    """Raise if two entries of a tensor share memory, as in ``torch.eye(3).expand(4, 3, 3)``."""
+    if tensor.layout is torch.strided and not tensor.is_contiguous() and _overlaps(tensor):
+        raise ValueError(
+            "Each entry of a weight and its state must have memory of its own, but entries of "
+            f"{name()}, shape {tuple(tensor.shape)} with strides {tensor.stride()}, share some. "
+            "Use tensor.clone() or tensor.contiguous()."
+        )
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Whether two entries of a tensor share memory."""
+    reach = 0  # from the first entry to the last, along the dimensions so far
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            break
+        reach += (size - 1) * stride
+    else:
+        return False
+    places = np.zeros(1, dtype=np.int64)
+    for stride, size in zip(tensor.stride(), tensor.shape, strict=True):
+        places = np.unique(np.add.outer(places, stride * np.arange(size)))
+    return places.size < tensor.numel()
 
 
 def _has_memory(tensor: Tensor) -> bool:
@@ -140,15 +170,17 @@ def number_of_matrices(p: Tensor, view: View) -> int:
     return matrices_shape(p.shape, view)[:-2].numel()
 
 
-def name_of(group: Group, i: int) -> str:
+def name_of(group: Group, i: int | None) -> str:
     """The name of a weight of a group, for messages."""
+    if i is None:
+        return "a part of a weight"
     names = group.get("param_names")
     return repr(names[i]) if names else f"parameter {i} of the group"
 
 
-def position_of(p: Tensor, group: Group) -> int:
-    """The index of a weight in its group."""
-    return next(i for i, other in enumerate(group["params"]) if other is p)
+def position_of(p: Tensor, group: Group) -> int | None:
+    """The index of a weight in its group; None if it is a rank's part of one."""
+    return next((i for i, other in enumerate(group["params"]) if other is p), None)
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ortholand.sharding.agreement import TermsOf, check_marks, check_sums, shares
 from ortholand.sharding.placement import Layout, chunk_sizes
 
 if TYPE_CHECKING:
@@ -23,18 +24,30 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 
-def sums_over_ranks(parts: Sequence[Tensor], group: ProcessGroup) -> list[Tensor]:
-    """The sum over all ranks of each tensor, all of one type: one all-reduce."""
-    packed = torch.cat([part.reshape(-1) for part in parts])
+def sums_over_ranks(
+    parts: Sequence[Tensor], group: ProcessGroup, terms: TermsOf | None = None
+) -> list[Tensor]:
+    """The sum over all ranks of each tensor, all of one type: one all-reduce.
+
+    ``terms``: raise, on every rank, if those of the ranks differ. (Only on the CPU: elsewhere, to
+    read anything would be a wait.)
+    """
+    own = terms(group) if terms is not None and parts[0].is_cpu else None
+    sent = list(parts) if own is None else [*parts, shares(own, group, parts[0])]
+    packed = torch.cat([part.reshape(-1) for part in sent])
     dist.all_reduce(packed, group=group)
-    pieces = packed.split([part.numel() for part in parts])
-    return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+    pieces = packed.split([part.numel() for part in sent])
+    if own is not None:
+        check_sums(pieces[-1], own, group)
+    return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=False)]
 
 
-def sum_over_groups(tensor: Tensor, groups: Sequence[ProcessGroup]) -> Tensor:
+def sum_over_groups(
+    tensor: Tensor, groups: Sequence[ProcessGroup], terms: TermsOf | None = None
+) -> Tensor:
     """The sum of a tensor over the ranks of a mesh: one all-reduce for each of its dimensions."""
     for group in groups:
-        (tensor,) = sums_over_ranks([tensor], group)
+        (tensor,) = sums_over_ranks([tensor], group, terms)
     return tensor
 
 
@@ -49,8 +62,19 @@ def exchange(
     incoming: Sequence[Sequence[Shape]],
     like: Tensor,
     group: ProcessGroup,
+    terms: TermsOf | None = None,
 ) -> list[list[Tensor]]:
-    """Send tensors to each rank and get those of the given shapes from each: one all-to-all."""
+    """Send tensors to each rank and get those of the given shapes from each: one all-to-all.
+
+    ``terms``: as for :func:`sums_over_ranks`.
+    """
+    if terms is not None and like.is_cpu:
+        own = terms(group)
+        mark = like.new_tensor([own.mark])
+        marked = [[*tensors, mark] for tensors in outgoing]
+        received = exchange(marked, [[*shapes, (1,)] for shapes in incoming], like, group)
+        check_marks([tensors.pop() for tensors in received], own, group)
+        return received
     sent = [tensor.reshape(-1) for tensors in outgoing for tensor in tensors]
     sent_sizes = [sum(tensor.numel() for tensor in tensors) for tensors in outgoing]
     sizes = [[math.prod(shape) for shape in shapes] for shapes in incoming]
@@ -79,7 +103,9 @@ class Owners:
         """The matrices of a rank."""
         return [k for k, owner in enumerate(self.owners) if owner == rank]
 
-    def gather(self, parts: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+    def gather(
+        self, parts: Sequence[Sequence[Tensor]], terms: TermsOf | None = None
+    ) -> list[list[Tensor]]:
         """The matrices this rank owns, from every rank's rows. One all-to-all.
 
         ``parts[k]`` are tensors of one shape that belong to the matrix: weight, gradient, state.
@@ -91,7 +117,7 @@ class Owners:
             [(self.layouts[k].sizes[r], *part.shape[1:]) for k, part in mine]
             for r in range(layout.ranks)
         ]
-        received = exchange(outgoing, incoming, parts[0][0], layout.group)
+        received = exchange(outgoing, incoming, parts[0][0], layout.group, terms)
         wholes = iter([torch.cat(blocks) for blocks in zip(*received, strict=True)])
         return [[next(wholes) for _ in parts[k]] for k in self.owned(layout.rank)]
 
@@ -129,7 +155,9 @@ class Owners:
         return [rows[k] for k in order], torch.stack([all_numbers[k] for k in order])
 
 
-def rows_to_columns(parts: Sequence[Tensor], layouts: Sequence[Layout]) -> list[Tensor]:
+def rows_to_columns(
+    parts: Sequence[Tensor], layouts: Sequence[Layout], terms: TermsOf | None = None
+) -> list[Tensor]:
     """From this rank's rows of each matrix, its columns ``(n, columns)``. One all-to-all.
 
     The layouts differ in sizes only.
@@ -142,7 +170,7 @@ def rows_to_columns(parts: Sequence[Tensor], layouts: Sequence[Layout]) -> list[
     incoming = [
         [(k.sizes[r], width) for k, width in zip(layouts, mine, strict=True)] for r in ranks
     ]
-    received = exchange(outgoing, incoming, parts[0], layout.group)
+    received = exchange(outgoing, incoming, parts[0], layout.group, terms)
     return [torch.cat(blocks) for blocks in zip(*received, strict=True)]
 
 

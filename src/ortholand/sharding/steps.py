@@ -56,6 +56,7 @@ from ortholand.landing.step import (
     descent,
     prepare_counts,
 )
+from ortholand.sharding.agreement import TermsOf
 from ortholand.sharding.costs import received_by_columns, received_by_owner, received_by_sum
 from ortholand.sharding.exchange import (
     Owners,
@@ -104,6 +105,7 @@ class ShardedStep:
     # By that step, for a matrix with p columns of a given type.
     summed_numbers: Callable[[int, torch.dtype], int] | None
     step_whole: Callable[[list[Slot]], None]  # the step of a single process
+    terms: TermsOf  # what all ranks must step with
 
     @property
     def buffers(self) -> list[str]:
@@ -241,7 +243,8 @@ def step_here(slots: Sequence[Slot], step: ShardedStep) -> None:
         both = _packed_counts(part.state)
         alike.setdefault(sharing_groups(slot.weight), []).append((slot, both))
     for process_groups, counts in alike.items():  # one number for the matrices of all ranks
-        sums = sum_over_groups(torch.stack([both for _, both in counts]), process_groups)
+        all_counts = torch.stack([both for _, both in counts])
+        sums = sum_over_groups(all_counts, process_groups, step.terms)
         for (slot, _), both in zip(counts, sums, strict=True):
             _add_counts(slot, both)
 
@@ -294,7 +297,8 @@ def step_columns(members: list[Member], step: ShardedStep) -> None:
     names = step.buffers
     fields = [_descent_fields(member, step) for member in members]
     layouts = [k.layout for k, matrices in zip(members, fields, strict=True) for _ in matrices]
-    blocks = iter(rows_to_columns([M for matrices in fields for M in matrices], layouts))
+    flat = [M for matrices in fields for M in matrices]
+    blocks = iter(rows_to_columns(flat, layouts, step.terms))
     parts = []
     for member, matrices in zip(members, fields, strict=True):
         W, G, *buffers = (next(blocks).mT for _ in matrices)
@@ -319,7 +323,7 @@ def step_owners(members: list[Member], step: ShardedStep) -> None:
     parts = [_fields(member, step) for member in members]
     mine = owners.owned(layout.rank)
     owned: list[Slot] = []
-    for k, gathered in zip(mine, owners.gather(parts), strict=True):
+    for k, gathered in zip(mine, owners.gather(parts, step.terms), strict=True):
         X, G, *buffers = (_turned(M, members[k]) for M in gathered)
         numbers = {name: members[k].slot.state[name].clone() for name in step.numbers}
         state = {**dict(zip(step.buffers, buffers, strict=True)), **numbers}
@@ -357,14 +361,14 @@ def share_out(members: Sequence[Member], ranks: int) -> list[int]:
 # --- unconstrained weights
 
 
-def step_plain(slots: Sequence[Slot], step: Callable[..., None]) -> None:
+def step_plain(slots: Sequence[Slot], step: Callable[..., None], terms: TermsOf) -> None:
     """torch's own step on the local parts; a parameter that one rank must skip, all skip."""
     alike: dict[tuple[ProcessGroup, ...], list[Slot]] = {}
     for slot in slots:
         alike.setdefault(sharing_groups(slot.weight), []).append(slot)
     for process_groups, members in alike.items():
         local = [_local_slot(slot, slot.state) for slot in members]
-        step(local, agree=partial(_agreed, process_groups) if process_groups else None)
+        step(local, agree=partial(_agreed, process_groups, terms) if process_groups else None)
         for slot, part in zip(members, local, strict=True):
             assert is_dtensor(slot.weight)
             for (
@@ -376,9 +380,9 @@ def step_plain(slots: Sequence[Slot], step: Callable[..., None]) -> None:
                     slot.state[name] = value if is_number else placed_like(value, slot.weight)
 
 
-def _agreed(process_groups: Sequence[ProcessGroup], taken: Tensor) -> Tensor:
+def _agreed(process_groups: Sequence[ProcessGroup], terms: TermsOf, taken: Tensor) -> Tensor:
     """Which parameters all ranks may step, from those that this rank may."""
-    return sum_over_groups(taken.logical_not().to(torch.int32), process_groups) == 0
+    return sum_over_groups(taken.logical_not().to(torch.int32), process_groups, terms) == 0
 
 
 # --- what the routes share
@@ -396,7 +400,7 @@ def step_parts(parts: Sequence[Part], step: ShardedStep, layout: Layout) -> list
         for Z, part in zip(X, joined, strict=True)
     ]
     results: dict[int, MatrixStep] = {}
-    done = zip(members, joined, X, finished(pending, layout.group), strict=True)
+    done = zip(members, joined, X, finished(pending, layout.group, step.terms), strict=True)
     for those, part, Z, result in done:
         moved, taken, state, limited = _unless_skipped(part, Z, result)
         for i, k in enumerate(those):
@@ -406,12 +410,13 @@ def step_parts(parts: Sequence[Part], step: ShardedStep, layout: Layout) -> list
     return [results[k] for k in range(len(parts))]
 
 
-def finished(steps: Sequence[PendingStep], group: ProcessGroup) -> list[MatrixStep]:
+def finished(steps: Sequence[PendingStep], group: ProcessGroup, terms: TermsOf) -> list[MatrixStep]:
     """The steps with their sums over the ranks: one message for all, as often as any waits."""
     done: list[MatrixStep | PendingStep] = list(steps)
     while waiting := [(k, step) for k, step in enumerate(done) if isinstance(step, PendingStep)]:
         sent = [message_of(step.sums) for _, step in waiting]
-        sums = iter(sums_over_ranks([tensor for message in sent for tensor in message], group))
+        tensors = [tensor for message in sent for tensor in message]
+        sums = iter(sums_over_ranks(tensors, group, terms))
         for (k, step), message in zip(waiting, sent, strict=True):
             done[k] = step.finish(sums_of([next(sums) for _ in message]))
     return [step for step in done if isinstance(step, MatrixStep)]

@@ -75,12 +75,12 @@ def claimed_plain(slots: list[Slot], plan: Plan, step: StepPlain) -> list[Run]:
     """One step of unconstrained weights by a function of slots, checked but not done."""
     for slot in slots:
         check_memory(slot, plan.name_of)
-    return [partial(_step_plain, slots, step)] if slots else []
+    return [partial(_step_plain, slots, plan, step)] if slots else []
 
 
 @torch.no_grad()
-def _step_plain(slots: list[Slot], step: StepPlain) -> None:
+def _step_plain(slots: list[Slot], plan: Plan, step: StepPlain) -> None:
     spread, whole = split_spread(slots)
     if spread:
-        SHARDED.step_plain(spread, step)
+        SHARDED.step_plain(spread, plan, step)
     step(whole)

@@ -315,7 +315,8 @@ def _laid_out(tensor: Tensor, like: Tensor) -> Tensor | None:
     if not tensor.data_ptr():  # freed, and not to be read
         return None
     with torch.no_grad():
-        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).copy_(tensor)
+        laid_out = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=_CPU)
+        return laid_out.copy_(tensor)
 
 
 def _step_whole(batch: _Batch, dtype: torch.dtype, n: int, p: int, options: bytes) -> None:

@@ -158,7 +158,7 @@ class _LargeStep:
         if isinstance(moments, AdamMoments):
             beta1, n = moments.betas[0], X.shape[0]
             norm = self._accumulate(A, state["exp_avg"], beta1, 1 - beta1)
-            scale, numbers = moments.scale(torch.tensor(norm, dtype=torch.float64), n, state)
+            scale, numbers = moments.scale(A.new_tensor(norm, dtype=torch.float64), n, state)
             kept = {name: _Kept(value) for name, value in numbers.items()}
             return _Generator(A, float(scale), {"exp_avg": _Kept(A), **kept})
         assert isinstance(moments, Momentum)  # refusal
@@ -230,7 +230,7 @@ class _LargeStep:
         norm = self._norm(L)
         eta = self.passes.ortholand_step(norm, d, error, self.packed)
         if rule is not None and rule.improves and not (eta >= lr and d <= options.aim):
-            free = torch.full((), d, dtype=L.dtype)
+            free = L.new_tensor(d)
             for bound, distance in better_bounds(options, tall(L), free, residual, stops=True):
                 d = float(distance)
                 eta = self.passes.ortholand_step(float(bound), d, error, self.packed)
@@ -300,7 +300,7 @@ class _LargeStep:
         places = self._address(R, n * n), self._address(X, n * n)
         self.passes.ortholand_shift(*places, n * n, lr * scale, c)
         Y, E = R, gram_matrix(R, out=None if new_state else A)
-        columns = torch.empty(n, dtype=torch.float64)
+        columns = X.new_empty(n, dtype=torch.float64)
         places = self._address(E, n * n), self._address(Y, n * n)
         sums = address(columns, torch.float64, n)
         overshoot = self.passes.ortholand_overshoot(*places, sums, n, c)

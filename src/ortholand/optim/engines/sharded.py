@@ -55,14 +55,15 @@ class ShardedEngine:
             scale_of=plan.scale_of,
             summed_numbers=landing.moments.summed_numbers if landing is not None else None,
             step_whole=lambda whole: self.step_whole(whole, plan),
+            terms=plan.terms,
         )
         step_sharded(slots, step)
 
-    def step_plain(self, slots: list[Slot], step: Callable[..., None]) -> None:
+    def step_plain(self, slots: list[Slot], plan: Plan, step: Callable[..., None]) -> None:
         """Step unconstrained weights."""
         from ortholand.sharding.steps import step_plain
 
-        step_plain(slots, step)
+        step_plain(slots, step, plan.terms)
 
 
 def _gram_step(plan: Plan, scale: float) -> GramStep:

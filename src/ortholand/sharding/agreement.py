@@ -1,0 +1,132 @@
+"""Whether ranks that share weights step them with the same options.
+
+A rank whose lr or groups differ would step its part of a matrix differently, without any error. All
+ranks compare their options before the first step (:func:`compare_terms`); from then on, a mark of
+them travels with the messages that a step sends anyway, and every rank that gets such a message
+finds any difference at the same time as the others.
+"""
+
+from __future__ import annotations
+
+import reprlib
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ortholand.sharding.placement import is_dtensor, is_elsewhere
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+EXACT = 2**24  # integers up to this are exact in float32, in which messages may be
+
+
+class Terms(NamedTuple):
+    """What the ranks of a process group must agree on, as this rank has it."""
+
+    groups: tuple[dict[str, Any], ...]  # options and shapes of weights, of each group
+    mark: int  # a checksum of them, below EXACT
+
+
+TermsOf = Callable[["ProcessGroup"], Terms]
+
+
+def terms_of(groups: Iterable[Mapping[str, Any]], ranks: ProcessGroup) -> Terms:
+    """The options of all groups that have weights spread over these ranks."""
+    found = []
+    for group in groups:
+        shapes = [tuple(p.shape) for p in group["params"] if ranks in _meshed_with(p)]
+        if shapes:
+            options = {k: _plain(group[k]) for k in sorted(group) if k not in _NO_TERMS}
+            found.append({"weights": shapes, **options})
+    return Terms(tuple(found), zlib.crc32(repr(found).encode()) % EXACT)
+
+
+_NO_TERMS = ("params", "param_names", "initial_lr")
+
+
+def _meshed_with(p: Tensor) -> Sequence[ProcessGroup]:
+    return p.device_mesh.get_all_groups() if is_dtensor(p) and not is_elsewhere(p) else ()
+
+
+def _plain(value: Any) -> Any:
+    """A value that prints alike on all ranks; a tensor elsewhere is not read, nor an object."""
+    if isinstance(value, Tensor):
+        return value.tolist() if value.is_cpu else None
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain, value))
+    if value is None or isinstance(value, str | bool):
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return type(value).__name__
+
+
+def shares(terms: Terms, ranks: ProcessGroup, like: Tensor) -> Tensor:
+    """Two numbers whose sums over the ranks are zero if all have the same mark.
+
+    The last rank subtracts its mark for each of the others. So a sum that is zero although marks
+    differ needs three different marks, and a coincidence in both numbers.
+    """
+    size = dist.get_world_size(ranks)
+    base = EXACT // size  # sums of this many are exact
+    factor = 1 - size if dist.get_rank(ranks) == size - 1 else 1
+    digits = terms.mark % base, terms.mark // base % base
+    return like.new_tensor([factor * digit for digit in digits])
+
+
+def check_sums(sums: Tensor, terms: Terms, ranks: ProcessGroup) -> None:
+    """Raise if sums of :func:`shares` show that ranks disagree."""
+    if sums.numpy().any():
+        raise ValueError(_difference(terms, ranks))
+
+
+def check_marks(marks: Sequence[Tensor], terms: Terms, ranks: ProcessGroup) -> None:
+    """Raise unless the marks of all ranks are equal."""
+    if (torch.cat(list(marks)).numpy() != terms.mark).any():
+        raise ValueError(_difference(terms, ranks))
+
+
+def compare_terms(weights: Iterable[Tensor], terms: TermsOf) -> None:
+    """Raise, on all ranks of the weights' meshes, if the terms of some differ: a message each."""
+    on_devices = (p for p in weights if p.device.type != "meta")
+    device_of = {ranks: p.device for p in on_devices for ranks in _meshed_with(p)}
+    error = ""
+    for ranks, device in device_of.items():
+        own = terms(ranks)
+        # Nobody raises before the last message, for which others wait.
+        message = torch.tensor([own.mark, -own.mark, int(bool(error))], device=device)
+        dist.all_reduce(message, dist.ReduceOp.MAX, group=ranks)
+        high, low, elsewhere = message.tolist()
+        if high != -low:
+            error = _difference(own, ranks)
+        elif elsewhere and not error:
+            error = f"{_RULE}, but those of other ranks differ. {_FIX}"
+    if error:
+        raise ValueError(error)
+
+
+def _difference(terms: Terms, ranks: ProcessGroup) -> str:
+    """What differs between the ranks, which all call this."""
+    everywhere: list[Any] = [None] * dist.get_world_size(ranks)
+    dist.all_gather_object(everywhere, terms.groups, group=ranks)
+    first = everywhere[0]
+    for rank, groups in enumerate(everywhere):
+        seen = f"on rank 0 and {{}} on rank {rank} of {len(everywhere)} that share weights"
+        if len(groups) != len(first):
+            return f"{_RULE}, but there are {len(first)} groups {seen.format(len(groups))}. {_FIX}"
+        for i, (one, other) in enumerate(zip(first, groups, strict=True)):
+            for name in sorted({*one, *other}):
+                if one.get(name) != other.get(name):
+                    a, b = (reprlib.repr(described.get(name)) for described in (one, other))
+                    return f"{_RULE}, but {name!r} of group {i} is {a} {seen.format(b)}. {_FIX}"
+    return f"{_RULE}, but they differ. {_FIX}"
+
+
+_RULE = "Ranks must step the weights that they share with the same options and groups"
+_FIX = "Set them alike on all ranks, from the same configuration."
