@@ -16,6 +16,7 @@ from ortholand.geometry.matrices import (
     SMALL,
     add_product,
     gram_minus_identity,
+    is_plain_cpu,
     is_tracked,
     product,
     skew,
@@ -65,19 +66,37 @@ def riemannian_gradient(X: Tensor, G: Tensor, metric: str = "euclidean") -> Tens
     if X.shape[-2] < X.shape[-1]:
         return riemannian_gradient(X.mT, G.mT, metric).mT
     if metric == "euclidean":
-        return remove_normal(X, G)
+        return G - X @ sym(X.mH @ G)
     if metric == "canonical":
         return G - X @ (G.mH @ X)
     raise ValueError(f"metric must be 'euclidean' or 'canonical', got {metric!r}.")
 
 
 def remove_normal(X: Tensor, G: Tensor) -> Tensor:
-    """``G - X Sym(X^H G)``: G without its normal part.
+    """``G - X K``, G without its normal part, K its :func:`multiplier`.
 
     On the manifold this is the orthogonal projection onto the tangent space. At every X it leaves
-    the relative gradient unchanged, because ``X H X^H`` is Hermitian when H is.
+    the relative gradient unchanged, because ``X K X^H`` is Hermitian when K is; and it removes all
+    of ``X C``, C Hermitian, which a term that is constant on the manifold adds to a gradient.
     """
-    return G - X @ sym(X.mH @ G)
+    return G - X @ multiplier(gram_minus_identity(X), X.mH @ G)
+
+
+def multiplier(D: Tensor, M: Tensor, roundoff: float | None = None) -> Tensor:
+    """The Hermitian ``K = Sym(S^-1 M)``, with ``S = I + D = X^H X`` and ``M = X^H G``.
+
+    It is C for ``G = X C`` with C Hermitian, at every X of full rank. (``Sym(M)`` is so on the
+    manifold only.) Where D^2 is below the rounding error ``roundoff``, S^-1 is ``I - D``; finding
+    that out is a branch, so only where it waits for no device. If S is singular, ``Sym(M)``.
+    """
+    if roundoff is None:
+        roundoff = torch.finfo(D.dtype).eps
+    if is_plain_cpu(D) and bool((torch.linalg.vector_norm(D, dim=(-2, -1)) ** 2 <= roundoff).all()):
+        return sym(add_product(M, D, M, alpha=-1))
+    S = D.clone()
+    S.diagonal(dim1=-2, dim2=-1).add_(1)
+    L, info = torch.linalg.cholesky_ex(S)
+    return sym(torch.where((info > 0)[..., None, None], M, torch.cholesky_solve(M, L)))
 
 
 def relative_hessian(

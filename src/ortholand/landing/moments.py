@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ortholand.fields import product_roundoff, tangency_bound
-from ortholand.geometry.derivatives import relative_gradient, remove_normal
+from ortholand.geometry.derivatives import multiplier, relative_gradient, remove_normal
 from ortholand.geometry.matrices import (
+    add_product,
     add_product_,
     frobenius_norm,
     gram_matrix,
@@ -25,7 +26,6 @@ from ortholand.geometry.matrices import (
     shared_gram_minus_identity,
     sharp_gram_minus_identity,
     subtract_product_,
-    sym,
     wide_dtype,
 )
 from ortholand.landing.attraction import LandingOptions, Move
@@ -67,7 +67,8 @@ def transport(X: Tensor, buffer: Tensor) -> Tensor:
     Square: relative gradients are accumulated, as in the paper, and kept unchanged; the
     buffer is skew, so ``A X`` is tangent wherever X goes. Tall: the buffer loses its
     normal part, which changes neither the direction now nor the tangency later (any B gives a
-    tangent step) and keeps past multipliers out of later directions.
+    tangent step) and keeps past multipliers out of later directions, exactly at every X: a term
+    ``tr(X^H X C) / 2`` of f, C Hermitian, which is constant on the manifold, moves no iterate.
     """
     return buffer if is_square(X) else remove_normal(X, buffer)
 
@@ -184,7 +185,7 @@ class Momentum:
             if self.nesterov:
                 B.copy_(buffer).mul_(self.momentum).add_(G)
                 M = more[0]
-            state["momentum_buffer"] = subtract_product_(B, X, sym(M))
+            state["momentum_buffer"] = subtract_product_(B, X, multiplier(D, M))
         return PendingStep.known(MatrixStep.of(move, state))
 
     def _finish(
@@ -214,9 +215,10 @@ class Momentum:
         # B1 is free now.
         if self.nesterov:
             B1.copy_(buffer).mul_(self.momentum).add_(G)
-            kept = subtract_product_(B1, X, sym(others[0]))
-        else:  # the unit is that of a first gradient, undampened, where rows are apart
-            kept = subtract_product_(B1, X, cast(sym(M), X.dtype)).mul_(per_matrix(unit, X))
+            M, unit = cast(others[0], D.dtype), torch.ones_like(unit)
+        # The unit is that of a first gradient, undampened, where rows are apart.
+        K = cast(multiplier(D, M, gram.roundoff), X.dtype)
+        kept = subtract_product_(B1, X, K).mul_(per_matrix(unit, X))
         return MatrixStep(moved, taken, {"momentum_buffer": kept}, limited)
 
 
@@ -294,8 +296,10 @@ class AdamMoments:
         norm_m, norm_G = (norm.real.to(unit.dtype) for norm in sums.others[2:])
         if rows.apart:
             norm_m, norm_G = norm_m.sqrt(), norm_G.sqrt()
-        H = times(1 / unit, sym(XG))
-        tangent = unit * _tangent_norm(H, D, norm_G / unit, rows.total, X.dtype)
+        XG = times(1 / unit, XG)
+        roundoff = product_roundoff(rows.total, X.dtype)
+        K = multiplier(D, XG, roundoff)
+        tangent = unit * _tangent_norm(K, D, XG, norm_G / unit, roundoff)
         scale, numbers = self.scale(tangent, X.shape[-1], state)
         size = (beta1 * norm_m + (1 - beta1) * norm_G) / unit
         gram = _gram(D, XF, T, scale * unit, size, rows, X.dtype)
@@ -303,7 +307,7 @@ class AdamMoments:
         a, b, taken, limited = options.attraction.coefficients(gram, options)
         moved = combine(X, F1, a, b)
         # F1 is free now.
-        C = cast((1 - beta1) * H, X.dtype)
+        C = cast((1 - beta1) * K, X.dtype)
         mean = subtract_product_(F1, X, C).mul_(per_matrix(unit, X))
         return MatrixStep(moved, taken, {"exp_avg": mean, **numbers}, limited)
 
@@ -369,11 +373,11 @@ def _in_algebra_type(X: Tensor, rows: Rows, *matrices: Tensor) -> list[Tensor]:
     return [cast(M, wide_dtype(X)) for M in matrices]
 
 
-def _tangent_norm(H: Tensor, D: Tensor, norm: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """``||G - X H||_F`` for ``H = Sym(X^H G)`` and ``norm = ||G||_F``.
+def _tangent_norm(K: Tensor, D: Tensor, M: Tensor, norm: Tensor, roundoff: float) -> Tensor:
+    """``||G - X K||_F`` for Hermitian K, ``M = X^H G`` and ``norm = ||G||_F``.
 
     Never below its rounding error: too small a second moment makes steps too long.
     """
     size = norm.square()
-    floor = product_roundoff(n, dtype) * size
-    return torch.maximum(size - inner(H, H) + inner(H, D @ H), floor).sqrt()
+    normal = inner(K, 2 * M - add_product(K, D, K))
+    return torch.maximum(size - normal, roundoff * size).sqrt()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ortholand.fields import product_roundoff
+from ortholand.geometry.derivatives import multiplier
 from ortholand.geometry.matrices import (
     add_product,
     frobenius_norm,
@@ -124,7 +125,8 @@ class MuonMoments:
             step = step._replace(moved=cast(step.moved, X.dtype))
             if total is None:
                 return step
-            kept = subtract_product_(total, X, cast(sym(sums.others[-1]), X.dtype))
+            K = cast(multiplier(D, sums.others[-1]), X.dtype)
+            kept = subtract_product_(total, X, K)
             return step._replace(state={"momentum_buffer": kept})
 
         return PendingStep(sums, finish)
