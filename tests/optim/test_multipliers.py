@@ -1,6 +1,5 @@
 """What is constant on the manifold moves no iterate: f and ``f + tr(X^H X C) / 2`` step alike."""
 
-import itertools
 
 import pytest
 import torch

@@ -29,7 +29,7 @@ from ortholand.geometry.matrices import (
     wide_dtype,
 )
 from ortholand.landing.attraction import LandingOptions, Move
-from ortholand.landing.gram import Gram, cast, combine, inner, times, trace
+from ortholand.landing.gram import Gram, cast, combine, inner, trace
 from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows, StateKind
 
 State = dict[str, Tensor]
@@ -207,11 +207,9 @@ class Momentum:
             first = 1 - others[-1].real.clamp(max=1).double()
             unit = unit * (1 + first * (1 / (1 - self.dampening) - 1))
         gram = _gram(D, M, T, unit, size, rows, X.dtype)
-        assert options.attraction.coefficients is not None
-        a, b, taken, limited = options.attraction.coefficients(gram, options)
-        moved = combine(X, B1, a, b)
+        step = _moved_along(X, B1, gram, options)
         if buffer is None:
-            return MatrixStep(moved, taken, {}, limited)
+            return step
         # B1 is free now.
         if self.nesterov:
             B1.copy_(buffer).mul_(self.momentum).add_(G)
@@ -219,7 +217,7 @@ class Momentum:
         # The unit is that of a first gradient, undampened, where rows are apart.
         K = cast(multiplier(D, M, gram.roundoff), X.dtype)
         kept = subtract_product_(B1, X, K).mul_(per_matrix(unit, X))
-        return MatrixStep(moved, taken, {"momentum_buffer": kept}, limited)
+        return step._replace(state={"momentum_buffer": kept})
 
 
 @dataclass(frozen=True)
@@ -262,30 +260,42 @@ class AdamMoments:
         """The step of tall matrices of which these rows are here.
 
         The mean is ``F - X C``, ``F = beta1 m + (1 - beta1) G``, without the normal part of the
-        gradient. It is known only when ``X^H G`` is; but ``X C X^H`` is Hermitian, so F represents
-        the same direction as the mean.
+        gradient. On ranks it is known only when all know ``X^H G``; but ``X C X^H`` is Hermitian,
+        so F represents the same direction as the mean.
         """
+        if not rows.apart:
+            return PendingStep.known(self._whole_step(X, G, state, options, rows))
         beta1, m = self.betas[0], state["exp_avg"]
         F = torch.mul(G, 1 - beta1).add_(m, alpha=beta1)
-        norms = [frobenius_norm(M) for M in (m, G)]
-        unit = torch.ones_like(norms[0])
-        if not rows.apart:
-            unit = _in_range(beta1 * norms[0] + (1 - beta1) * norms[1], X)
-        F1 = F if rows.apart else _divided(F, unit, ours=True)
-        squares = [norm.square().to(X.dtype) for norm in norms] if rows.apart else norms
-        hermitian = (_residual(X, options, rows), gram_matrix(F1))
-        sums = GramSums(hermitian, (X.mH @ F1, X.mH @ G, *squares))
+        squares = [frobenius_norm(M).square().to(X.dtype) for M in (m, G)]
+        hermitian = (_residual(X, options, rows), gram_matrix(F))
+        sums = GramSums(hermitian, (X.mH @ F, X.mH @ G, *squares))
 
         def finish(sums: GramSums) -> MatrixStep:
-            return self._finish(X, F1, unit, state, sums, options, rows)
+            return self._finish(X, F, state, sums, options, rows)
 
         return PendingStep(sums, finish)
+
+    def _whole_step(
+        self, X: Tensor, G: Tensor, state: State, options: LandingOptions, rows: Rows
+    ) -> MatrixStep:
+        """The step of tall matrices that are whole: the mean is formed, then measured."""
+        beta1, D = self.betas[0], _residual(X, options, rows)
+        D, XG = _in_algebra_type(X, rows, D, X.mH @ G)
+        K = multiplier(D, XG, product_roundoff(rows.total, X.dtype))
+        B = add_product(G, X, cast(K, X.dtype), alpha=-1)
+        scale, numbers = self.scale(frobenius_norm(B), X.shape[-1], state)
+        B = B.mul_(1 - beta1).add_(state["exp_avg"], alpha=beta1)
+        unit = _in_range(frobenius_norm(B), X)
+        B1 = _divided(B, unit, ours=True)
+        M, T = _in_algebra_type(X, rows, X.mH @ B1, gram_matrix(B1))
+        step = _moved_along(X, B1, _gram(D, M, T, scale * unit, 1.0, rows, X.dtype), options)
+        return step._replace(state={"exp_avg": B1.mul_(per_matrix(unit, X)), **numbers})
 
     def _finish(
         self,
         X: Tensor,
-        F1: Tensor,
-        unit: Tensor,
+        F: Tensor,
         state: State,
         sums: GramSums,
         options: LandingOptions,
@@ -293,23 +303,22 @@ class AdamMoments:
     ) -> MatrixStep:
         beta1 = self.betas[0]
         D, T, XF, XG = _in_algebra_type(X, rows, *sums.hermitian, *sums.others[:2])
-        norm_m, norm_G = (norm.real.to(unit.dtype) for norm in sums.others[2:])
-        if rows.apart:
-            norm_m, norm_G = norm_m.sqrt(), norm_G.sqrt()
-        XG = times(1 / unit, XG)
+        norm_m, norm_G = (square.real.to(trace(T).dtype).sqrt() for square in sums.others[2:])
         roundoff = product_roundoff(rows.total, X.dtype)
         K = multiplier(D, XG, roundoff)
-        tangent = unit * _tangent_norm(K, D, XG, norm_G / unit, roundoff)
-        scale, numbers = self.scale(tangent, X.shape[-1], state)
-        size = (beta1 * norm_m + (1 - beta1) * norm_G) / unit
-        gram = _gram(D, XF, T, scale * unit, size, rows, X.dtype)
-        assert options.attraction.coefficients is not None
-        a, b, taken, limited = options.attraction.coefficients(gram, options)
-        moved = combine(X, F1, a, b)
-        # F1 is free now.
-        C = cast((1 - beta1) * K, X.dtype)
-        mean = subtract_product_(F1, X, C).mul_(per_matrix(unit, X))
-        return MatrixStep(moved, taken, {"exp_avg": mean, **numbers}, limited)
+        scale, numbers = self.scale(_tangent_norm(K, D, XG, norm_G, roundoff), X.shape[-1], state)
+        size = beta1 * norm_m + (1 - beta1) * norm_G
+        step = _moved_along(X, F, _gram(D, XF, T, scale, size, rows, X.dtype), options)
+        # F is free now.
+        mean = subtract_product_(F, X, cast((1 - beta1) * K, X.dtype))
+        return step._replace(state={"exp_avg": mean, **numbers})
+
+
+def _moved_along(X: Tensor, B1: Tensor, gram: Gram, options: LandingOptions) -> MatrixStep:
+    """The attraction's step along a generator with these Gram matrices."""
+    assert options.attraction.coefficients is not None
+    a, b, taken, limited = options.attraction.coefficients(gram, options)
+    return MatrixStep(combine(X, B1, a, b), taken, {}, limited)
 
 
 def _along_field(options: LandingOptions, rows: Rows) -> bool:

@@ -874,6 +874,8 @@ struct Step : Tiles<typename R::Tile> {
 
     // What is less than this share of what rounding does anyway is left out, with its products.
     static constexpr double LITTLE = 0.125;
+    // What is less than this share of its terms is measured, where its digits count.
+    static constexpr double MUCH = 1e-4;
 
     const Options& o;
     const int64_t n;
@@ -1007,9 +1009,9 @@ struct Step : Tiles<typename R::Tile> {
     // stand for the same direction: X C X^T is symmetric. B will do where its products are known.
     void adapt(const Matrix<T>* matrices, int filled) {
         find_multiplier(N);
-        double gradient[W], pulled[W] = {}, mixed[W] = {}, normal[W];
+        double gradient[W], pulled[W] = {}, mixed[W] = {}, tangent[W];
         L::sum_of_squares(U, gradient);
-        L::inner(U, N, normal);
+        L::inner(U, N, tangent);
         bool seen = !wanted.square;  // whether D makes a difference
         for (int l = 0; l < W; ++l)
             seen |= finite[l] && !(d[l] * gradient[l] <= LITTLE * roundoff * squares_of_K[l]);
@@ -1018,13 +1020,17 @@ struct Step : Tiles<typename R::Tile> {
             L::inner(U, Z, pulled);
         }
         if (!wanted.square) L::inner(U, M, mixed);
+        bool cancels = false;  // whether little is left of the gradient, so that rounding is seen
+        for (int l = 0; l < W; ++l) {
+            tangent[l] = squares_of_K[l] - 2 * tangent[l] + gradient[l] + pulled[l];
+            cancels |= finite[l] && tangent[l] < MUCH * squares_of_K[l];
+        }
+        if (cancels) measure_tangent(tangent);
         const double fresh = 1 - o.beta1;
         AdamNumbers numbers;
         for (int l = 0; l < W; ++l) {
             const bool there = l < filled;
-            const double rest = squares_of_K[l] - 2 * normal[l] + gradient[l] + pulled[l];
-            const double tangent = at_least(rest, roundoff * squares_of_K[l]);
-            numbers.update(o, std::sqrt(tangent) * unit[l], L::p(),
+            numbers.update(o, std::sqrt(tangent[l]) * unit[l], L::p(),
                            there ? double(*matrices[l].square) : 0,
                            there ? double(*matrices[l].steps) : 0);
             square[l] = numbers.square, steps[l] = numbers.steps;
@@ -1038,6 +1044,17 @@ struct Step : Tiles<typename R::Tile> {
         const T share = T(fresh);
         L::each([&](int e, int) { N.v[e] = share * U.v[e]; });
         if (!wanted.square) L::each([&](int e, int) { M.v[e] -= N.v[e] + share * Z.v[e]; });
+    }
+
+    // The squared norm of K - X U, in a pass of its own.
+    void measure_tangent(double* squares) {
+        T one[W];
+        std::fill(one, one + W, T(1));
+        L::each([&](int e, int) { a.v[e] = -U.v[e], b.v[e] = T(0); });
+        L::add_to_diagonal(b, one);
+        rows.mix(mix_K, mix_K, wanted);
+        rows.measure(a, b, squares, nullptr, wanted);
+        rows.mix(mix_B, mix_K, wanted);
     }
 
     // A bound of ||R||, R = (B (I + D) - X M^T) / 2 times `unit`, that is free.
