@@ -127,20 +127,53 @@ class Momentum:
     ) -> PendingStep:
         """The step of tall matrices of which these rows are here."""
         buffer = state.get("momentum_buffer")
+        if rows.apart:
+            return self._apart_step(X, G, buffer, options, rows)
+        if options.attraction.field_coefficients is not None:
+            return PendingStep.known(self._field_step(X, G, buffer, options, rows))
+        return PendingStep.known(self._whole_step(X, G, buffer, options, rows))
+
+    def _whole_step(
+        self, X: Tensor, G: Tensor, buffer: Tensor | None, options: LandingOptions, rows: Rows
+    ) -> MatrixStep:
+        """The step of tall matrices that are whole, along generators without normal part."""
+        (D,) = _in_algebra_type(X, rows, _residual(X, options, rows))
+        if buffer is None:
+            return _move_along(X, _without_normal(X, D, G), D, 1.0, options, rows)
+        B = total = _without_normal(X, D, self._accumulated(G, buffer, rows))
+        if self.nesterov:
+            B = _without_normal(X, D, torch.add(G, total, alpha=self.momentum))
+        step = _move_along(X, B, D, 1.0, options, rows)
+        return step._replace(state={"momentum_buffer": total})
+
+    def _field_step(
+        self, X: Tensor, G: Tensor, buffer: Tensor | None, options: LandingOptions, rows: Rows
+    ) -> MatrixStep:
+        """The step of an attraction along a field: without ``B^H B``."""
         B, more = G, ()
         if buffer is not None:
             B, more = self._direction(X, G, buffer, rows)
-        norm = frobenius_norm(B)
-        if _along_field(options, rows):
-            return self._field_step(X, G, B, buffer, norm, more, options)
-        # Ranks would have to agree on a unit first: apart, it is 1.
-        unit = torch.ones_like(norm) if rows.apart else _in_range(norm, B)
-        B1 = B if rows.apart else _divided(B, unit, ours=buffer is not None)
-        hermitian = (_residual(X, options, rows), gram_matrix(B1))
-        sums = GramSums(hermitian, (X.mH @ B1, *more))
+        D, M = gram_minus_identity(X), X.mH @ B
+        move = _step_along_field(X, B, D, M, frobenius_norm(B), options)
+        state = {}
+        if buffer is not None:
+            if self.nesterov:
+                B.copy_(buffer).mul_(self.momentum).add_(G)
+                M = more[0]
+            state["momentum_buffer"] = subtract_product_(B, X, multiplier(D, M))
+        return MatrixStep.of(move, state)
+
+    def _apart_step(
+        self, X: Tensor, G: Tensor, buffer: Tensor | None, options: LandingOptions, rows: Rows
+    ) -> PendingStep:
+        """The step of rows that others share: B keeps its normal part until all know it."""
+        B, more = G, ()
+        if buffer is not None:
+            B, more = self._direction(X, G, buffer, rows)
+        sums = GramSums((_residual(X, options, rows), gram_matrix(B)), (X.mH @ B, *more))
 
         def finish(sums: GramSums) -> MatrixStep:
-            return self._finish(X, G, B1, buffer, unit, sums, options, rows)
+            return self._finish(X, G, B, buffer, sums, options, rows)
 
         return PendingStep(sums, finish)
 
@@ -167,56 +200,33 @@ class Momentum:
             weighted, buffer, momentum=self.momentum, dampening=damped, nesterov=False
         )[1]
 
-    def _field_step(
+    def _finish(
         self,
         X: Tensor,
         G: Tensor,
         B: Tensor,
         buffer: Tensor | None,
-        norm: Tensor,
-        more: tuple[Tensor, ...],
-        options: LandingOptions,
-    ) -> PendingStep:
-        """The step of an attraction along a field: without ``B^H B``, and known at once."""
-        D, M = gram_minus_identity(X), X.mH @ B
-        move = _step_along_field(X, B, D, M, norm, options)
-        state = {}
-        if buffer is not None:
-            if self.nesterov:
-                B.copy_(buffer).mul_(self.momentum).add_(G)
-                M = more[0]
-            state["momentum_buffer"] = subtract_product_(B, X, multiplier(D, M))
-        return PendingStep.known(MatrixStep.of(move, state))
-
-    def _finish(
-        self,
-        X: Tensor,
-        G: Tensor,
-        B1: Tensor,
-        buffer: Tensor | None,
-        unit: Tensor,
         sums: GramSums,
         options: LandingOptions,
         rows: Rows,
     ) -> MatrixStep:
         D, T, M = _in_algebra_type(X, rows, *sums.hermitian, sums.others[0])
-        others = sums.others[1:]
-        size = trace(T).sqrt() if rows.apart else 1.0
+        others, size = sums.others[1:], trace(T).sqrt()
+        unit = torch.ones_like(size)
         if len(others) > bool(self.nesterov):  # the flags of all ranks
             # The first gradient enters whole, as in torch; no nesterov with dampening.
             first = 1 - others[-1].real.clamp(max=1).double()
-            unit = unit * (1 + first * (1 / (1 - self.dampening) - 1))
+            unit = unit + first * (1 / (1 - self.dampening) - 1)
         gram = _gram(D, M, T, unit, size, rows, X.dtype)
-        step = _moved_along(X, B1, gram, options)
+        step = _moved(X, B, gram, options)
         if buffer is None:
             return step
-        # B1 is free now.
+        # B is free now.
         if self.nesterov:
-            B1.copy_(buffer).mul_(self.momentum).add_(G)
-            M, unit = cast(others[0], D.dtype), torch.ones_like(unit)
-        # The unit is that of a first gradient, undampened, where rows are apart.
-        K = cast(multiplier(D, M, gram.roundoff), X.dtype)
-        kept = subtract_product_(B1, X, K).mul_(per_matrix(unit, X))
+            B.copy_(buffer).mul_(self.momentum).add_(G)
+            M = cast(others[0], D.dtype)
+        K = cast(multiplier(D, M), X.dtype)
+        kept = subtract_product_(B, X, K).mul_(per_matrix(unit, X))
         return step._replace(state={"momentum_buffer": kept})
 
 
@@ -280,17 +290,12 @@ class AdamMoments:
         self, X: Tensor, G: Tensor, state: State, options: LandingOptions, rows: Rows
     ) -> MatrixStep:
         """The step of tall matrices that are whole: the mean is formed, then measured."""
-        beta1, D = self.betas[0], _residual(X, options, rows)
-        D, XG = _in_algebra_type(X, rows, D, X.mH @ G)
-        K = multiplier(D, XG, product_roundoff(rows.total, X.dtype))
-        B = add_product(G, X, cast(K, X.dtype), alpha=-1)
+        (D,) = _in_algebra_type(X, rows, _residual(X, options, rows))
+        B, beta1 = _without_normal(X, D, G), self.betas[0]
         scale, numbers = self.scale(frobenius_norm(B), X.shape[-1], state)
-        B = B.mul_(1 - beta1).add_(state["exp_avg"], alpha=beta1)
-        unit = _in_range(frobenius_norm(B), X)
-        B1 = _divided(B, unit, ours=True)
-        M, T = _in_algebra_type(X, rows, X.mH @ B1, gram_matrix(B1))
-        step = _moved_along(X, B1, _gram(D, M, T, scale * unit, 1.0, rows, X.dtype), options)
-        return step._replace(state={"exp_avg": B1.mul_(per_matrix(unit, X)), **numbers})
+        mean = B.mul_(1 - beta1).add_(state["exp_avg"], alpha=beta1)
+        step = _move_along(X, mean, D, scale, options, rows)
+        return step._replace(state={"exp_avg": mean, **numbers})
 
     def _finish(
         self,
@@ -305,25 +310,38 @@ class AdamMoments:
         D, T, XF, XG = _in_algebra_type(X, rows, *sums.hermitian, *sums.others[:2])
         norm_m, norm_G = (square.real.to(trace(T).dtype).sqrt() for square in sums.others[2:])
         roundoff = product_roundoff(rows.total, X.dtype)
-        K = multiplier(D, XG, roundoff)
+        K = multiplier(D, XG)
         scale, numbers = self.scale(_tangent_norm(K, D, XG, norm_G, roundoff), X.shape[-1], state)
         size = beta1 * norm_m + (1 - beta1) * norm_G
-        step = _moved_along(X, F, _gram(D, XF, T, scale, size, rows, X.dtype), options)
+        step = _moved(X, F, _gram(D, XF, T, scale, size, rows, X.dtype), options)
         # F is free now.
         mean = subtract_product_(F, X, cast((1 - beta1) * K, X.dtype))
         return step._replace(state={"exp_avg": mean, **numbers})
 
 
-def _moved_along(X: Tensor, B1: Tensor, gram: Gram, options: LandingOptions) -> MatrixStep:
+def _without_normal(X: Tensor, D: Tensor, B: Tensor) -> Tensor:
+    """B without its normal part, for ``D = X^H X - I`` in the type of p x p algebra."""
+    K = multiplier(D, cast(X.mH @ B, D.dtype))
+    return add_product(B, X, cast(K, X.dtype), alpha=-1)
+
+
+def _move_along(
+    X: Tensor, B: Tensor, D: Tensor, scale: Tensor | float, options: LandingOptions, rows: Rows
+) -> MatrixStep:
+    """The step of whole matrices along ``scale B``; B is divided by its norm meanwhile."""
+    norm = per_matrix(unit := _in_range(frobenius_norm(B), X), X)
+    B1 = B.div_(norm)
+    M, T = _in_algebra_type(X, rows, X.mH @ B1, gram_matrix(B1))
+    step = _moved(X, B1, _gram(D, M, T, scale * unit, 1.0, rows, X.dtype), options)
+    B1.mul_(norm)
+    return step
+
+
+def _moved(X: Tensor, B1: Tensor, gram: Gram, options: LandingOptions) -> MatrixStep:
     """The attraction's step along a generator with these Gram matrices."""
     assert options.attraction.coefficients is not None
     a, b, taken, limited = options.attraction.coefficients(gram, options)
     return MatrixStep(combine(X, B1, a, b), taken, {}, limited)
-
-
-def _along_field(options: LandingOptions, rows: Rows) -> bool:
-    """Whether matrices step along a field that is formed, and so measured."""
-    return options.attraction.field_coefficients is not None and not rows.apart
 
 
 def _step_along_field(
@@ -360,12 +378,6 @@ def _gram(
 ) -> Gram:
     d = torch.linalg.vector_norm(D, dim=(-2, -1))
     return Gram(D, M, T, d, unit, size, product_roundoff(rows.total, dtype), rows.apart)
-
-
-def _divided(B: Tensor, unit: Tensor, *, ours: bool) -> Tensor:
-    """B divided by a unit, in place if its memory is ours."""
-    unit = per_matrix(unit, B)
-    return B.div_(unit) if ours else B / unit
 
 
 def _in_range(norm: Tensor, like: Tensor) -> Tensor:

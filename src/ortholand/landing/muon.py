@@ -38,7 +38,7 @@ from ortholand.geometry.polar import (
 )
 from ortholand.landing.attraction import LandingOptions
 from ortholand.landing.gram import Gram, cast, combine, trace
-from ortholand.landing.moments import accumulate, transport
+from ortholand.landing.moments import accumulate
 from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows, StateKind
 
 State = dict[str, Tensor]
@@ -135,14 +135,16 @@ class MuonMoments:
         self, X: Tensor, G: Tensor, state: State, options: LandingOptions
     ) -> MatrixStep:
         """The step of tall matrices that are whole."""
-        B, new_state = G, {}
+        B, total = G, None
         if self.momentum:
             B, total = self.averaged(G, state["momentum_buffer"])
-            new_state["momentum_buffer"] = transport(X, total)
         D, W, polar = tall_polar(X, B, self.steps, options.eps)
         roundoff = product_roundoff(X.shape[-2], X.dtype)
         step = moved_along(X, W, D, polar, options, roundoff, apart=False)
-        return step._replace(state=new_state)
+        if total is None:
+            return step
+        kept = subtract_product_(total, X, multiplier(D, X.mH @ total))
+        return step._replace(state={"momentum_buffer": kept})
 
 
 class PolarGram(NamedTuple):
