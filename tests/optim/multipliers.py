@@ -44,7 +44,7 @@ class Cost:
     def __init__(self, shape, norm, dtype=torch.float64, size=1.0):
         *batch, n, p = *shape[:-2], max(shape[-2:]), min(shape[-2:])
         A, C = (sym(gaussian(*batch, k, k, seed=k, dtype=dtype)) for k in (n, p))
-        self.A = size * A / torch.linalg.matrix_norm(A, 2, keepdim=True)
+        self.A = size * A / (2 * n) ** 0.5
         self.T = size * gaussian(*batch, n, p, seed=1000, dtype=dtype) / n**0.5
         self.C = norm * C / torch.linalg.matrix_norm(C, 2, keepdim=True)
 
