@@ -139,10 +139,10 @@ class Momentum:
         """The step of tall matrices that are whole, along generators without normal part."""
         (D,) = _in_algebra_type(X, rows, _residual(X, options, rows))
         if buffer is None:
-            return _move_along(X, _without_normal(X, D, G), D, 1.0, options, rows)
-        B = total = _without_normal(X, D, self._accumulated(G, buffer, rows))
+            return _move_along(X, _remove_normal_(X, D, G.clone()), D, 1.0, options, rows)
+        B = total = _remove_normal_(X, D, self._accumulated(G, buffer, rows))
         if self.nesterov:
-            B = _without_normal(X, D, torch.add(G, total, alpha=self.momentum))
+            B = _remove_normal_(X, D, torch.add(G, total, alpha=self.momentum))
         step = _move_along(X, B, D, 1.0, options, rows)
         return step._replace(state={"momentum_buffer": total})
 
@@ -291,7 +291,7 @@ class AdamMoments:
     ) -> MatrixStep:
         """The step of tall matrices that are whole: the mean is formed, then measured."""
         (D,) = _in_algebra_type(X, rows, _residual(X, options, rows))
-        B, beta1 = _without_normal(X, D, G), self.betas[0]
+        B, beta1 = _remove_normal_(X, D, G.clone()), self.betas[0]
         scale, numbers = self.scale(frobenius_norm(B), X.shape[-1], state)
         mean = B.mul_(1 - beta1).add_(state["exp_avg"], alpha=beta1)
         step = _move_along(X, mean, D, scale, options, rows)
@@ -319,10 +319,10 @@ class AdamMoments:
         return step._replace(state={"exp_avg": mean, **numbers})
 
 
-def _without_normal(X: Tensor, D: Tensor, B: Tensor) -> Tensor:
-    """B without its normal part, for ``D = X^H X - I`` in the type of p x p algebra."""
+def _remove_normal_(X: Tensor, D: Tensor, B: Tensor) -> Tensor:
+    """B without its normal part, in B's memory; D is in the type of p x p algebra."""
     K = multiplier(D, cast(X.mH @ B, D.dtype))
-    return add_product(B, X, cast(K, X.dtype), alpha=-1)
+    return subtract_product_(B, X, cast(K, X.dtype))
 
 
 def _move_along(
