@@ -24,13 +24,13 @@ def reference_steps(
     n, p = X.shape
     buffer = None
     for G in gradients:
-        # Square: A accumulates Skew(G X^H). Tall: B accumulates G, made tangent at each X.
+        # Square: A accumulates Skew(G X^H). Tall: B accumulates G without X K, K Hermitian.
         g = (G @ X.mH - X @ G.mH) / 2 if n == p else G
         if momentum:
             buffer = g if buffer is None else momentum * buffer + (1 - dampening) * g
             g = g + momentum * buffer if nesterov else buffer
             if n > p:
-                M = X.mH @ buffer
+                M = torch.linalg.solve(X.mH @ X, X.mH @ buffer)
                 buffer = buffer - X @ (M + M.mH) / 2
         A = g if n == p else (g @ X.mH - X @ g.mH) / 2
         identity = torch.eye(n, dtype=X.dtype)

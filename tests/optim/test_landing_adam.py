@@ -26,7 +26,7 @@ def test_steps_equal_adam_written_out(shape, dtype):
         G = gaussian(*shape, seed=t, dtype=dtype)
         S = X.mH @ X
         square = shape[0] == shape[1]
-        B = skew(G @ X.mH) if square else G - X @ sym(X.mH @ G)
+        B = skew(G @ X.mH) if square else G - X @ sym(torch.linalg.solve(S, X.mH @ G))
         m = 0.8 * m + 0.2 * B
         v = 0.95 * v + 0.05 * torch.linalg.matrix_norm(B).item() ** 2 / shape[1]
         A = m / (1 - 0.8**t) / (math.sqrt(v / (1 - 0.95**t)) + 1e-8)

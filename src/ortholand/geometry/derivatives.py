@@ -65,19 +65,35 @@ def riemannian_gradient(X: Tensor, G: Tensor, metric: str = "euclidean") -> Tens
     if X.shape[-2] < X.shape[-1]:
         return riemannian_gradient(X.mT, G.mT, metric).mT
     if metric == "euclidean":
-        return remove_normal(X, G)
+        return G - X @ sym(X.mH @ G)
     if metric == "canonical":
         return G - X @ (G.mH @ X)
     raise ValueError(f"metric must be 'euclidean' or 'canonical', got {metric!r}.")
 
 
 def remove_normal(X: Tensor, G: Tensor) -> Tensor:
-    """``G - X Sym(X^H G)``: G without its normal part.
+    """``G - X K``, G without its normal part, K its :func:`multiplier`.
 
     On the manifold this is the orthogonal projection onto the tangent space. At every X it leaves
-    the relative gradient unchanged, because ``X H X^H`` is Hermitian when H is.
+    the relative gradient unchanged, because ``X K X^H`` is Hermitian when K is; and it removes all
+    of ``X C``, C Hermitian, which a term that is constant on the manifold adds to a gradient.
     """
-    return G - X @ sym(X.mH @ G)
+    return G - X @ multiplier(gram_minus_identity(X), X.mH @ G)
+
+
+def multiplier(D: Tensor, M: Tensor) -> Tensor:
+    """The Hermitian ``K = Sym(S^-1 M)``, with ``S = I + D = X^H X`` and ``M = X^H G``.
+
+    It is C for ``G = X C`` with C Hermitian, at every X of full rank; ``Sym(M)`` is C on the
+    manifold only. If S is singular, it is ``Sym(M)``.
+    """
+    S = D.clone()
+    S.diagonal(dim1=-2, dim2=-1).add_(1)
+    L, info = torch.linalg.cholesky_ex(S)
+    # M^H S^-1, with the factors on the right: torch is several times faster that way round.
+    half = torch.linalg.solve_triangular(L.mH, M.mH, upper=True, left=False)
+    solved = torch.linalg.solve_triangular(L, half, upper=False, left=False)
+    return sym(torch.where((info > 0)[..., None, None], M, solved))
 
 
 def relative_hessian(

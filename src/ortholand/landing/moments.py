@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ortholand.fields import product_roundoff, tangency_bound
-from ortholand.geometry.derivatives import relative_gradient, remove_normal
+from ortholand.geometry.derivatives import multiplier, relative_gradient, remove_normal
 from ortholand.geometry.matrices import (
+    add_product,
     add_product_,
     frobenius_norm,
     gram_matrix,
@@ -26,11 +27,10 @@ from ortholand.geometry.matrices import (
     shared_gram_minus_identity,
     sharp_gram_minus_identity,
     subtract_product_,
-    sym,
     wide_dtype,
 )
 from ortholand.landing.attraction import LandingOptions, Move, finite_coefficients
-from ortholand.landing.gram import Gram, cast, combine, inner, times, trace
+from ortholand.landing.gram import Gram, cast, combine, inner, trace
 from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows, StateKind
 
 State = dict[str, Tensor]
@@ -68,7 +68,8 @@ def transport(X: Tensor, buffer: Tensor) -> Tensor:
     Square: relative gradients are accumulated, as in the paper, and kept unchanged; the
     buffer is skew, so ``A X`` is tangent wherever X goes. Tall: the buffer loses its
     normal part, which changes neither the direction now nor the tangency later (any B gives a
-    tangent step) and keeps past multipliers out of later directions.
+    tangent step) and keeps past multipliers out of later directions, exactly at every X: a term
+    ``tr(X^H X C) / 2`` of f, C Hermitian, which is constant on the manifold, moves no iterate.
     """
     return buffer if is_square(X) else remove_normal(X, buffer)
 
@@ -127,20 +128,53 @@ class Momentum:
     ) -> PendingStep:
         """The step of tall matrices of which these rows are here."""
         buffer = state.get("momentum_buffer")
+        if rows.apart:
+            return self._apart_step(X, G, buffer, options, rows)
+        if options.attraction.field_coefficients is not None:
+            return PendingStep.known(self._field_step(X, G, buffer, options, rows))
+        return PendingStep.known(self._whole_step(X, G, buffer, options, rows))
+
+    def _whole_step(
+        self, X: Tensor, G: Tensor, buffer: Tensor | None, options: LandingOptions, rows: Rows
+    ) -> MatrixStep:
+        """The step of tall matrices that are whole, along generators without normal part."""
+        (D,) = _in_algebra_type(X, rows, _residual(X, options, rows))
+        if buffer is None:
+            return _move_along(X, _remove_normal_(X, D, G.clone()), D, 1.0, options, rows)
+        B = total = _remove_normal_(X, D, self._accumulated(G, buffer, rows))
+        if self.nesterov:
+            B = _remove_normal_(X, D, torch.add(G, total, alpha=self.momentum))
+        step = _move_along(X, B, D, 1.0, options, rows)
+        return step._replace(state={"momentum_buffer": total})
+
+    def _field_step(
+        self, X: Tensor, G: Tensor, buffer: Tensor | None, options: LandingOptions, rows: Rows
+    ) -> MatrixStep:
+        """The step of an attraction along a field: without ``B^H B``."""
         B, more = G, ()
         if buffer is not None:
             B, more = self._direction(X, G, buffer, rows)
-        norm = frobenius_norm(B)
-        if _along_field(options, rows):
-            return self._field_step(X, G, B, buffer, norm, more, options)
-        # Ranks would have to agree on a unit first: apart, it is 1.
-        unit = torch.ones_like(norm) if rows.apart else _in_range(norm, B)
-        B1 = B if rows.apart else _divided(B, unit, ours=buffer is not None)
-        hermitian = (_residual(X, options, rows), gram_matrix(B1))
-        sums = GramSums(hermitian, (X.mH @ B1, *more))
+        D, M = gram_minus_identity(X), X.mH @ B
+        move = _step_along_field(X, B, D, M, frobenius_norm(B), options)
+        state = {}
+        if buffer is not None:
+            if self.nesterov:
+                B.copy_(buffer).mul_(self.momentum).add_(G)
+                M = more[0]
+            state["momentum_buffer"] = subtract_product_(B, X, multiplier(D, M))
+        return MatrixStep.of(move, state)
+
+    def _apart_step(
+        self, X: Tensor, G: Tensor, buffer: Tensor | None, options: LandingOptions, rows: Rows
+    ) -> PendingStep:
+        """The step of rows that others share: B keeps its normal part until all know it."""
+        B, more = G, ()
+        if buffer is not None:
+            B, more = self._direction(X, G, buffer, rows)
+        sums = GramSums((_residual(X, options, rows), gram_matrix(B)), (X.mH @ B, *more))
 
         def finish(sums: GramSums) -> MatrixStep:
-            return self._finish(X, G, B1, buffer, unit, sums, options, rows)
+            return self._finish(X, G, B, buffer, sums, options, rows)
 
         return PendingStep(sums, finish)
 
@@ -167,57 +201,34 @@ class Momentum:
             weighted, buffer, momentum=self.momentum, dampening=damped, nesterov=False
         )[1]
 
-    def _field_step(
+    def _finish(
         self,
         X: Tensor,
         G: Tensor,
         B: Tensor,
         buffer: Tensor | None,
-        norm: Tensor,
-        more: tuple[Tensor, ...],
-        options: LandingOptions,
-    ) -> PendingStep:
-        """The step of an attraction along a field: without ``B^H B``, and known at once."""
-        D, M = gram_minus_identity(X), X.mH @ B
-        move = _step_along_field(X, B, D, M, norm, options)
-        state = {}
-        if buffer is not None:
-            if self.nesterov:
-                B.copy_(buffer).mul_(self.momentum).add_(G)
-                M = more[0]
-            state["momentum_buffer"] = subtract_product_(B, X, sym(M))
-        return PendingStep.known(MatrixStep.of(move, state))
-
-    def _finish(
-        self,
-        X: Tensor,
-        G: Tensor,
-        B1: Tensor,
-        buffer: Tensor | None,
-        unit: Tensor,
         sums: GramSums,
         options: LandingOptions,
         rows: Rows,
     ) -> MatrixStep:
         D, T, M = _in_algebra_type(X, rows, *sums.hermitian, sums.others[0])
-        others = sums.others[1:]
-        size = trace(T).sqrt() if rows.apart else 1.0
+        others, size = sums.others[1:], trace(T).sqrt()
+        unit = torch.ones_like(size)
         if len(others) > bool(self.nesterov):  # the flags of all ranks
             # The first gradient enters whole, as in torch; no nesterov with dampening.
             first = 1 - others[-1].real.clamp(max=1).double()
-            unit = unit * (1 + first * (1 / (1 - self.dampening) - 1))
+            unit = unit + first * (1 / (1 - self.dampening) - 1)
         gram = _gram(D, M, T, unit, size, rows, X.dtype)
-        a, b, taken, limited = finite_coefficients(gram, options)
-        moved = combine(X, B1, a, b)
+        step = _moved(X, B, gram, options)
         if buffer is None:
-            return MatrixStep(moved, taken, {}, limited)
-        # B1 is free now.
+            return step
+        # B is free now.
         if self.nesterov:
-            B1.copy_(buffer).mul_(self.momentum).add_(G)
-            kept = subtract_product_(B1, X, sym(others[0]))
-        else:  # the unit is that of a first gradient, undampened, where rows are apart
-            kept = subtract_product_(B1, X, cast(sym(M), X.dtype)).mul_(per_matrix(unit, X))
-        return MatrixStep(moved, taken, {"momentum_buffer": kept}, limited)
+            B.copy_(buffer).mul_(self.momentum).add_(G)
+            M = cast(others[0], D.dtype)
+        K = cast(multiplier(D, M), X.dtype)
+        kept = subtract_product_(B, X, K).mul_(per_matrix(unit, X))
+        return step._replace(state={"momentum_buffer": kept})
 
 
 @dataclass(frozen=True)
@@ -260,31 +271,37 @@ class AdamMoments:
         """The step of tall matrices of which these rows are here.
 
         The mean is ``F - X C``, ``F = beta1 m + (1 - beta1) G``, without the normal part of the
-        gradient. It is known only when ``X^H G`` is; but ``X C X^H`` is Hermitian, so F represents
-        the same direction as the mean.
+        gradient. On ranks it is known only when all know ``X^H G``; but ``X C X^H`` is Hermitian,
+        so F represents the same direction as the mean.
         """
+        if not rows.apart:
+            return PendingStep.known(self._whole_step(X, G, state, options, rows))
         beta1, m = self.betas[0], state["exp_avg"]
         F = torch.mul(G, 1 - beta1).add_(m, alpha=beta1)
-        norms = [frobenius_norm(M) for M in (m, G)]
-        unit = torch.ones_like(norms[0])
-        if not rows.apart:
-            unit = _in_range(beta1 * norms[0] + (1 - beta1) * norms[1], X)
-            unit = torch.where(norms[1] < largest_norm(X.dtype), unit, math.inf)
-        F1 = F if rows.apart else _divided(F, unit, ours=True)
-        squares = [norm.square().to(X.dtype) for norm in norms] if rows.apart else norms
-        hermitian = (_residual(X, options, rows), gram_matrix(F1))
-        sums = GramSums(hermitian, (X.mH @ F1, X.mH @ G, *squares))
+        squares = [frobenius_norm(M).square().to(X.dtype) for M in (m, G)]
+        hermitian = (_residual(X, options, rows), gram_matrix(F))
+        sums = GramSums(hermitian, (X.mH @ F, X.mH @ G, *squares))
 
         def finish(sums: GramSums) -> MatrixStep:
-            return self._finish(X, F1, unit, state, sums, options, rows)
+            return self._finish(X, F, state, sums, options, rows)
 
         return PendingStep(sums, finish)
+
+    def _whole_step(
+        self, X: Tensor, G: Tensor, state: State, options: LandingOptions, rows: Rows
+    ) -> MatrixStep:
+        """The step of tall matrices that are whole: the mean is formed, then measured."""
+        (D,) = _in_algebra_type(X, rows, _residual(X, options, rows))
+        B, beta1 = _remove_normal_(X, D, G.clone()), self.betas[0]
+        scale, numbers = self.scale(frobenius_norm(B), X.shape[-1], state)
+        mean = B.mul_(1 - beta1).add_(state["exp_avg"], alpha=beta1)
+        step = _move_along(X, mean, D, scale, options, rows)
+        return step._replace(state={"exp_avg": mean, **numbers})
 
     def _finish(
         self,
         X: Tensor,
-        F1: Tensor,
-        unit: Tensor,
+        F: Tensor,
         state: State,
         sums: GramSums,
         options: LandingOptions,
@@ -292,25 +309,39 @@ class AdamMoments:
     ) -> MatrixStep:
         beta1 = self.betas[0]
         D, T, XF, XG = _in_algebra_type(X, rows, *sums.hermitian, *sums.others[:2])
-        norm_m, norm_G = (norm.real.to(unit.dtype) for norm in sums.others[2:])
-        if rows.apart:
-            norm_m, norm_G = norm_m.sqrt(), norm_G.sqrt()
-        H = times(1 / unit, sym(XG))
-        tangent = unit * _tangent_norm(H, D, norm_G / unit, rows.total, X.dtype)
-        scale, numbers = self.scale(tangent, X.shape[-1], state)
-        size = (beta1 * norm_m + (1 - beta1) * norm_G) / unit
-        gram = _gram(D, XF, T, scale * unit, size, rows, X.dtype)
-        a, b, taken, limited = finite_coefficients(gram, options)
-        moved = combine(X, F1, a, b)
-        # F1 is free now.
-        C = cast((1 - beta1) * H, X.dtype)
-        mean = subtract_product_(F1, X, C).mul_(per_matrix(unit, X))
-        return MatrixStep(moved, taken, {"exp_avg": mean, **numbers}, limited)
+        norm_m, norm_G = (square.real.to(trace(T).dtype).sqrt() for square in sums.others[2:])
+        roundoff = product_roundoff(rows.total, X.dtype)
+        K = multiplier(D, XG)
+        scale, numbers = self.scale(_tangent_norm(K, D, XG, norm_G, roundoff), X.shape[-1], state)
+        size = beta1 * norm_m + (1 - beta1) * norm_G
+        step = _moved(X, F, _gram(D, XF, T, scale, size, rows, X.dtype), options)
+        # F is free now.
+        mean = subtract_product_(F, X, cast((1 - beta1) * K, X.dtype))
+        return step._replace(state={"exp_avg": mean, **numbers})
 
 
-def _along_field(options: LandingOptions, rows: Rows) -> bool:
-    """Whether matrices step along a field that is formed, and so measured."""
-    return options.attraction.field_coefficients is not None and not rows.apart
+def _remove_normal_(X: Tensor, D: Tensor, B: Tensor) -> Tensor:
+    """B without its normal part, in B's memory; D is in the type of p x p algebra."""
+    K = multiplier(D, cast(X.mH @ B, D.dtype))
+    return subtract_product_(B, X, cast(K, X.dtype))
+
+
+def _move_along(
+    X: Tensor, B: Tensor, D: Tensor, scale: Tensor | float, options: LandingOptions, rows: Rows
+) -> MatrixStep:
+    """The step of whole matrices along ``scale B``; B is divided by its norm meanwhile."""
+    norm = per_matrix(unit := _in_range(frobenius_norm(B), X), X)
+    B1 = B.div_(norm)
+    M, T = _in_algebra_type(X, rows, X.mH @ B1, gram_matrix(B1))
+    step = _moved(X, B1, _gram(D, M, T, scale * unit, 1.0, rows, X.dtype), options)
+    B1.mul_(norm)
+    return step
+
+
+def _moved(X: Tensor, B1: Tensor, gram: Gram, options: LandingOptions) -> MatrixStep:
+    """The attraction's step along a generator with these Gram matrices."""
+    a, b, taken, limited = finite_coefficients(gram, options)
+    return MatrixStep(combine(X, B1, a, b), taken, {}, limited)
 
 
 def _step_along_field(
@@ -349,12 +380,6 @@ def _gram(
     return Gram(D, M, T, d, unit, size, product_roundoff(rows.total, dtype), rows.apart)
 
 
-def _divided(B: Tensor, unit: Tensor, *, ours: bool) -> Tensor:
-    """B divided by a unit, in place if its memory is ours."""
-    unit = per_matrix(unit, B)
-    return B.div_(unit) if ours else B / unit
-
-
 def _in_range(norm: Tensor, like: Tensor) -> Tensor:
     """Norms by which matrices of this type can be divided; infinite where they are too large."""
     norm = norm.clamp(min=torch.finfo(like.dtype).tiny)
@@ -369,11 +394,11 @@ def _in_algebra_type(X: Tensor, rows: Rows, *matrices: Tensor) -> list[Tensor]:
     return [cast(M, wide_dtype(X)) for M in matrices]
 
 
-def _tangent_norm(H: Tensor, D: Tensor, norm: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """``||G - X H||_F`` for ``H = Sym(X^H G)`` and ``norm = ||G||_F``.
+def _tangent_norm(K: Tensor, D: Tensor, M: Tensor, norm: Tensor, roundoff: float) -> Tensor:
+    """``||G - X K||_F`` for Hermitian K, ``M = X^H G`` and ``norm = ||G||_F``.
 
     Never below its rounding error: too small a second moment makes steps too long.
     """
     size = norm.square()
-    floor = product_roundoff(n, dtype) * size
-    return torch.maximum(size - inner(H, H) + inner(H, D @ H), floor).sqrt()
+    normal = inner(K, 2 * M - add_product(K, D, K))
+    return torch.maximum(size - normal, roundoff * size).sqrt()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ortholand.fields import product_roundoff
+from ortholand.geometry.derivatives import multiplier
 from ortholand.geometry.matrices import (
     add_product,
     frobenius_norm,
@@ -38,7 +39,7 @@ from ortholand.geometry.polar import (
 )
 from ortholand.landing.attraction import LandingOptions, finite_coefficients
 from ortholand.landing.gram import Gram, cast, combine, trace
-from ortholand.landing.moments import accumulate, transport
+from ortholand.landing.moments import accumulate
 from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows, StateKind
 
 State = dict[str, Tensor]
@@ -128,7 +129,8 @@ class MuonMoments:
             step = step._replace(moved=cast(step.moved, X.dtype), taken=taken)
             if total is None:
                 return step
-            kept = subtract_product_(total, X, cast(sym(sums.others[-1]), X.dtype))
+            K = cast(multiplier(D, sums.others[-1]), X.dtype)
+            kept = subtract_product_(total, X, K)
             return step._replace(state={"momentum_buffer": kept})
 
         def finish(sums: GramSums) -> MatrixStep | PendingStep:
@@ -154,15 +156,17 @@ class MuonMoments:
         self, X: Tensor, G: Tensor, state: State, options: LandingOptions
     ) -> MatrixStep:
         """The step of tall matrices that are whole."""
-        B, new_state = G, {}
+        B, total = G, None
         if self.momentum:
             B, total = self.averaged(G, state["momentum_buffer"])
-            new_state["momentum_buffer"] = transport(X, total)
         D, W, polar = tall_polar(X, B, self.steps, options.eps)
         roundoff = product_roundoff(X.shape[-2], X.dtype)
         step = moved_along(X, W, D, polar, options, roundoff, apart=False)
-        taken = step.taken & (frobenius_norm(G) < largest_norm(X.dtype))
-        return step._replace(taken=taken, state=new_state)
+        step = step._replace(taken=step.taken & (frobenius_norm(G) < largest_norm(X.dtype)))
+        if total is None:
+            return step
+        kept = subtract_product_(total, X, multiplier(D, X.mH @ total))
+        return step._replace(state={"momentum_buffer": kept})
 
 
 class PolarGram(NamedTuple):

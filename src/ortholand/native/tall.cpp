@@ -874,6 +874,8 @@ struct Step : Tiles<typename R::Tile> {
 
     // What is less than this share of what rounding does anyway is left out, with its products.
     static constexpr double LITTLE = 0.125;
+    // What is less than this share of its terms is measured, where its digits count.
+    static constexpr double MUCH = 1e-4;
 
     const Options& o;
     const int64_t n;
@@ -915,7 +917,7 @@ struct Step : Tiles<typename R::Tile> {
             finite[l] = finite[l] && unit[l] * std::max(size[l], of_K) < LARGEST_NORM<T>;
         }
         if (o.moments == ADAM) adapt(matrices, filled);
-        if (o.moments == MOMENTUM) symmetric_part(U, keeps_K() ? N : M), N = U;
+        if (o.moments == MOMENTUM) find_multiplier(keeps_K() ? N : M), N = U;
         for (int l = 0; l < W; ++l) error[l] = (1 + d[l]) * unit[l] * size[l] * roundoff;
         switch (o.attraction) {
             case COUPLED: coupled(); break;
@@ -983,12 +985,37 @@ struct Step : Tiles<typename R::Tile> {
         L::clear_padding(to);
     }
 
+    // U = Sym(S^-1 A), S = I + D: as ortholand.geometry.derivatives.multiplier. Where D is at the
+    // level of rounding, Sym(A).
+    void find_multiplier(const Buffer& A) {
+        double most = 0;
+        for (int l = 0; l < W; ++l)
+            if (finite[l]) most = std::max(most, d[l]);
+        if (most <= roundoff) return symmetric_part(U, A);
+        if (most * most <= roundoff) {
+            L::product(Z, D, A);
+            L::each([&](int e, int) { a.v[e] = A.v[e] - Z.v[e]; });
+        } else {
+            T one[W];
+            bool singular[W] = {};
+            std::fill(one, one + W, T(1));
+            L::each([&](int e, int) { a.v[e] = A.v[e], Z.v[e] = D.v[e]; });
+            L::add_to_diagonal(Z, one);
+            Tiles<L>::solve(Z, a);
+            for (int i = 0; i < L::p(); ++i)
+                for (int l = 0; l < W; ++l) singular[l] |= !(Z.v[L::at(i, i) + l] > 0);
+            L::each([&](int e, int l) { a.v[e] = singular[l] ? A.v[e] : a.v[e]; });
+        }
+        symmetric_part(U, a);
+    }
+
     // Adam: B - X C is the new mean, C the part of the gradient's normal part that is in it. Both
     // stand for the same direction: X C X^T is symmetric. B will do where its products are known.
     void adapt(const Matrix<T>* matrices, int filled) {
-        symmetric_part(U, N);
-        double gradient[W], pulled[W] = {}, mixed[W] = {};
+        find_multiplier(N);
+        double gradient[W], pulled[W] = {}, mixed[W] = {}, tangent[W];
         L::sum_of_squares(U, gradient);
+        L::inner(U, N, tangent);
         bool seen = !wanted.square;  // whether D makes a difference
         for (int l = 0; l < W; ++l)
             seen |= finite[l] && !(d[l] * gradient[l] <= LITTLE * roundoff * squares_of_K[l]);
@@ -997,26 +1024,41 @@ struct Step : Tiles<typename R::Tile> {
             L::inner(U, Z, pulled);
         }
         if (!wanted.square) L::inner(U, M, mixed);
+        bool cancels = false;  // whether little is left of the gradient, so that rounding is seen
+        for (int l = 0; l < W; ++l) {
+            tangent[l] = squares_of_K[l] - 2 * tangent[l] + gradient[l] + pulled[l];
+            cancels |= finite[l] && tangent[l] < MUCH * squares_of_K[l];
+        }
+        if (cancels) measure_tangent(tangent);
         const double fresh = 1 - o.beta1;
         AdamNumbers numbers;
         for (int l = 0; l < W; ++l) {
             const bool there = l < filled;
-            const double normal = gradient[l] - pulled[l], floor = roundoff * squares_of_K[l];
-            const double tangent = at_least(squares_of_K[l] - normal, floor);
-            numbers.update(o, std::sqrt(tangent) * unit[l], L::p(),
+            numbers.update(o, std::sqrt(tangent[l]) * unit[l], L::p(),
                            there ? double(*matrices[l].square) : 0,
                            there ? double(*matrices[l].steps) : 0);
             square[l] = numbers.square, steps[l] = numbers.steps;
             unit[l] *= numbers.scale;
             if (wanted.square) continue;
             size[l] += 2 * fresh * std::sqrt(squares_of_K[l]);
-            const double rest = squares_of_B[l] - fresh * (2 * mixed[l]) +
+            const double mean = squares_of_B[l] - fresh * (2 * mixed[l]) +
                                 fresh * fresh * (gradient[l] + pulled[l]);
-            squares_of_B[l] = at_least(rest, 0) + roundoff * size[l] * size[l];
+            squares_of_B[l] = at_least(mean, 0) + roundoff * size[l] * size[l];
         }
         const T share = T(fresh);
         L::each([&](int e, int) { N.v[e] = share * U.v[e]; });
         if (!wanted.square) L::each([&](int e, int) { M.v[e] -= N.v[e] + share * Z.v[e]; });
+    }
+
+    // The squared norm of K - X U, in a pass of its own.
+    void measure_tangent(double* squares) {
+        T one[W];
+        std::fill(one, one + W, T(1));
+        L::each([&](int e, int) { a.v[e] = -U.v[e], b.v[e] = T(0); });
+        L::add_to_diagonal(b, one);
+        rows.mix(mix_K, mix_K, wanted);
+        rows.measure(a, b, squares, nullptr, wanted);
+        rows.mix(mix_B, mix_K, wanted);
     }
 
     // A bound of ||R||, R = (B (I + D) - X M^T) / 2 times `unit`, that is free.

@@ -27,6 +27,9 @@ struct Lanes {
         T v[PP * W];
     };
     static constexpr int p() { return P; }
+    static constexpr int at(int i, int j) { return (i * P + j) * W; }
+    // An entry of each matrix.
+    static Vector number(const Buffer& A, int i, int j) { return vectors(A)[i * P + j]; }
 
     // f(entry, lane) for every entry of the tile.
     template <class F>
@@ -187,6 +190,8 @@ struct Single {
     };
     static inline thread_local int size = 0, stride = 0;
     static int p() { return size; }
+    static int at(int i, int j) { return i * stride + j; }
+    static T number(const Buffer& A, int i, int j) { return A.v[at(i, j)]; }
     static void resize(int p) {
         size = p;
         stride = (p + V - 1) / V * V;
@@ -339,6 +344,27 @@ struct Tiles {
     static inline void transpose(Buffer& to, const Buffer& from) {
         L::each_pair([&](int e, int t, int) { to.v[e] = from.v[t]; });
         L::clear_padding(to);
+    }
+
+    // A becomes S^-1 A, by elimination: S is positive definite, so no pivot is exchanged. S is
+    // overwritten; an entry of its diagonal is not positive if S was not.
+    __attribute__((noinline)) static void solve(Buffer& S, Buffer& A) {
+        using Vector = typename L::Vector;
+        const int p = L::p(), vectors = L::at(1, 0) * sizeof(T) / sizeof(Vector);
+        const auto row = [](Buffer& M, int i) { return reinterpret_cast<Vector*>(M.v + L::at(i, 0)); };
+        for (int k = 0; k < p; ++k)
+            for (int i = 0; i < p; ++i) {
+                if (i == k) continue;
+                const auto factor = L::number(S, i, k) / L::number(S, k, k);
+                for (int j = 0; j < vectors; ++j) {
+                    row(S, i)[j] -= factor * row(S, k)[j];
+                    row(A, i)[j] -= factor * row(A, k)[j];
+                }
+            }
+        for (int i = 0; i < p; ++i) {
+            const auto pivot = L::number(S, i, i);
+            for (int j = 0; j < vectors; ++j) row(A, i)[j] /= pivot;
+        }
     }
 
     static inline void norms(double* values, const Buffer& M) {
