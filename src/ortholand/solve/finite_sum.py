@@ -255,7 +255,8 @@ class FiniteSum(Objective):
 
     def value_and_gradient(self, X: Tensor) -> tuple[float, Tensor]:
         """Cost and gradient of all terms; the table, if any, then holds those at this X."""
-        sizes, value, total = [], 0.0, torch.zeros(())
+        sizes, value = [], 0.0
+        total: Any = 0.0
         for k, (size, batch) in enumerate(self.source):
             v, g = self.batch(X, batch)
             sizes.append(size)
