@@ -201,7 +201,7 @@ class Momentum:
     ) -> MatrixStep:
         D, T, M = _in_algebra_type(X, rows, *sums.hermitian, sums.others[0])
         others = sums.others[1:]
-        size = trace(T).sqrt() if rows.apart else 1.0
+        size = trace(T).sqrt()
         if len(others) > bool(self.nesterov):  # the flags of all ranks
             # The first gradient enters whole, as in torch; no nesterov with dampening.
             first = 1 - others[-1].real.clamp(max=1).double()
@@ -269,7 +269,6 @@ class AdamMoments:
         unit = torch.ones_like(norms[0])
         if not rows.apart:
             unit = _in_range(beta1 * norms[0] + (1 - beta1) * norms[1], X)
-            unit = torch.where(norms[1] < largest_norm(X.dtype), unit, math.inf)
         F1 = F if rows.apart else _divided(F, unit, ours=True)
         squares = [norm.square().to(X.dtype) for norm in norms] if rows.apart else norms
         hermitian = (_residual(X, options, rows), gram_matrix(F1))
@@ -356,9 +355,8 @@ def _divided(B: Tensor, unit: Tensor, *, ours: bool) -> Tensor:
 
 
 def _in_range(norm: Tensor, like: Tensor) -> Tensor:
-    """Norms by which matrices of this type can be divided; infinite where they are too large."""
-    norm = norm.clamp(min=torch.finfo(like.dtype).tiny)
-    return torch.where(norm < largest_norm(like.dtype), norm, math.inf)
+    """Norms by which matrices of this type can be divided."""
+    return norm.clamp(min=torch.finfo(like.dtype).tiny, max=largest_norm(like.dtype))
 
 
 def _in_algebra_type(X: Tensor, rows: Rows, *matrices: Tensor) -> list[Tensor]:

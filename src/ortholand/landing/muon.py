@@ -142,8 +142,7 @@ class MuonMoments:
         D, W, polar = tall_polar(X, B, self.steps, options.eps)
         roundoff = product_roundoff(X.shape[-2], X.dtype)
         step = moved_along(X, W, D, polar, options, roundoff, apart=False)
-        taken = step.taken & (frobenius_norm(G) < largest_norm(X.dtype))
-        return step._replace(taken=taken, state=new_state)
+        return step._replace(state=new_state)
 
 
 class PolarGram(NamedTuple):
