@@ -9,7 +9,6 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ortholand.fields import product_roundoff
 from ortholand.forms import OfferedInForms
 from ortholand.geometry.matrices import (
     SMALL,
@@ -17,7 +16,6 @@ from ortholand.geometry.matrices import (
     gram_minus_identity,
     is_finite,
     is_plain_cpu,
-    largest_norm,
 )
 from ortholand.landing.gram import Coefficients, Gram
 from ortholand.safe_step import (
@@ -219,19 +217,12 @@ def field_bounds(
     tangency_error: Tensor | float,
     residual: Callable[[], Tensor],
 ) -> FieldBounds:
-    """What is known about a field L that was formed; ``residual`` returns ``X^H X - I``.
-
-    The norm is infinite where a tall generator of L is so large that its moments may overflow.
-    """
+    """What is known about a field L that was formed; ``residual`` returns ``X^H X - I``."""
 
     def better(stops: bool) -> BetterBounds:
         return better_bounds(options, L, d, residual, stops=stops)
 
-    norm = frobenius_norm(L)
-    if isinstance(tangency_error, Tensor):
-        size = tangency_error / product_roundoff(L.shape[-2], L.dtype)
-        norm = torch.where(size < largest_norm(L.dtype), norm, math.inf)
-    return FieldBounds(norm, d, tangency_error, better)
+    return FieldBounds(frobenius_norm(L), d, tangency_error, better)
 
 
 FARTHEST_APART = 2.0**14  # entries that every type can hold

@@ -333,7 +333,7 @@ def _move_along(
     norm = per_matrix(unit := _in_range(frobenius_norm(B), X), X)
     B1 = B.div_(norm)
     M, T = _in_algebra_type(X, rows, X.mH @ B1, gram_matrix(B1))
-    step = _moved(X, B1, _gram(D, M, T, scale * unit, 1.0, rows, X.dtype), options)
+    step = _moved(X, B1, _gram(D, M, T, scale * unit, trace(T).sqrt(), rows, X.dtype), options)
     B1.mul_(norm)
     return step
 
@@ -381,9 +381,8 @@ def _gram(
 
 
 def _in_range(norm: Tensor, like: Tensor) -> Tensor:
-    """Norms by which matrices of this type can be divided; infinite where they are too large."""
-    norm = norm.clamp(min=torch.finfo(like.dtype).tiny)
-    return torch.where(norm < largest_norm(like.dtype), norm, math.inf)
+    """Norms by which matrices of this type can be divided."""
+    return norm.clamp(min=torch.finfo(like.dtype).tiny, max=largest_norm(like.dtype))
 
 
 def _in_algebra_type(X: Tensor, rows: Rows, *matrices: Tensor) -> list[Tensor]:

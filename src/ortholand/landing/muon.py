@@ -162,7 +162,6 @@ class MuonMoments:
         D, W, polar = tall_polar(X, B, self.steps, options.eps)
         roundoff = product_roundoff(X.shape[-2], X.dtype)
         step = moved_along(X, W, D, polar, options, roundoff, apart=False)
-        step = step._replace(taken=step.taken & (frobenius_norm(G) < largest_norm(X.dtype)))
         if total is None:
             return step
         kept = subtract_product_(total, X, multiplier(D, X.mH @ total))

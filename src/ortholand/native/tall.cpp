@@ -176,11 +176,14 @@ struct LaneRows {
 
     void largest(double* values) const {
         for (int l = 0; l < W; ++l) values[l] = 0;
-        for (const T* A : {B, K})
-            for (int e = 0; e < n * P * W; ++e) {
-                const double size = std::abs(double(A[e]));
-                if (!(size <= values[e % W])) values[e % W] = size;  // NaN stays
-            }
+        for (const T* A : {B, K}) raise_to_largest(values, A);
+    }
+
+    // Of the state B + X C, or K + X C.
+    void largest_kept(const Buffer& C, bool keeps_K, const Wanted&, double* values) {
+        for (int l = 0; l < W; ++l) values[l] = 0;
+        combine<false>(keeps_K ? K : B, C, B, C);
+        raise_to_largest(values, Y);
     }
 
     void gram(Buffer& D, Buffer& M, Buffer& N, Buffer& Q, double* squares_of_B,
@@ -226,6 +229,13 @@ struct LaneRows {
     static constexpr int V = 32 / sizeof(T), PARTS = W / V;
     typedef T Short __attribute__((vector_size(32), may_alias));
     typedef T Loose __attribute__((vector_size(32), aligned(4), may_alias));  // anywhere
+
+    void raise_to_largest(double* values, const T* A) const {
+        for (int e = 0; e < n * P * W; ++e) {
+            const double size = std::abs(double(A[e]));
+            if (!(size <= values[e % W])) values[e % W] = size;  // NaN stays
+        }
+    }
 
     bool is_contiguous(int l) const {
         const Parameter& parameter = *matrices[l].parameter;
@@ -443,18 +453,22 @@ struct Panels {
     }
 
     void largest(double* values) {
-        Panel& own = panel();
         const Wanted all{matrix.state != nullptr, true, false, true};
         values[0] = 0;
-        for (int64_t first = 0; first < n; first += height) {
-            const int rows = int(std::min<int64_t>(height, n - first));
-            load(own, first, rows, all);
-            for (const T* A : {own.B, own.K})
-                for (int e = 0; e < rows * stride; ++e) {
-                    const double size = std::abs(double(A[e]));
-                    if (!(size <= values[0])) values[0] = size;  // NaN stays
-                }
-        }
+        each_panel(0, n, all, [&](Panel& own, int64_t, int rows) {
+            for (const T* A : {own.B, own.K}) raise_to_largest(values, A, rows * stride);
+        });
+    }
+
+    // Of the state B + X C, or K + X C.
+    void largest_kept(const Buffer& C, bool keeps_K, const Wanted& wanted, double* values) {
+        Wanted needed = wanted;
+        needed.K = keeps_K;
+        values[0] = 0;
+        each_panel(0, n, needed, [&](Panel& own, int64_t, int rows) {
+            combine<false>(own.Y, keeps_K ? own.K : own.B, own.X, C.v, nullptr, nullptr, rows);
+            raise_to_largest(values, own.Y, rows * stride);
+        });
     }
 
     void gram(Buffer& D, Buffer& M, Buffer& N, Buffer& Q, double* squares_of_B,
@@ -535,6 +549,13 @@ struct Panels {
         memory.resize(entries + ALIGNMENT / sizeof(T));
         const auto start = reinterpret_cast<uintptr_t>(memory.data());
         return reinterpret_cast<T*>((start + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+    }
+
+    static void raise_to_largest(double* values, const T* A, int entries) {
+        for (int e = 0; e < entries; ++e) {
+            const double size = std::abs(double(A[e]));
+            if (!(size <= values[0])) values[0] = size;  // NaN stays
+        }
     }
 
     int padded_rows() const { return (p + 3) / 4 * 4; }
@@ -913,8 +934,7 @@ struct Step : Tiles<typename R::Tile> {
         norms(d, D);
         for (int l = 0; l < W; ++l) {
             size[l] = std::sqrt(squares_of_B[l]), unit[l] = 1 / power[l];
-            const double of_K = wanted.K ? std::sqrt(squares_of_K[l]) : 0;
-            finite[l] = finite[l] && unit[l] * std::max(size[l], of_K) < LARGEST_NORM<T>;
+            finite[l] = finite[l] && unit[l] * size[l] < INFINITY;
         }
         if (o.moments == ADAM) adapt(matrices, filled);
         if (o.moments == MOMENTUM) find_multiplier(keeps_K() ? N : M), N = U;
@@ -1295,7 +1315,9 @@ struct Step : Tiles<typename R::Tile> {
         T inverse[W];
         bool any = false;
         use_mean();
+        if (o.moments != NONE) L::each([&](int e, int) { N.v[e] = -N.v[e]; });
         if (o.rule == UNSAFE) take_finite_steps();
+        if (o.moments != NONE && *std::min_element(power, power + W) < 1) keep_finite_state();
         for (int l = 0; l < W; ++l) {
             taken[l] = taken[l] && finite[l] && l < filled;
             any |= taken[l];
@@ -1303,7 +1325,6 @@ struct Step : Tiles<typename R::Tile> {
         }
         count(matrices, filled);
         if (!any) return;
-        if (o.moments != NONE) L::each([&](int e, int) { N.v[e] = -N.v[e]; });
         if (is_scaled(o)) scale_coefficients();
         // A step with lr = 0 changes nothing.
         rows.apply(o.lr > 0 ? &a : nullptr, b, o.moments != NONE ? &N : nullptr, keeps_K(), taken,
@@ -1327,6 +1348,14 @@ struct Step : Tiles<typename R::Tile> {
             const double kept = of_X * of_C[l] / power[l];
             taken[l] = taken[l] && at_least(o.scale, 1) * landed + kept < LARGEST_NORM<T>;
         }
+    }
+
+    // The state of gradients that were scaled down may be finite in their unit only.
+    __attribute__((noinline)) void keep_finite_state() {
+        double largest[W];
+        rows.largest_kept(N, keeps_K(), wanted, largest);
+        for (int l = 0; l < W; ++l)
+            taken[l] = taken[l] && largest[l] / power[l] <= std::numeric_limits<T>::max();
     }
 
     // W = scale X goes to W + X (scale a) + B (scale b).

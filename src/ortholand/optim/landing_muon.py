@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from ortholand.geometry.matrices import frobenius_norm, largest_norm
+from ortholand.geometry.matrices import frobenius_norm, is_finite
 from ortholand.geometry.polar import STEPS, check_steps
 from ortholand.landing.attraction import LandingOptions
 from ortholand.landing.description import LandingStep
@@ -172,8 +172,7 @@ class LandingMuon(LandingWithAdam):
         else:  # it may make A longer
             move = self.move(X, A, group)
         step = MatrixStep.of(move, new_state)
-        # A is as long for every gradient, but a mean of too large ones overflows.
-        return step._replace(taken=step.taken & (size < largest_norm(X.dtype)))
+        return step._replace(taken=step.taken & is_finite(size))  # else all looks like noise
 
 
 def moments_of(group: Mapping[str, Any]) -> MuonMoments:
