@@ -109,7 +109,7 @@ class _Weight:
         state = dict(state)
         if isinstance(state.get("step"), Real) and not isinstance(state["step"], bool):
             # Older versions of torch counted in Python's numbers.
-            state["step"] = torch.tensor(float(state["step"]), dtype=torch.float32)
+            state["step"] = torch.tensor(float(state["step"]), dtype=torch.float32, device="cpu")
         for name, value in state.items():
             self._check(name, value)
         is_adam = "betas" in self.group and not self.group["orthogonal"]

@@ -64,11 +64,14 @@ def completed_groups(
 
 
 def _strange_moments(saved: Group, group: Group, makes_generators: bool) -> set[str]:
-    """The options that tell that a state of this library accumulates something else."""
+    """The options that tell that a state of this library accumulates something else.
+
+    A state may lack options that are newer than itself, but not the decay of its moments.
+    """
     telling = MOMENTS if makes_generators else (*MOMENTS, *SKEW)
-    if all((name in saved) == (name in group) for name in telling):
-        return set()
-    return {name for name in telling if name in saved}
+    if any(name in group and name not in saved for name in ("momentum", "betas")):
+        return {name for name in telling if name in saved}
+    return {name for name in telling if name in saved and name not in group}
 
 
 def _translated(

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ortholand.geometry.matrices import finite_matrices, finite_sums, is_plain_cpu
+from ortholand.geometry.matrices import PART, finite_matrices, finite_sums, is_plain_cpu
 from ortholand.geometry.rounding import HALF_TYPES, exact_value, keep_
 from ortholand.geometry.scales import follow, unscaled
 from ortholand.geometry.views import View, as_matrices, as_weight, matrices_shape
@@ -105,8 +105,8 @@ def _step_batch(slots: list[Slot], plan: Plan) -> None:
             taken = taken & (finite_sums(new) if is_matrix else torch.isfinite(new))
     shapes = [as_matrices(slot.weight, view).shape[:-2] for slot in slots]
     mask = taken[..., None, None] if X.ndim > 2 else taken
-    # Passes over a batch are saved by a branch on the CPU; elsewhere that would be a wait.
-    all_go = is_plain_cpu(taken) and bool(taken.all())
+    # Memory of a large batch is saved by a branch on the CPU; elsewhere that would be a wait.
+    all_go = X.numel() > PART and is_plain_cpu(taken) and bool(taken.all())
     reached = moved if all_go else torch.where(mask, moved, W)
     parts = zip(slots, _apart(reached, shapes), _apart(taken, shapes), strict=True)
     for slot, part, ok in parts:
