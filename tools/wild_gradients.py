@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import ortholand as ol
 from ortholand.geometry import distance
 from ortholand.geometry.matrices import real_dtype, to_working_dtype, wide_dtype
-from ortholand.landing.step import Rows
+from ortholand.landing.step import PendingStep, Rows
 from ortholand.sharding.steps import message_of, sums_of
 
 DTYPES = (
@@ -237,9 +237,11 @@ class Ranks:
             )
             for X, B, state in shares
         ]
-        messages = zip(*[message_of(step.sums) for step in steps], strict=True)
-        sums = [sum(tensors[1:], start=tensors[0]) for tensors in messages]
-        results = [step.finish(sums_of([tensor.clone() for tensor in sums])) for step in steps]
+        while isinstance(steps[0], PendingStep):
+            messages = zip(*[message_of(step.sums) for step in steps], strict=True)
+            sums = [sum(tensors[1:], start=tensors[0]) for tensors in messages]
+            steps = [step.finish(sums_of([tensor.clone() for tensor in sums])) for step in steps]
+        results = steps
         taken = {bool(result.taken) for result in results}
         assert len(taken) == 1, "ranks differ in what they take"
         if taken == {False}:

@@ -103,7 +103,7 @@ def qr_owners(w: Weights) -> Cost:
 
     Q comes from the Cholesky factor of the Gram matrix, which is quicker than Householder's method.
     """
-    flops = 10 * w.n * w.p**2 if w.n > w.p else 6 * w.n**3
+    flops = 12 * w.n * w.p**2 if w.n > w.p else 6 * w.n**3
     factor = w.p**3 / 3 + w.n * w.p**2
     return Cost(w.sent_to_owners, w.owned * flops, w.owned * factor)
 
@@ -118,7 +118,7 @@ def polar_owners(w: Weights) -> Cost:
 
     Short steps need products only, a series in the Gram matrix; long ones an eigendecomposition.
     """
-    flops = 12 * w.n * w.p**2 + 4 * w.p**3 if w.n > w.p else 12 * w.n**3
+    flops = 14 * w.n * w.p**2 + 4 * w.p**3 if w.n > w.p else 12 * w.n**3
     return Cost(w.sent_to_owners, w.owned * flops)
 
 
