@@ -139,7 +139,7 @@ def test_speeds_are_taken_as_given():
     assert milliseconds == pytest.approx(1e3 * received / 0.5, rel=0.05)
     time = {"bandwidth": free, "decompositions": free}
     milliseconds = cells("QR, owners", scene, products=0.5, **time)[8][1]
-    assert milliseconds == pytest.approx(1e3 * 10 * n * p**2 / 0.5e12, rel=0.01)
+    assert milliseconds == pytest.approx(1e3 * 12 * n * p**2 / 0.5e12, rel=0.01)
     time = {"bandwidth": free, "products": free}
     milliseconds = cells("QR, owners", scene, decompositions=0.5, **time)[8][1]
     assert milliseconds == pytest.approx(1e3 * n * p**2 / 0.5e12, rel=0.01)
