@@ -188,8 +188,8 @@ def is_killed(mutant: Mutant, copy: Path) -> bool:
         capture_output=True,
         text=True,
     )
-    killed = done.returncode == 1
-    if done.returncode not in (0, 1):
+    killed = "\nFAILED " in done.stdout  # with -x and -n pytest also says that it was interrupted
+    if not killed and done.returncode != 0:
         print(done.stdout[-2000:], done.stderr[-2000:])
     verdict = "killed" if killed else "SURVIVED" if done.returncode == 0 else "BROKEN"
     print(f"{verdict:9} {mutant.name} ({time.perf_counter() - start:.0f} s)", flush=True)
