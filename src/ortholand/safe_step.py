@@ -200,9 +200,9 @@ def distance_inside(D: Tensor, d: Tensor, eps: float) -> Tensor:
     Iterates are within eps, so eps itself bounds their distance. ``||D^2||_F / ||D||_F`` is at most
     ``||D||_2``: where that exceeds eps, other code has put a matrix outside.
     """
-    bound = spectral_bound(D)
-    outside = bound.square() / d.clamp(min=torch.finfo(d.dtype).tiny)
-    return torch.maximum(bound.clamp(max=eps), outside)
+    square = frobenius_norm(D @ D)
+    outside = square / d.clamp(min=torch.finfo(d.dtype).tiny)
+    return torch.maximum(square.sqrt().clamp(max=eps), outside)
 
 
 def share_of_pulled_move(reached: Tensor, delta: Tensor, slope: Tensor, room: Tensor) -> Tensor:

@@ -177,6 +177,8 @@ def may_go(norm: Tensor, eta: Tensor, distance: Tensor, pull: float, options: La
         norm = torch.where(lr >= 0, norm, math.inf)
         eta = torch.where(lr == 0, 1.0, eta)
     stuck = pull == 0 and (isinstance(lr, Tensor) or lr > 0)
+    if options.is_measured and not stuck:
+        return torch.add(distance, norm, alpha=0) < FARTHEST  # 0 times infinity is NaN
     finite = norm < eta * math.inf if stuck else is_finite(norm) & is_finite(eta)
     return finite if options.rule is None else finite & (distance < FARTHEST)
 

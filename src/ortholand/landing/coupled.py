@@ -41,7 +41,7 @@ class Coupled(Attraction):
     def step(self, point: Point, direction: Direction, options: LandingOptions) -> Move:
         """Move along the field, no further than is safe."""
         X = point.X
-        L, D, error = field(point, direction, options.lam)
+        L, D, d, error = field(point, direction, options.lam)
         norm = frobenius_norm(L)
 
         def bound() -> Tensor:
@@ -52,7 +52,7 @@ class Coupled(Attraction):
             return spectral_bound(gram_minus_identity(moved_along(X, L, t)))
 
         eta, distance, short = length_along(
-            norm, D, error, bound, reached, options, may_look=point.may_look
+            norm, D, d, error, bound, reached, options, may_look=point.may_look
         )
         taken = may_go(norm, eta, distance, options.lam, options)
         return LimitedMove.of(moved_along(X, L, eta, out=L), taken, short)
@@ -70,7 +70,7 @@ class Coupled(Attraction):
             return spectral_bound(E) + field.unknown * t.square()
 
         eta, distance, short = length_along(
-            field.norm, D, gram.tangency_error, bound, reached, options, may_look=False
+            field.norm, D, gram.d, gram.tangency_error, bound, reached, options, may_look=False
         )
         taken = may_go(field.norm, eta, distance, lam, options)
         a, b = field.tangent
@@ -81,12 +81,16 @@ def field(point: Point, direction: Direction, lam: float) -> Landing:
     """The landing field: left form for square X, right form for tall X."""
     if is_square(point.X):
         return landing_from_relative(point.X, direction.generator, lam)
-    return landing_from_gradient(point.X, direction.generator, lam, point.D, direction.size)
+    B, _, W, size = direction
+    if direction.length is not None:
+        B, W = direction.generator, None
+    return landing_from_gradient(point.X, B, lam, point.D, W, size)
 
 
 def length_along(
     norm: Tensor,
     D: Tensor,
+    d: Tensor,
     error: Tensor | float,
     bound: Callable[[], Tensor],
     reached: Callable[[Tensor], Tensor],
@@ -103,6 +107,7 @@ def length_along(
     Args:
         norm: ``||L||_F``.
         D: ``X^H X - I``, or another matrix of the same singular values.
+        d: ``||D||_F``.
         error: bound of ``||Sym(X^H R)||``, R the tangent part of L, which is due to rounding.
         bound: gives the rule's bound of L.
         reached: gives a bound of the distance after a step.
@@ -110,20 +115,21 @@ def length_along(
         may_look: whether values may be read.
     """
     rule, lr, lam, aim = options.rule, options.lr, options.lam, options.aim
-    d = frobenius_norm(D)
     if rule is None:
         return Length(torch.ones_like(norm) * lr, d, None)
     if not rule.is_measured:
         return limited(largest_step(bound(), d, lam, aim, error), d, lr)
     t = trial_step(lr, norm, D.shape[-1], 1 / (2 * lam) if lam > 0 else math.inf)
-    length, astray = t * length_of(norm, d, options), 2 * t * error
-    free = torch.addcmul(d, length, length).addcmul_(t, d, value=-2 * lam) + astray
-    safe = torch.maximum(free, d) <= aim
-    if may_look and bool(safe.all()):
-        return limited(t, d, lr)
+    length, astray = t * length_of(norm, d, options), t * error if isinstance(error, Tensor) else None
+    free = torch.addcmul(d, length, length).addcmul_(t, d, value=-2 * lam)
+    free = torch.maximum(free if astray is None else free.add_(astray, alpha=2), d)
+    if may_look and bool((free <= aim).all()):
+        return Length(t, d, t < lr)
     delta, far = distance_inside(D, d, options.eps), reached(t)
-    share = share_of_pulled_move(far, delta, lam * t * delta, aim - delta - astray)
-    return limited(torch.where(safe | (far <= aim), t, t * share), delta, lr)
+    slope, room = t * delta if lam == 1 else lam * t * delta, aim - delta
+    share = share_of_pulled_move(far, delta, slope, room if astray is None else room.sub_(astray, alpha=2))
+    eta = torch.where(torch.minimum(free, far) <= aim, t, t * share)
+    return Length(eta, delta, eta < lr)
 
 
 def length_of(norm: Tensor, d: Tensor, options: LandingOptions) -> Tensor:

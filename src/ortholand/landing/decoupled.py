@@ -48,7 +48,7 @@ class Decoupled(Attraction):
         if is_square(X):
             R, error = product(B, X), 0.0
         else:
-            R, _, error = landing_from_gradient(X, B, 0.0, D, direction.size)
+            R, _, _, error = landing_from_gradient(X, B, 0.0, D, size=direction.size)
         norm, XD = frobenius_norm(R), product(X, D)
 
         def reached(t: Tensor) -> Tensor:
