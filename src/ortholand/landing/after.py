@@ -23,17 +23,17 @@ from ortholand.geometry.matrices import (
     sym,
 )
 from ortholand.landing.attraction import (
-    FARTHEST,
     Attraction,
     LandingOptions,
     LimitedMove,
     Move,
+    is_valid,
     unless_zero,
 )
 from ortholand.landing.gram import Coefficients, Gram, plus_identity, times, trace
 from ortholand.landing.point import Direction, Point
 from ortholand.safe_step import (
-    SafeStepRule,
+    FARTHEST,
     farthest_before_landing,
     largest_step_before_landing,
     share_of_tangent_move,
@@ -200,9 +200,7 @@ def settle(
     """
     rule, limit = options.rule, farthest_before_landing(options.aim)
     if rule is None or not rule.is_measured:
-        taken, limited = is_finite(t * norm), None
-        if isinstance(options.lr, Tensor):
-            taken = taken & (options.lr >= 0)
+        taken, limited = is_valid(is_finite(t * norm), options.lr), None
         if rule is not None:
             taken, limited = taken & (frobenius_norm(start.D()) < FARTHEST), t < lr
         return Stop(None, q, C, taken, limited)
@@ -214,18 +212,19 @@ def settle(
     D = start.D()
     Q, below = start.drift(t, D), max_abs(D)
     delta = torch.maximum(frobenius_norm(D).clamp(max=options.eps), below)
-    drift = 0.0 if Q is None else frobenius_norm(Q) + (1 + 2 / limit) * start.tilt(t)
-    share = share_of_tangent_move(reached, delta, drift, limit)
-    share = share.masked_fill_(reached <= limit, 1.0)
+    drift, P = None, reached + delta
+    if Q is not None:
+        drift = frobenius_norm(Q) + (1 + 2 / limit) * start.tilt(t)
+        P = P + drift
+    P = torch.minimum(P, (t * norm).square())
+    share = share_of_tangent_move(P, drift, limit - delta).masked_fill_(reached <= limit, 1.0)
     square = share.square()
     C = torch.lerp(D, C, share_of(square, C))
     if Q is not None:
         C = torch.addcmul(C, Q, per_matrix(share - square, C))
     q = torch.addcmul(1 - square, square, q)
     taken = torch.add(below, reached, alpha=0) < FARTHEST  # 0 times infinity is NaN
-    if isinstance(options.lr, Tensor):
-        taken = taken & (options.lr >= 0)
-    return Stop(share, q, C, taken, t * share < lr)
+    return Stop(share, q, C, is_valid(taken, options.lr), t * share < lr)
 
 
 def share_of(value: Tensor, M: Tensor) -> Tensor:

@@ -19,13 +19,14 @@ from ortholand.landing.attraction import (
     Length,
     LimitedMove,
     Move,
-    limited,
-    may_go,
+    bounded_length,
+    goes,
+    is_valid,
 )
 from ortholand.landing.gram import Coefficients, FieldGram, Gram, plus_square, times
 from ortholand.landing.point import Direction, Point
 from ortholand.safe_step import (
-    distance_inside,
+    FARTHEST,
     largest_step,
     share_of_pulled_move,
     spectral_bound,
@@ -49,12 +50,11 @@ class Coupled(Attraction):
             return options.rule.bound(L)
 
         def reached(t: Tensor) -> Tensor:
-            return spectral_bound(gram_minus_identity(moved_along(X, L, t)))
+            return gram_minus_identity(moved_along(X, L, t))
 
-        eta, distance, short = length_along(
+        eta, taken, short = length_along(
             norm, D, d, error, bound, reached, options, may_look=point.may_look
         )
-        taken = may_go(norm, eta, distance, options.lam, options)
         return LimitedMove.of(moved_along(X, L, eta, out=L), taken, short)
 
     def coefficients(self, gram: Gram, options: LandingOptions) -> Coefficients:
@@ -66,13 +66,19 @@ class Coupled(Attraction):
             return field.bound(options.rule)
 
         def reached(t: Tensor) -> Tensor:
-            E = D - times(2 * lam * t, plus_square(D)) + times(t.square(), field.square)
-            return spectral_bound(E) + field.unknown * t.square()
+            return D - times(2 * lam * t, plus_square(D)) + times(t.square(), field.square)
 
-        eta, distance, short = length_along(
-            field.norm, D, gram.d, gram.tangency_error, bound, reached, options, may_look=False
+        eta, taken, short = length_along(
+            field.norm,
+            D,
+            gram.d,
+            gram.tangency_error,
+            bound,
+            reached,
+            options,
+            field.unknown,
+            may_look=False,
         )
-        taken = may_go(field.norm, eta, distance, lam, options)
         a, b = field.tangent
         return Coefficients(times(-eta, a + lam * D), times(-eta, b), taken, short)
 
@@ -81,9 +87,7 @@ def field(point: Point, direction: Direction, lam: float) -> Landing:
     """The landing field: left form for square X, right form for tall X."""
     if is_square(point.X):
         return landing_from_relative(point.X, direction.generator, lam)
-    B, _, W, size = direction
-    if direction.length is not None:
-        B, W = direction.generator, None
+    B, _, W, size = direction.of_length_one
     return landing_from_gradient(point.X, B, lam, point.D, W, size)
 
 
@@ -95,6 +99,7 @@ def length_along(
     bound: Callable[[], Tensor],
     reached: Callable[[Tensor], Tensor],
     options: LandingOptions,
+    unknown: Tensor | None = None,
     *,
     may_look: bool,
 ) -> Length:
@@ -110,26 +115,34 @@ def length_along(
         d: ``||D||_F``.
         error: bound of ``||Sym(X^H R)||``, R the tangent part of L, which is due to rounding.
         bound: gives the rule's bound of L.
-        reached: gives a bound of the distance after a step.
+        reached: gives ``Y^H Y - I`` after a step.
         options: how matrices land.
+        unknown: bound of the error of ``L^H L`` in that; None: zero.
         may_look: whether values may be read.
     """
     rule, lr, lam, aim = options.rule, options.lr, options.lam, options.aim
-    if rule is None:
-        return Length(torch.ones_like(norm) * lr, d, None)
-    if not rule.is_measured:
-        return limited(largest_step(bound(), d, lam, aim, error), d, lr)
+    if rule is None or not rule.is_measured:
+        safe = None if rule is None else largest_step(bound(), d, lam, aim, error)
+        return bounded_length(safe, norm, d, lam, options)
     t = trial_step(lr, norm, D.shape[-1], 1 / (2 * lam) if lam > 0 else math.inf)
-    length, astray = t * length_of(norm, d, options), t * error if isinstance(error, Tensor) else None
-    free = torch.addcmul(d, length, length).addcmul_(t, d, value=-2 * lam)
+    square = (t * length_of(norm, d, options)).square()
+    free = torch.addcmul(d + square, t, d, value=-2 * lam)
+    astray = t * error if isinstance(error, Tensor) else None
     free = torch.maximum(free if astray is None else free.add_(astray, alpha=2), d)
     if may_look and bool((free <= aim).all()):
-        return Length(t, d, t < lr)
-    delta, far = distance_inside(D, d, options.eps), reached(t)
+        return Length(t, free < math.inf, t < lr)
+    sharp = lam == 0  # where nothing attracts, a matrix must not look as if it were at the edge
+    distance, far = spectral_bound(D, sharp=sharp), spectral_bound(reached(t), sharp=sharp)
+    far = far if unknown is None else torch.addcmul(far, unknown, t.square())
+    delta = distance.clamp(max=options.eps)  # all iterates are in the ball
     slope, room = t * delta if lam == 1 else lam * t * delta, aim - delta
-    share = share_of_pulled_move(far, delta, slope, room if astray is None else room.sub_(astray, alpha=2))
+    room = room if astray is None else room.sub_(astray, alpha=2)
+    share = share_of_pulled_move(torch.minimum(far + delta, square), slope, room)
     eta = torch.where(torch.minimum(free, far) <= aim, t, t * share)
-    return Length(eta, delta, eta < lr)
+    taken = torch.add(distance.square(), norm, alpha=0) <= FARTHEST * d  # 0 times infinity is NaN
+    if lam == 0:
+        taken = taken & goes(eta, lam, lr)
+    return Length(eta, is_valid(taken, lr), eta < lr)
 
 
 def length_of(norm: Tensor, d: Tensor, options: LandingOptions) -> Tensor:

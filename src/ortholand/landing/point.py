@@ -81,6 +81,16 @@ class Direction(NamedTuple):
         """``length B``."""
         return self.B if self.length is None else self.B * per_matrix(self.length, self.B)
 
+    @property
+    def of_length_one(self) -> "Direction":
+        """The same direction by a generator whose length is 1."""
+        if self.length is None:
+            return self
+        W = None if self.W is None else self.W * per_matrix(self.length, self.W)
+        return Direction(
+            self.generator, None, W, None if self.size is None else self.length * self.size
+        )
+
 
 def cleaned(point: Point, B: Tensor) -> tuple[Tensor, Tensor]:
     """B without its multipliers, in B's memory, and ``W = X^H B`` of that; X is tall."""
