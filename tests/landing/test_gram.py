@@ -354,7 +354,7 @@ def test_a_landing_step_is_the_step_of_its_parts(
         assert form == ("" if kind is make else "matrix_step")
         for k in range(3):
             for i, X in enumerate(weights):
-                X.grad = gaussian(shape, 10 * k + i, dtype) / shape[-1] ** 0.5
+                X.grad = gaussian(shape, 10 * k + i + 1, dtype) / shape[-1] ** 0.5
             optimizer.step()
         runs.append([*weights, *(v for X in weights for v in optimizer.state[X].values())])
     for one, other in zip(*runs, strict=True):

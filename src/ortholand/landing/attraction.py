@@ -24,8 +24,7 @@ class LandingOptions:
     eps: float = 0.5
     omega: float = 0.5
     landings: int = 1  # Newton-Schulz steps after a move, if the attraction is "after"
-    # Bound on ||A||_2 for the directions A X, A skew, if they have one by construction.
-    turn: float | None = None
+    turns_alike: bool = False  # whether directions turn all planes by about the same angle
 
     @property
     def aim(self) -> float:

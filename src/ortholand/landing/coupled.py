@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from ortholand.landing.gram import Coefficients, FieldGram, Gram, plus_square, t
 from ortholand.landing.point import Direction, Point
 from ortholand.safe_step import (
     FARTHEST,
+    centred_bound,
     largest_step,
     share_of_pulled_move,
     spectral_bound,
@@ -125,29 +127,33 @@ def length_along(
         safe = None if rule is None else largest_step(bound(), d, lam, aim, error)
         return bounded_length(safe, norm, d, lam, options)
     t = trial_step(lr, norm, D.shape[-1], 1 / (2 * lam) if lam > 0 else math.inf)
-    square = (t * length_of(norm, d, options)).square()
+    square = (t * norm).square()
     free = torch.addcmul(d + square, t, d, value=-2 * lam)
     astray = t * error if isinstance(error, Tensor) else None
-    free = torch.maximum(free if astray is None else free.add_(astray, alpha=2), d)
-    if may_look and bool((free <= aim).all()):
+    free = free if astray is None else free.add_(astray, alpha=2)
+    if may_look and bool((torch.maximum(free, d) <= aim).all()):
         return Length(t, free < math.inf, t < lr)
-    sharp = lam == 0  # where nothing attracts, a matrix must not look as if it were at the edge
-    distance, far = spectral_bound(D, sharp=sharp), spectral_bound(reached(t), sharp=sharp)
+    bound = bound_for(options)
+    distance, far = bound(D), bound(reached(t))
     far = far if unknown is None else torch.addcmul(far, unknown, t.square())
     delta = distance.clamp(max=options.eps)  # all iterates are in the ball
     slope, room = t * delta if lam == 1 else lam * t * delta, aim - delta
     room = room if astray is None else room.sub_(astray, alpha=2)
-    share = share_of_pulled_move(torch.minimum(far + delta, square), slope, room)
-    eta = torch.where(torch.minimum(free, far) <= aim, t, t * share)
-    taken = torch.add(distance.square(), norm, alpha=0) <= FARTHEST * d  # 0 times infinity is NaN
+    P = torch.minimum(far + delta, square).clamp_(min=torch.finfo(d.dtype).tiny)
+    eta = torch.where(
+        torch.minimum(free, far) <= aim, t, t * share_of_pulled_move(P, slope, room)
+    )
+    taken = torch.add(distance.square(), eta, alpha=0) <= FARTHEST * d  # 0 times infinity is NaN
     if lam == 0:
         taken = taken & goes(eta, lam, lr)
     return Length(eta, is_valid(taken, lr), eta < lr)
 
 
-def length_of(norm: Tensor, d: Tensor, options: LandingOptions) -> Tensor:
-    """``||L||_F``, or ``(turn + lam delta) ||X||_2`` if directions have a bound by construction."""
-    if options.turn is None:
-        return norm
-    d = d.clamp(max=options.eps)
-    return torch.minimum(norm, (options.turn + options.lam * d) * (1 + d).sqrt())
+def bound_for(options: LandingOptions) -> Callable[[Tensor], Tensor]:
+    """The bound of distances: a better one where it matters.
+
+    Where nothing attracts, a matrix inside the ball must not look as if it were at the edge.
+    """
+    if options.turns_alike:
+        return centred_bound
+    return partial(spectral_bound, sharp=options.lam == 0)

@@ -1,6 +1,7 @@
 """An attraction that does not shrink with eta: ``X - eta R - omega X D``."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from ortholand.landing.gram import Coefficients, FieldGram, Gram, inner, plus_sq
 from ortholand.landing.point import Direction, Point
 from ortholand.safe_step import (
     FARTHEST,
+    centred_bound,
     largest_step_decoupled,
     share_of_tangent_move,
     spectral_bound,
@@ -136,13 +138,14 @@ def lengths(
     safe = (torch.maximum(free, d) <= aim) & is_gentle
     if may_look and bool(safe.all()):
         return omega, Length(t, safe, t < lr)
-    sharp = options.omega == 0  # as in coupled.length_along
-    distance, far = spectral_bound(D, sharp=sharp), spectral_bound(reached(t), sharp=sharp)
+    bound = partial(spectral_bound, sharp=options.omega == 0)  # as in coupled.bound_for
+    bound = centred_bound if options.turns_alike else bound
+    distance, far = bound(D), bound(reached(t))
     far = far if unknown is None else torch.addcmul(far, unknown, t.square())
     delta = distance.clamp(max=options.eps)
     drift = 2 * omega * delta * (1 + delta).sqrt() * length + astray
     P = torch.minimum(far + delta + drift, length.square())
     share = share_of_tangent_move(P, drift, aim - delta)
     eta = torch.where(safe | (far <= aim), t, t * share)
-    taken = torch.add(distance.square(), norm, alpha=0) <= FARTHEST * d
+    taken = torch.add(distance.square(), eta, alpha=0) <= FARTHEST * d
     return omega, Length(eta, is_valid(taken & goes(eta, omega, lr), lr), eta < lr)

@@ -202,12 +202,11 @@ class AdamMoments:
         """The direction of a step, and the state after it."""
         X = point.X
         if is_square(X):
-            B, size = relative_gradient(X, G), None
+            B = relative_gradient(X, G)
         else:
-            size = frobenius_norm(G)
             B = add_product(G, X, point.multiplier(product(X.mH, G)), alpha=-1)
         mean, length, numbers = self.mean(B, state)
-        return Direction(mean, length, size=size), {"exp_avg": mean, **numbers}
+        return Direction(mean, length), {"exp_avg": mean, **numbers}
 
     def mean(self, B: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
         """The new mean, in B's memory, the factor that makes it a direction, the new numbers."""

@@ -44,7 +44,6 @@ from ortholand.landing.point import Direction, Point, cleaned
 from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows, StateKind
 
 State = dict[str, Tensor]
-TURN = 1.01  # bound on the norm of a polar factor: no singular value exceeds 1, up to rounding
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ortholand.geometry.polar import STEPS, check_steps
 from ortholand.landing.attraction import LandingOptions
 from ortholand.landing.description import LandingStep
 from ortholand.landing.moments import generator, transport
-from ortholand.landing.muon import TURN, MuonMoments
+from ortholand.landing.muon import MuonMoments
 from ortholand.landing.point import Point
 from ortholand.landing.step import MatrixStep, StateKind
 from ortholand.optim.base import options_of
@@ -130,7 +130,7 @@ class LandingMuon(LandingWithAdam):
         each, which exceeds rounding from lr = 0.02; compared with polar factors, the second
         landing costs little.
         """
-        return replace(super().how_it_lands(group), landings=2)
+        return replace(super().how_it_lands(group), landings=2, turns_alike=True)
 
     def options_at_scale(self, group: Mapping[str, Any], scale: float) -> Mapping[str, Any]:  # noqa: ARG002
         """The group's own options: an angle is the same at every scale."""
@@ -138,7 +138,7 @@ class LandingMuon(LandingWithAdam):
 
     def landing_step(self, group: Mapping[str, Any]) -> LandingStep:
         """Muon's mean and its polar factor, then the attraction's move."""
-        return LandingStep(moments_of(group), replace(self.how_it_lands(group), turn=TURN))
+        return LandingStep(moments_of(group), self.how_it_lands(group))
 
     def state_kinds(self, group: Mapping[str, Any]) -> Mapping[str, StateKind]:
         """The momentum buffer, if there is momentum."""
