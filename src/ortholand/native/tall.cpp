@@ -897,6 +897,8 @@ struct Step : Tiles<typename R::Tile> {
     static constexpr double LITTLE = 0.125;
     // What is less than this share of its terms is measured, where its digits count.
     static constexpr double MUCH = 1e-4;
+    // How long a generator may be for what rounding does to it not to be seen.
+    static constexpr double COARSE = 0.5;
 
     const Options& o;
     const int64_t n;
@@ -904,14 +906,14 @@ struct Step : Tiles<typename R::Tile> {
     R rows;
     Wanted wanted{};
     Mix<T, W> mix_B, mix_K;
-    Buffer D, M, N, Q, U, Z, a, b;  // N: of the second mix, then C, by which the state loses X C
+    Buffer D, M, N, Q, U, V, Z, a, b;  // N: of the second mix, then C, by which the state loses X C
     // In units of `power`, of two, by which gradients and state are multiplied, and which is nearly
     // always 1: squares of B, squares of K, how large what was added up to B is.
     double squares_of_B[W], squares_of_K[W], size[W], power[W];
     double unit[W];  // the direction is that of `unit` times B
-    double d[W], bound[W], norm[W], eta[W], error[W];
+    double d[W], bound[W], norm[W], eta[W], error[W], mean[W];
     double square[W], steps[W];
-    bool finite[W], taken[W];
+    bool finite[W], taken[W], shortened[W];
     bool lands_later = false;
     int64_t team = 1;  // threads
 
@@ -1098,223 +1100,340 @@ struct Step : Tiles<typename R::Tile> {
         for (int l = 0; l < W; ++l) p[l] = T(pull[l]), t[l] = T(tangent[l] * unit[l] / 2);
         L::each_pair([&](int e, int s, int l) { a.v[e] = p[l] * D.v[e] - t[l] * M.v[s]; });
         L::clear_padding(a);
-        L::each([&](int e, int l) { b.v[e] = t[l] * D.v[e]; });
+        const T with_D = T(o.attraction == AFTER ? 0 : 1);
+        L::each([&](int e, int l) { b.v[e] = with_D * t[l] * D.v[e]; });
         L::add_to_diagonal(b, t);
-    }
-
-    // Along fields Adam's generator is B - X C: X a + (B - X C) b = X (a - C b) + B b.
-    void use_mean() {
+        // Along fields Adam's generator is B - X C: X a + (B - X C) b = X (a - C b) + B b.
         if (o.moments != ADAM || o.attraction == AFTER) return;
         L::product(U, N, b);
         L::each([&](int e, int) { a.v[e] -= U.v[e]; });
     }
 
-    // Forms the field pull X D + R, whose norm is at most `bound`, and measures it: `norm`, and the
-    // bounds of it and of d that the rule has. Then Q is its Gram matrix, in units of norm^2.
+    // a and b of a move by -eta (R + pull X D).
+    void set_move(double pull) {
+        double pulls[W], tangents[W];
+        for (int l = 0; l < W; ++l) pulls[l] = -eta[l] * pull, tangents[l] = -eta[l];
+        set_field(pulls, tangents);
+    }
+
+    // Forms the field pull X D + R, whose norm is at most `bound`, and measures its norm. Then Q is
+    // its Gram matrix, in units of norm^2, if that is wanted.
     void measure(double pull, bool with_square) {
-        double whole[W], pulls[W], tangents[W], squares[W], inverse[W];
+        double whole[W], pulls[W], tangents[W], squares[W];
+        T inverse[W];
         for (int l = 0; l < W; ++l) {
             whole[l] = at_least(bound[l], TINY);
             pulls[l] = pull / whole[l], tangents[l] = 1 / whole[l];
         }
         set_field(pulls, tangents);
-        use_mean();
-        const bool better = o.rule > FROBENIUS;
-        rows.measure(a, b, squares, better || with_square ? &Q : nullptr, wanted);
+        rows.measure(a, b, squares, with_square ? &Q : nullptr, wanted);
         for (int l = 0; l < W; ++l) {
-            inverse[l] = squares[l] > 0 ? 1 / squares[l] : 0;
+            inverse[l] = T(squares[l] > 0 ? 1 / squares[l] : 0);
             norm[l] = bound[l] = whole[l] * std::sqrt(squares[l]);
         }
-        if (!better && !with_square) return;
-        L::each([&](int e, int l) { Q.v[e] = T(inverse[l] * Q.v[e]); });
-        if (better) Tiles<L>::better_bounds(bound, Q, U, o.rule);
-        if (o.rule == SPECTRAL) Tiles<L>::spectral_distance(d, D, o.eps, U, Z, a);
+        if (with_square) L::each([&](int e, int l) { Q.v[e] *= inverse[l]; });
     }
 
-    // Whether the free bounds allow the longest step for all: then nothing better is asked for.
-    bool is_longest(double longest) const {
-        bool all = true;
-        for (int l = 0; l < W; ++l)
-            all &= !finite[l] || (eta[l] >= longest && (o.rule <= FROBENIUS || d[l] <= o.aim));
-        return all || o.rule == UNSAFE;
+    // Z = Y^T Y - I, Y = X + X a + B b.
+    void measure_reached() {
+        T one[W];
+        double squares[W];
+        std::fill(one, one + W, T(1));
+        L::add_to_diagonal(a, one);
+        rows.measure(a, b, squares, &Z, wanted);
+        L::subtract_identity(Z);
+    }
+
+    // A bound of the distance, from Z; Z is centred.
+    void bound_reached(double* reached) {
+        double size[W];
+        Tiles<L>::centre(Z, mean, size);
+        Tiles<L>::norms_of_square(size, Z, b);
+        for (int l = 0; l < W; ++l) reached[l] = mean[l] + std::sqrt(size[l]);
+    }
+
+    // U = D^2, and bounds of the distances.
+    void bound_distances(double* from) {
+        double square[W];
+        Tiles<L>::norms_of_square(square, D, U);
+        for (int l = 0; l < W; ++l) from[l] = distance_inside<T>(o, square[l], d[l]);
+    }
+
+    // Whether something holds for all matrices that are there.
+    template <class Holds>
+    bool all(Holds holds) const {
+        bool so = true;
+        for (int l = 0; l < W; ++l) so &= !finite[l] || holds(l);
+        return so;
     }
 
     // X - eta (R + lam X D)
     void coupled() {
+        const double longest = longest_step(o);
         bound_tangent_part();
         for (int l = 0; l < W; ++l) norm[l] = bound[l] += o.lam * d[l] * std::sqrt(1 + d[l]);
-        const auto lengths = [&] {
-            for (int l = 0; l < W; ++l) eta[l] = coupled_step<T>(o, bound[l], d[l], error[l]);
-        };
-        lengths();
-        if (!is_longest(o.lam > 0 ? at_most(o.lr, 1 / (2 * o.lam)) : o.lr)) {
-            measure(o.lam, false);
+        if (o.rule == SPECTRAL) {
+            std::fill(eta, eta + W, longest);
+            if (!all([&](int l) {
+                    return coupled_is_safe(o, longest, bound[l], d[l], 2 * longest * error[l]);
+                }))
+                shorten_coupled(longest);
+        } else {
+            const auto lengths = [&] {
+                for (int l = 0; l < W; ++l) eta[l] = coupled_step<T>(o, bound[l], d[l], error[l]);
+            };
             lengths();
+            if (o.rule != UNSAFE && !all([&](int l) { return eta[l] >= longest; })) {
+                measure(o.lam, false);
+                lengths();
+            }
         }
-        double pull[W], tangent[W];
-        for (int l = 0; l < W; ++l) {
+        for (int l = 0; l < W; ++l)
             taken[l] = is_a_step(o, eta[l], d[l], o.lam) && eta[l] * norm[l] < INFINITY;
-            pull[l] = -eta[l] * o.lam, tangent[l] = -eta[l];
+        set_move(o.lam);
+    }
+
+    // A trial move reaches D - 2 t lam (D + D^2) + t^2 L^T L, but for tangency lost to rounding.
+    void shorten_coupled(double longest) {
+        double from[W], reached[W];
+        T less[W], square[W];
+        measure(o.lam, true);
+        bound_distances(from);
+        for (int l = 0; l < W; ++l) {
+            eta[l] = trial_step(longest, norm[l], L::p());
+            const double length = eta[l] * norm[l];
+            less[l] = T(2 * eta[l] * o.lam), square[l] = T(length * length);
         }
-        set_field(pull, tangent);
+        L::each([&](int e, int l) {
+            Z.v[e] = D.v[e] - less[l] * (D.v[e] + U.v[e]) + square[l] * Q.v[e];
+        });
+        bound_reached(reached);
+        for (int l = 0; l < W; ++l) {
+            const double astray = 2 * eta[l] * error[l];
+            const bool safe = coupled_is_safe(o, eta[l], norm[l], d[l], astray) ||
+                              reached[l] + astray <= o.aim;
+            d[l] = from[l];
+            if (!safe)
+                eta[l] *= share_of_pulled_move(reached[l], d[l], o.lam * eta[l] * d[l],
+                                               o.aim - d[l] - astray);
+        }
     }
 
     // X - eta R - omega X D
     void decoupled() {
-        double normal[W], omega[W], pull[W], tangent[W];
-        for (int l = 0; l < W; ++l) normal[l] = d[l] * std::sqrt(1 + d[l]);
+        double normal[W], omega[W], tangent[W];
+        for (int l = 0; l < W; ++l) normal[l] = d[l] * std::sqrt(1 + d[l]), omega[l] = o.omega;
         bound_tangent_part();
-        for (int l = 0; l < W; ++l) norm[l] = bound[l];
+        std::copy(bound, bound + W, norm);
         const auto lengths = [&] {
             for (int l = 0; l < W; ++l)
-                eta[l] = decoupled_step<T>(o, bound[l], d[l], normal[l], error[l], omega[l]);
+                eta[l] = o.rule == SPECTRAL ? trial_step(o.lr, norm[l], L::p())
+                    : decoupled_step<T>(o, norm[l], d[l], normal[l], error[l], omega[l]);
+        };
+        // Whether bounds of ||R|| and ||X D|| have made neither eta nor omega less than they may be.
+        const auto suffices = [&](int l) {
+            if (o.rule != SPECTRAL) return eta[l] >= o.lr && omega[l] >= o.omega;
+            return eta[l] >= o.lr && decoupled_is_safe(o, eta[l], norm[l], d[l], normal[l],
+                                                       2 * eta[l] * error[l]);
         };
         lengths();
-        bool whole = true;  // a bound of ||X D|| may have made the pull gentler than it must be
-        for (int l = 0; l < W; ++l) whole &= !finite[l] || omega[l] >= o.omega;
-        if (!is_longest(o.lr) || !(whole || o.rule == UNSAFE)) {
+        if (o.rule != UNSAFE && !all(suffices)) {
             L::product(U, D, D);
             double cube[W], squares[W];
             L::sum_of_squares(D, squares);
             L::inner(D, U, cube);
             for (int l = 0; l < W; ++l) normal[l] = std::sqrt(at_least(squares[l] + cube[l], 0));
             measure(0, false);
-            if (o.rule == SPECTRAL)
-                for (int l = 0; l < W; ++l)
-                    normal[l] = at_most(d[l] * std::sqrt(1 + d[l]), normal[l]);
             lengths();
+            if (o.rule == SPECTRAL) shorten_decoupled(normal);
         }
         for (int l = 0; l < W; ++l) {
-            eta[l] = at_most(eta[l], o.lr);
             taken[l] = is_a_step(o, std::max(eta[l], omega[l]), d[l], o.omega) &&
                        eta[l] * norm[l] + omega[l] * d[l] < INFINITY;
-            pull[l] = -omega[l], tangent[l] = -eta[l];
+            omega[l] = -omega[l], tangent[l] = -eta[l];
         }
-        set_field(pull, tangent);
+        set_field(omega, tangent);
     }
 
-    // Y = c (X - eta R), then Y - Y (Y^T Y - I) / 2, where Y^T Y - I is derived.
-    void after() {
-        double squares[W], share[W];
-        bool seen = false;  // whether D makes a difference to R^T R
+    void shorten_decoupled(const double* normal) {
+        double from[W], reached[W], pull[W], tangent[W];
+        for (int l = 0; l < W; ++l) pull[l] = -o.omega, tangent[l] = -eta[l];
+        set_field(pull, tangent);
+        measure_reached();
+        bound_reached(reached);
+        bound_distances(from);
         for (int l = 0; l < W; ++l) {
-            const double length = o.lr * unit[l] * size[l];
-            seen |= finite[l] && !(4 * d[l] * length * length <= LITTLE * roundoff);
+            const double astray = 2 * eta[l] * error[l];
+            const bool safe = decoupled_is_safe(o, eta[l], norm[l], d[l], normal[l], astray) ||
+                              reached[l] <= o.aim;
+            d[l] = from[l];
+            const double bend = 2 * eta[l] * o.omega * d[l] * std::sqrt(1 + d[l]) * norm[l];
+            if (!safe) eta[l] *= share_of_tangent_move(reached[l], d[l], bend + astray, o.aim);
         }
+    }
+
+    // Y = X - eta R, R = (B - X M) / 2, then a Newton-Schulz step from Y / (1 + m)^(1/2): E = Y^T Y
+    // - I, which is derived, is Z + m I.
+    void after() {
+        double squares[W], drift[W] = {}, size_of_Z[W];
+        const bool seen = !all([&](int l) {  // whether D makes a difference to R
+            const double length = o.lr * unit[l] * size[l];
+            return d[l] * length * at_least(4 * length, 1) <= LITTLE * roundoff;
+        });
         tangent_square(squares, seen);
+        if (seen) norms(drift, V);
         const auto lengths = [&] {
             for (int l = 0; l < W; ++l)
-                eta[l] = step_before_landing(o, bound[l], d[l], error[l]);
+                eta[l] = o.rule == SPECTRAL ? trial_step(o.lr, bound[l], L::p())
+                    : step_before_landing(o, bound[l], d[l], error[l] + drift[l] / 2);
         };
-        int shorter = 0;  // than lr: whether the roots and quotients of a safe step must be known
-#pragma omp simd reduction(+ : shorter)
+        double unknown[W];
         for (int l = 0; l < W; ++l) {
-            const double unknown = (1 + d[l]) * (1 + d[l]) * roundoff + (seen ? 0 : 4 * d[l]);
-            const double rest = unknown * size[l] * size[l];
+            drift[l] *= unit[l];
+            unknown[l] = (1 + d[l]) * (1 + d[l]) * roundoff + (seen ? 0 : 4 * d[l]);
             const double square = at_least(squares[l], 0);
             norm[l] = unit[l] * std::sqrt(square);
-            bound[l] = unit[l] * std::sqrt(square + rest);
-            share[l] = unit[l];
-            eta[l] = o.lr;
-            const double reached = d[l] + o.lr * (o.lr * bound[l] * bound[l] + 2 * error[l]);
-            shorter += finite[l] & !(reached <= o.farthest);
+            bound[l] = unit[l] * std::sqrt(square + unknown[l] * size[l] * size[l]);
         }
-        if (shorter > 0) lengths();
-        if (!is_longest(o.lr)) {
+        lengths();
+        derive(unit, seen);
+        Tiles<L>::centre(Z, mean, size_of_Z);
+        const bool free = all([&](int l) {
+            const double length = eta[l] * unit[l] * size[l];
+            return eta[l] >= o.lr &&
+                   (o.rule == FROBENIUS ||
+                    (length <= COARSE &&
+                     size_of_Z[l] + mean[l] + unknown[l] * length * length <= o.farthest));
+        });
+        for (int l = 0; l < W; ++l)
+            taken[l] = finite[l] && (o.rule != FROBENIUS || d[l] < 1), shortened[l] = false;
+        if (o.rule != UNSAFE && !free) {
             measure(0, true);
             lengths();
-            for (int l = 0; l < W; ++l) share[l] = norm[l];
+            derive(norm, seen);
+            if (o.rule == SPECTRAL)
+                shorten_before_landing(drift, seen);
+            else
+                Tiles<L>::centre(Z, mean, size_of_Z);
         }
-        for (int l = 0; l < W; ++l) {
-            eta[l] = at_most(eta[l], o.lr);
-            // From distance 1 on Newton-Schulz steps may lead anywhere.
-            taken[l] = finite[l] && eta[l] * norm[l] < INFINITY && (o.rule == UNSAFE || d[l] < 1);
-        }
+        for (int l = 0; l < W; ++l) taken[l] = taken[l] && eta[l] * norm[l] < INFINITY;
         lands_later = is_coarse();
-        if (lands_later)
-            move();
-        else
-            land(share);
+        set_move(0);
+        if (!lands_later) land();
     }
 
-    double shrinkage(int l) const {
-        const double length = eta[l] * norm[l];
-        return 1 / std::sqrt(length * length / L::p() + 1);
-    }
-
-    // Coefficients of the move to Y alone.
-    void move() {
-        double pull[W], tangent[W];
-        T rest[W];
-        for (int l = 0; l < W; ++l) {
-            const double c = shrinkage(l);
-            pull[l] = 0, tangent[l] = -eta[l] * c, rest[l] = T(c - 1);
-        }
-        set_field(pull, tangent);
-        L::add_to_diagonal(a, rest);
-    }
-
-    // Q becomes R^T R in place of B^T B, and `squares` its trace; without D where that is not seen.
+    // Q becomes R^T R in place of B^T B, and `squares` its trace; M the transpose of H = M^T - K D
+    // in R = (B - X H) / 2; and V = Sym(W D), W = M - K - D K, K the multiplier of B. Where D makes
+    // no difference H is M^T, and there is no V.
     void tangent_square(double* squares, bool with_D) {
         if (with_D) {
-            L::product(U, M, D);
-            L::product(Z, Q, D);
-            L::each([&](int e, int) { U.v[e] += M.v[e], Z.v[e] += Q.v[e]; });
-            L::product(a, D, Z);
-            L::each([&](int e, int) { a.v[e] += Z.v[e]; });  // (I + D) Q (I + D)
+            if (o.moments == MOMENTUM && !keeps_K())
+                U = N;
+            else
+                find_multiplier(M);
+            L::product(Z, D, U);
+            L::each([&](int e, int) { a.v[e] = M.v[e] - U.v[e] - Z.v[e]; });
+            L::product(b, a, D);
+            symmetric_part(V, b);
+            L::each_pair([&](int e, int t, int) { a.v[e] = M.v[t] - Z.v[t]; });
+            L::clear_padding(a);
+            L::product(b, D, a);
+            L::each([&](int e, int) {
+                b.v[e] = 2 * M.v[e] - a.v[e] - b.v[e];
+                M.v[e] -= Z.v[e];
+            });
         } else {
-            L::each([&](int e, int) { U.v[e] = M.v[e], a.v[e] = Q.v[e]; });
+            L::each_pair([&](int e, int t, int) { b.v[e] = 2 * M.v[e] - M.v[t]; });
+            L::clear_padding(b);
         }
-        L::each_pair([&](int e, int t, int) { Z.v[e] = U.v[t] - 2 * U.v[e]; });
-        L::clear_padding(Z);
-        L::product(b, M, Z);
-        L::each([&](int e, int) { a.v[e] += b.v[e]; });
+        L::product(a, M, b);
+        L::each([&](int e, int) { a.v[e] = Q.v[e] - a.v[e]; });
         L::each_pair([&](int e, int t, int) { Q.v[e] = T(0.125) * (a.v[e] + a.v[t]); });
         L::clear_padding(Q);
         L::trace(Q, squares);
     }
 
+    // Z = D + Q eta + R^T R eta^2, R^T R being that of tangent_square times the square of `share`.
+    void derive(const double* share, bool with_V) {
+        T linear[W], factor[W];
+        for (int l = 0; l < W; ++l) {
+            linear[l] = T(with_V ? eta[l] * unit[l] : 0);
+            factor[l] = T(eta[l] * share[l] * (eta[l] * share[l]));
+        }
+        if (with_V)
+            L::each([&](int e, int l) {
+                Z.v[e] = D.v[e] + linear[l] * V.v[e] + factor[l] * Q.v[e];
+            });
+        else
+            L::each([&](int e, int l) { Z.v[e] = D.v[e] + factor[l] * Q.v[e]; });
+    }
+
+    // Takes a share of the moves that are too long: eta, and the residual Z + m I.
+    void shorten_before_landing(const double* drift, bool with_V) {
+        double reached[W], below[W];
+        T part[W], rest[W], linear[W], diagonal[W];
+        if (is_coarse()) {
+            set_move(0);
+            measure_reached();
+        }
+        bound_reached(reached);
+        Tiles<L>::largest(below, D);
+        for (int l = 0; l < W; ++l) {
+            const bool safe = reached[l] <= o.farthest;
+            const double delta = at_least(at_most(d[l], o.eps), below[l]);
+            const double tilt = (1 + 2 / o.farthest) * (2 * eta[l] * error[l]);
+            const double theta = safe ? 1
+                : share_of_tangent_move(reached[l], delta, eta[l] * drift[l] + tilt, o.farthest);
+            // From distance 1 on Newton-Schulz steps may lead anywhere.
+            taken[l] = taken[l] && reached[l] < INFINITY && (safe || below[l] < 1);
+            linear[l] = T(with_V ? theta * (1 - theta) * eta[l] * unit[l] : 0);
+            part[l] = T(theta * theta), rest[l] = T(1 - theta * theta);
+            diagonal[l] = T(safe ? 0 : theta * theta * mean[l]);
+            eta[l] *= theta;
+            shortened[l] = !safe;
+            if (!safe) mean[l] = 0;
+        }
+        if (with_V)
+            L::each([&](int e, int l) {
+                Z.v[e] = part[l] * Z.v[e] + rest[l] * D.v[e] + linear[l] * V.v[e];
+            });
+        else
+            L::each([&](int e, int l) { Z.v[e] = part[l] * Z.v[e] + rest[l] * D.v[e]; });
+        L::add_to_diagonal(Z, diagonal);
+    }
+
     // Whether a generator is so long that what rounding does to it would be seen in Y^T Y: where
     // the gradient is nearly normal to the manifold. Then Y is formed, and its Gram matrix measured.
     bool is_coarse() const {
-        bool any = false;
-        for (int l = 0; l < W; ++l) any |= taken[l] && eta[l] * unit[l] * size[l] > 0.5;
-        return any;
+        return !all([&](int l) { return !taken[l] || eta[l] * unit[l] * size[l] <= COARSE; });
     }
 
-    // Coefficients of the move by eta, and of the landing; R^T R is Q times the square of `share`.
-    void land(const double* share) {
-        T factor[W], shrink[W], diagonal[W], half[W], minus[W];
+    // U: the landed point is Y + Y U, where Y has the residual Z + m I.
+    void land_from() {
+        T factor[W], diagonal[W];
         for (int l = 0; l < W; ++l) {
-            const double c = shrinkage(l), cube = c * c * c / 2;
-            shrink[l] = T(-cube), diagonal[l] = T(1.5 * c - 1 - cube);
-            factor[l] = T(eta[l] * share[l] * (eta[l] * share[l]));
-            half[l] = T(eta[l] * unit[l] / 2), minus[l] = -half[l];
+            const double c = 1 / std::sqrt(1 + mean[l]);
+            factor[l] = T(-c / (2 * (1 + mean[l]))), diagonal[l] = T(c - 1);
         }
-        // U = c (I - (Y^T Y - I) / 2) - I
-        L::each([&](int e, int l) { U.v[e] = shrink[l] * (D.v[e] + factor[l] * Q.v[e]); });
+        L::each([&](int e, int l) { U.v[e] = factor[l] * Z.v[e]; });
         L::add_to_diagonal(U, diagonal);
-        L::each_pair([&](int e, int t, int l) { Z.v[e] = half[l] * M.v[t]; });
-        L::clear_padding(Z);
-        L::product(a, Z, U);
-        L::each([&](int e, int) { a.v[e] += U.v[e] + Z.v[e]; });
-        double landing[W];
-        norms(landing, U);
-        bool seen = false;  // whether D U makes a difference
-        for (int l = 0; l < W; ++l)
-            seen |= finite[l] && !(d[l] * landing[l] <= LITTLE * roundoff);
-        L::each([&](int e, int l) { Z.v[e] = minus[l] * D.v[e]; });
-        if (seen) L::product(b, Z, U);
+    }
+
+    // Adds the landing to the move X + X a + B b, b a multiple of the identity.
+    void land() {
+        land_from();
+        T minus[W];
+        for (int l = 0; l < W; ++l) minus[l] = T(-eta[l] * unit[l] / 2);
+        L::product(Z, a, U);
         L::each([&](int e, int l) {
-            b.v[e] = (seen ? b.v[e] : T(0)) + Z.v[e] + minus[l] * U.v[e];
+            a.v[e] += U.v[e] + Z.v[e];
+            b.v[e] += minus[l] * U.v[e];
         });
-        L::add_to_diagonal(b, minus);
     }
 
     void finish(const Matrix<T>* matrices, int filled) {
         T inverse[W];
         bool any = false;
-        use_mean();
         if (o.moments != NONE) L::each([&](int e, int) { N.v[e] = -N.v[e]; });
         if (o.rule == UNSAFE) take_finite_steps();
         if (o.moments != NONE && *std::min_element(power, power + W) < 1) keep_finite_state();
@@ -1364,15 +1483,23 @@ struct Step : Tiles<typename R::Tile> {
         L::each([&](int e, int) { a.v[e] *= weight_scale, b.v[e] *= weight_scale; });
     }
 
-    // Y - Y (Y^T Y - I) / 2 for Y that is in the place of X.
+    // Lands from Y that is in the place of X.
     void land_measured(const Matrix<T>* matrices, int filled) {
         T one[W];
-        for (int l = 0; l < W; ++l) one[l] = T(1);
+        double size_of_Z[W];
         rows.open(matrices, filled, n, team, T(o.scale));
         wanted.K = wanted.square = false;
         rows.mix(mix_B, mix_K, wanted);
-        rows.gram(D, M, N, Q, squares_of_B, squares_of_K, wanted);
-        L::each([&](int e, int) { a.v[e] = T(-0.5) * D.v[e], b.v[e] = T(0); });
+        rows.gram(Z, M, N, Q, squares_of_B, squares_of_K, wanted);
+        Tiles<L>::centre(Z, mean, size_of_Z);
+        for (int l = 0; l < W; ++l) {
+            one[l] = T(shortened[l] ? mean[l] : 0);
+            if (shortened[l]) mean[l] = 0;
+        }
+        L::add_to_diagonal(Z, one);
+        std::fill(one, one + W, T(1));
+        land_from();
+        L::each([&](int e, int) { a.v[e] = U.v[e], b.v[e] = T(0); });
         if (is_scaled(o)) scale_coefficients();
         rows.apply(&a, b, nullptr, false, taken, one, wanted);
     }
