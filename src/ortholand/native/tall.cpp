@@ -895,8 +895,8 @@ struct Step : Tiles<typename R::Tile> {
 
     // What is less than this share of what rounding does anyway is left out, with its products.
     static constexpr double LITTLE = 0.125;
-    // What is less than this share of its terms is measured, where its digits count.
-    static constexpr double MUCH = 1e-4;
+    // What rounding may change by more than this share is measured.
+    static constexpr double MUCH = 1e-4, SHAKY = 1e-3;
     // How long a generator may be for what rounding does to it not to be seen.
     static constexpr double COARSE = 0.5;
 
@@ -1300,10 +1300,9 @@ struct Step : Tiles<typename R::Tile> {
         Tiles<L>::centre(Z, mean, size_of_Z);
         const bool free = all([&](int l) {
             const double length = eta[l] * unit[l] * size[l];
-            return eta[l] >= o.lr &&
-                   (o.rule == FROBENIUS ||
-                    (length <= COARSE &&
-                     size_of_Z[l] + mean[l] + unknown[l] * length * length <= o.farthest));
+            const double rest = unknown[l] * length * length + 2 * eta[l] * error[l];
+            return eta[l] >= o.lr && (o.rule == FROBENIUS ||
+                                      size_of_Z[l] + mean[l] + rest <= o.farthest);
         });
         for (int l = 0; l < W; ++l)
             taken[l] = finite[l] && (o.rule != FROBENIUS || d[l] < 1), shortened[l] = false;
@@ -1372,14 +1371,18 @@ struct Step : Tiles<typename R::Tile> {
     void shorten_before_landing(const double* drift, bool with_V) {
         double reached[W], below[W];
         T part[W], rest[W], linear[W], diagonal[W];
-        if (is_coarse()) {
+        const bool derived = all([&](int l) {
+            return 2 * eta[l] * error[l] <= SHAKY * o.farthest;
+        });
+        if (!derived) {
             set_move(0);
             measure_reached();
         }
         bound_reached(reached);
         Tiles<L>::largest(below, D);
         for (int l = 0; l < W; ++l) {
-            const bool safe = reached[l] <= o.farthest;
+            const double astray = derived ? 2 * eta[l] * error[l] : 0;
+            const bool safe = reached[l] + astray <= o.farthest;
             const double delta = at_least(at_most(d[l], o.eps), below[l]);
             const double tilt = (1 + 2 / o.farthest) * (2 * eta[l] * error[l]);
             const double theta = safe ? 1

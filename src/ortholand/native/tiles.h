@@ -337,10 +337,11 @@ struct Single {
 // Raises W values to the largest moduli of entries whose matrices take turns; NaN stays.
 template <int W, class T>
 void raise_to_largest(double* values, const T* A, int64_t entries) {
-    for (int64_t e = 0; e < entries; ++e) {
-        const double size = std::abs(double(A[e]));
-        if (!(size <= values[e % W])) values[e % W] = size;
-    }
+    for (int64_t e = 0; e < entries; e += W)
+        for (int l = 0; l < W; ++l) {
+            const double size = std::abs(double(A[e + l]));
+            values[l] = size <= values[l] ? values[l] : size;
+        }
 }
 
 // What is asked of tiles of any layout.
