@@ -69,4 +69,4 @@ def why_not_compiled(
     if fused is None and foreach is not None:
         # A user who asks for batches or single steps gets them, as in torch.
         return f"foreach={foreach} without fused=True"
-    return landing.why_not_compiled
+    return getattr(landing, "why_not_compiled", "no compiled code")

@@ -34,7 +34,6 @@ from ortholand.native.border import (
     addresses_if_plain,
 )
 from ortholand.native.layout import Layout, are_alike, layout_of
-from ortholand.optim.engines.large import large_refusal, step_large
 from ortholand.optim.plan import Plan
 from ortholand.optim.weights import batch_shape
 from ortholand.safe_step import SafeStepRule, farthest_before_landing
@@ -134,9 +133,6 @@ class CompiledEngine:
 def _run(batches: Mapping["_Kind", "_Batch"], large: list[Slot], plan: Plan) -> None:
     for (dtype, n, p, scale), batch in batches.items():
         _step_whole(batch, dtype, n, p, _packed_options(plan.at_scale(scale)))
-    for slot in large:
-        scaled = plan.at_scale(plan.scale_of(slot.weight.shape))
-        step_large(slot, scaled, _packed_options(scaled))
 
 
 def _group_refusal(plan: Plan) -> str | None:
@@ -179,7 +175,7 @@ def _verdict(weight: Tensor, plan: Plan) -> _Verdict:
     n, p = matrices_shape(weight.shape, plan.view)[-2:]
     whole = p <= LARGEST_SIZE
     contiguous = weight.is_contiguous()
-    why_not = None if whole else large_refusal(n, p, plan.landing)
+    why_not = None if whole else "more than 128 columns"
     if why_not is None and (layout is None or not (whole or contiguous)):
         why_not = f"memory of strides {weight.stride()}: use weight.contiguous()"
     if why_not is None:
