@@ -206,19 +206,17 @@ struct Step : Tiles<L> {
 
     // A bound of the distance of U.
     void measure(double* reached) {
-        double m[W], size[W];
         transpose(V, U);
         residual(G, U, V);
-        Tiles<L>::centre(G, m, size);
-        norms_of_square(size, G, V);
-        for (int l = 0; l < W; ++l) reached[l] = m[l] + std::sqrt(size[l]);
+        norms_of_square(reached, G, V);
+        for (int l = 0; l < W; ++l) reached[l] = std::sqrt(reached[l]);
     }
 
     // Bounds of the distance of X.
     void distances(double* from) {
         double square[W];
         norms_of_square(square, D, V);
-        for (int l = 0; l < W; ++l) from[l] = distance_inside<T>(o, square[l], d[l]);
+        for (int l = 0; l < W; ++l) from[l] = distance_inside(o, square[l], d[l]);
     }
 
     // R = X - eta A X - omega D X
@@ -293,7 +291,7 @@ struct Step : Tiles<L> {
         int far = 0;
         for (int l = 0; l < W; ++l) {
             taken[l] = is_finite_step<T>(o, eta[l] * norm[l]) && m[l] < LARGEST_NORM<T> &&
-                       (o.rule != FROBENIUS || d[l] < 1);
+                       (o.rule != FROBENIUS || d[l] < FARTHEST);
             far += !(size[l] + m[l] <= o.farthest);
         }
         if (o.rule == SPECTRAL && far > 0) shorten_before_landing(C, m, size);
@@ -313,25 +311,21 @@ struct Step : Tiles<L> {
         residual(D, Xt, X);
         norms(d, D);
         Tiles<L>::largest(below, D);
-        T share[W], rest[W], part[W], diagonal[W];
+        T share[W], rest[W], part[W];
         for (int l = 0; l < W; ++l) {
-            const double root = std::sqrt(square[l]), reached = m[l] + root;
+            const double reached = m[l] + std::sqrt(square[l]);
             const bool safe = size[l] + m[l] <= o.farthest || reached <= o.farthest;
             const double delta = at_least(at_most(d[l], o.eps), below[l]);
-            const double theta =
-                safe ? 1 : share_of_tangent_move(reached, delta, 0, o.farthest);
+            const double theta = safe ? 1 : share_of_tangent_move(reached, delta, 0, o.farthest);
             // From distance 1 on Newton-Schulz steps may lead anywhere.
-            taken[l] = taken[l] && reached < INFINITY && (safe || below[l] < 1);
-            eta[l] *= theta;
+            taken[l] = taken[l] && reached < INFINITY && (safe || below[l] < FARTHEST);
             share[l] = T(theta), part[l] = T(theta * theta), rest[l] = T(1 - theta * theta);
-            diagonal[l] = T(safe ? 0 : theta * theta * m[l]);
-            if (!safe) m[l] = 0;
+            eta[l] *= theta, m[l] *= theta * theta;
         }
         L::each([&](int e, int l) {
             R.v[e] = share[l] < T(1) ? X.v[e] + share[l] * (R.v[e] - X.v[e]) : R.v[e];
             C.v[e] = part[l] * C.v[e] + rest[l] * D.v[e];
         });
-        L::add_to_diagonal(C, diagonal);
     }
 
     // Y = X - eta R

@@ -49,6 +49,7 @@ enum Rule { UNSAFE = 0, FROBENIUS = 1, SPECTRAL = 3 };
 constexpr double SMALLEST = 1e-100;
 constexpr double TINY = 1e-30;  // the same for floats
 constexpr double EDGE = 16;  // units of rounding within which a matrix counts as on the edge
+constexpr double FARTHEST = 1 - 0x1p-20;  // distance from which X may be singular, up to rounding
 constexpr double LARGEST = std::numeric_limits<double>::max();
 
 // ortholand.geometry.matrices.largest_norm: below it a few products do not overflow.
@@ -69,11 +70,11 @@ inline T half_of_descent(const Options& o) {
 // there and back in each step, weights would creep.
 inline bool is_scaled(const Options& o) { return o.scale != 1; }
 
-// Whether something moves, or will: not from distance 1 on. Where no step is safe for now, a matrix
+// Whether something moves, or will: not from FARTHEST on. Where no step is safe for now, a matrix
 // that is pulled back stays and goes on with its moments; with no pull it would stay for ever. With
 // lr = 0 nothing shall move.
 inline bool is_a_step(const Options& o, double eta, double distance, double pull) {
-    return (eta > 0 || o.lr == 0 || pull > 0) && (o.rule == UNSAFE || distance < 1);
+    return (eta > 0 || o.lr == 0 || pull > 0) && (o.rule == UNSAFE || distance < FARTHEST);
 }
 
 // Whether a step of this length is finite, in the weight W too.
@@ -166,11 +167,8 @@ inline bool decoupled_is_safe(const Options& o, double t, double norm, double d,
 }
 
 // ortholand.safe_step.distance_inside, from ||D^2||_F and d = ||D||_F.
-template <class T>
 inline double distance_inside(const Options& o, double square, double d) {
-    const double edge = 1 + EDGE * std::numeric_limits<T>::epsilon();
-    const double outside = square / at_least(d, SMALLEST) * edge;
-    return at_least(at_most(std::sqrt(square), o.eps), outside);
+    return at_least(at_most(std::sqrt(square), o.eps), square / at_least(d, SMALLEST));
 }
 
 // ortholand.safe_step.share_of_pulled_move: the largest theta with

@@ -913,7 +913,8 @@ struct Step : Tiles<typename R::Tile> {
     double unit[W];  // the direction is that of `unit` times B
     double d[W], bound[W], norm[W], eta[W], error[W], mean[W];
     double square[W], steps[W];
-    bool finite[W], taken[W], shortened[W];
+    double shrunk[W];  // the mean to take off before landing, if only a share of a move is taken
+    bool finite[W], taken[W];
     bool lands_later = false;
     int64_t team = 1;  // threads
 
@@ -1144,19 +1145,17 @@ struct Step : Tiles<typename R::Tile> {
         L::subtract_identity(Z);
     }
 
-    // A bound of the distance, from Z; Z is centred.
+    // A bound of ||Z||_2.
     void bound_reached(double* reached) {
-        double size[W];
-        Tiles<L>::centre(Z, mean, size);
-        Tiles<L>::norms_of_square(size, Z, b);
-        for (int l = 0; l < W; ++l) reached[l] = mean[l] + std::sqrt(size[l]);
+        Tiles<L>::norms_of_square(reached, Z, b);
+        for (int l = 0; l < W; ++l) reached[l] = std::sqrt(reached[l]);
     }
 
     // U = D^2, and bounds of the distances.
     void bound_distances(double* from) {
         double square[W];
         Tiles<L>::norms_of_square(square, D, U);
-        for (int l = 0; l < W; ++l) from[l] = distance_inside<T>(o, square[l], d[l]);
+        for (int l = 0; l < W; ++l) from[l] = distance_inside(o, square[l], d[l]);
     }
 
     // Whether something holds for all matrices that are there.
@@ -1305,7 +1304,7 @@ struct Step : Tiles<typename R::Tile> {
                                       size_of_Z[l] + mean[l] + rest <= o.farthest);
         });
         for (int l = 0; l < W; ++l)
-            taken[l] = finite[l] && (o.rule != FROBENIUS || d[l] < 1), shortened[l] = false;
+            taken[l] = finite[l] && (o.rule != FROBENIUS || d[l] < FARTHEST), shrunk[l] = -1;
         if (o.rule != UNSAFE && !free) {
             measure(0, true);
             lengths();
@@ -1369,8 +1368,8 @@ struct Step : Tiles<typename R::Tile> {
 
     // Takes a share of the moves that are too long: eta, and the residual Z + m I.
     void shorten_before_landing(const double* drift, bool with_V) {
-        double reached[W], below[W];
-        T part[W], rest[W], linear[W], diagonal[W];
+        double reached[W], below[W], size_of_Z[W];
+        T part[W], rest[W], linear[W];
         const bool derived = all([&](int l) {
             return 2 * eta[l] * error[l] <= SHAKY * o.farthest;
         });
@@ -1378,23 +1377,23 @@ struct Step : Tiles<typename R::Tile> {
             set_move(0);
             measure_reached();
         }
+        Tiles<L>::centre(Z, mean, size_of_Z);
         bound_reached(reached);
         Tiles<L>::largest(below, D);
         for (int l = 0; l < W; ++l) {
             const double astray = derived ? 2 * eta[l] * error[l] : 0;
+            reached[l] += mean[l];
             const bool safe = reached[l] + astray <= o.farthest;
             const double delta = at_least(at_most(d[l], o.eps), below[l]);
             const double tilt = (1 + 2 / o.farthest) * (2 * eta[l] * error[l]);
             const double theta = safe ? 1
                 : share_of_tangent_move(reached[l], delta, eta[l] * drift[l] + tilt, o.farthest);
             // From distance 1 on Newton-Schulz steps may lead anywhere.
-            taken[l] = taken[l] && reached[l] < INFINITY && (safe || below[l] < 1);
+            taken[l] = taken[l] && reached[l] < INFINITY && (safe || below[l] < FARTHEST);
             linear[l] = T(with_V ? theta * (1 - theta) * eta[l] * unit[l] : 0);
             part[l] = T(theta * theta), rest[l] = T(1 - theta * theta);
-            diagonal[l] = T(safe ? 0 : theta * theta * mean[l]);
-            eta[l] *= theta;
-            shortened[l] = !safe;
-            if (!safe) mean[l] = 0;
+            eta[l] *= theta, mean[l] *= theta * theta;
+            if (!safe) shrunk[l] = mean[l];
         }
         if (with_V)
             L::each([&](int e, int l) {
@@ -1402,7 +1401,6 @@ struct Step : Tiles<typename R::Tile> {
             });
         else
             L::each([&](int e, int l) { Z.v[e] = part[l] * Z.v[e] + rest[l] * D.v[e]; });
-        L::add_to_diagonal(Z, diagonal);
     }
 
     // Whether a generator is so long that what rounding does to it would be seen in Y^T Y: where
@@ -1496,8 +1494,8 @@ struct Step : Tiles<typename R::Tile> {
         rows.gram(Z, M, N, Q, squares_of_B, squares_of_K, wanted);
         Tiles<L>::centre(Z, mean, size_of_Z);
         for (int l = 0; l < W; ++l) {
-            one[l] = T(shortened[l] ? mean[l] : 0);
-            if (shortened[l]) mean[l] = 0;
+            const double other = shrunk[l] < 0 ? mean[l] : shrunk[l];
+            one[l] = T(mean[l] - other), mean[l] = other;
         }
         L::add_to_diagonal(Z, one);
         std::fill(one, one + W, T(1));
