@@ -19,6 +19,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <new>
 #include <type_traits>
 #include <vector>
@@ -175,15 +176,15 @@ struct LaneRows {
     }
 
     void largest(double* values) const {
-        for (int l = 0; l < W; ++l) values[l] = 0;
-        for (const T* A : {B, K}) raise_to_largest(values, A);
+        std::fill(values, values + W, 0.0);
+        for (const T* A : {B, K}) raise_to_largest<W>(values, A, n * P * W);
     }
 
     // Of the state B + X C, or K + X C.
     void largest_kept(const Buffer& C, bool keeps_K, const Wanted&, double* values) {
-        for (int l = 0; l < W; ++l) values[l] = 0;
+        std::fill(values, values + W, 0.0);
         combine<false>(keeps_K ? K : B, C, B, C);
-        raise_to_largest(values, Y);
+        raise_to_largest<W>(values, Y, n * P * W);
     }
 
     void gram(Buffer& D, Buffer& M, Buffer& N, Buffer& Q, double* squares_of_B,
@@ -229,13 +230,6 @@ struct LaneRows {
     static constexpr int V = 32 / sizeof(T), PARTS = W / V;
     typedef T Short __attribute__((vector_size(32), may_alias));
     typedef T Loose __attribute__((vector_size(32), aligned(4), may_alias));  // anywhere
-
-    void raise_to_largest(double* values, const T* A) const {
-        for (int e = 0; e < n * P * W; ++e) {
-            const double size = std::abs(double(A[e]));
-            if (!(size <= values[e % W])) values[e % W] = size;  // NaN stays
-        }
-    }
 
     bool is_contiguous(int l) const {
         const Parameter& parameter = *matrices[l].parameter;
@@ -422,9 +416,9 @@ struct Panels {
     };
     // What some of the rows sum up to.
     struct Sums {
-        T *D, *M, *N, *Q;
+        T* matrices[4];
         double diagonal[Tile::LARGEST_P];
-        double squares_of_B, squares_of_K;
+        double squares[2];
     };
 
     int64_t n = 0, threads = 1, rows_in_chunk = 1, chunks = 1;
@@ -456,7 +450,7 @@ struct Panels {
         const Wanted all{matrix.state != nullptr, true, false, true};
         values[0] = 0;
         each_panel(0, n, all, [&](Panel& own, int64_t, int rows) {
-            for (const T* A : {own.B, own.K}) raise_to_largest(values, A, rows * stride);
+            for (const T* A : {own.B, own.K}) raise_to_largest<1>(values, A, rows * stride);
         });
     }
 
@@ -467,52 +461,40 @@ struct Panels {
         values[0] = 0;
         each_panel(0, n, needed, [&](Panel& own, int64_t, int rows) {
             combine<false>(own.Y, keeps_K ? own.K : own.B, own.X, C.v, nullptr, nullptr, rows);
-            raise_to_largest(values, own.Y, rows * stride);
+            raise_to_largest<1>(values, own.Y, rows * stride);
         });
     }
 
     void gram(Buffer& D, Buffer& M, Buffer& N, Buffer& Q, double* squares_of_B,
               double* squares_of_K, const Wanted& wanted) {
-        const int64_t entries = int64_t(Tile::stride) * padded_rows();
-        std::vector<Sums> parts(chunks);
-        parts[0] = {D.v, M.v, N.v, Q.v, {}, 0, 0};
-        T* others = chunks > 1 ? room(4 * entries * (chunks - 1)) : nullptr;
-        for (int64_t c = 1; c < chunks; ++c) {
-            T* start = others + 4 * entries * (c - 1);
-            parts[c] = {start, start + entries, start + 2 * entries, start + 3 * entries, {}, 0, 0};
-        }
-        each_chunk([&](int64_t c, int64_t first, int64_t last) {
-            sum_rows(parts[c], first, last, wanted);
-        });
-        for (int64_t c = 1; c < chunks; ++c) add(parts[0], parts[c], entries, wanted);
+        const auto add = [&](Sums& to, Panel& own, int rows) {
+            product(to.matrices[0], own.X, own.X, rows, true);
+            add_squares(to.diagonal, own.X, rows);
+            product(to.matrices[1], own.X, own.B, rows, false);
+            to.squares[0] += sum_of_squares(own.B, rows * stride, wanted.exact);
+            if (wanted.K) {
+                product(to.matrices[2], own.X, own.K, rows, false);
+                to.squares[1] += sum_of_squares(own.K, rows * stride, wanted.exact);
+            }
+            if (wanted.square) product(to.matrices[3], own.B, own.B, rows, true);
+        };
+        const Sums all = sum_up({D.v, M.v, N.v, Q.v}, wanted, add);
         mirror(D.v);
-        for (int j = 0; j < p; ++j) D.v[j * stride + j] = T(parts[0].diagonal[j] - 1);
+        for (int j = 0; j < p; ++j) D.v[j * stride + j] = T(all.diagonal[j] - 1);
         if (wanted.square) mirror(Q.v);
-        *squares_of_B = parts[0].squares_of_B;
-        *squares_of_K = parts[0].squares_of_K;
+        *squares_of_B = all.squares[0];
+        *squares_of_K = all.squares[1];
     }
 
     void measure(const Buffer& a, const Buffer& b, double* squares, Buffer* Q,
                  const Wanted& wanted) {
-        const int64_t entries = int64_t(stride) * padded_rows();
-        std::vector<double> sums(chunks, 0.0);
-        if (Q) std::fill(Q->v, Q->v + entries, T(0));
-        T* others = Q && chunks > 1 ? room(entries * (chunks - 1)) : nullptr;
-        if (others) std::fill(others, others + entries * (chunks - 1), T(0));
-        each_chunk([&](int64_t c, int64_t first, int64_t last) {
-            T* square = Q == nullptr ? nullptr : c ? others + entries * (c - 1) : Q->v;
-            each_panel(first, last, wanted, [&](Panel& own, int64_t, int rows) {
-                combine<true>(own.Y, nullptr, own.X, a.v, own.B, b.v, rows);
-                sums[c] += sum_of_squares(own.Y, rows * stride, false);
-                if (square) product(square, own.Y, own.Y, rows, true);
-            });
-        });
-        squares[0] = 0;
-        for (double sum : sums) squares[0] += sum;
-        if (!Q) return;
-        for (int64_t c = 1; c < chunks; ++c)
-            for (int64_t e = 0; e < entries; ++e) Q->v[e] += others[entries * (c - 1) + e];
-        mirror(Q->v);
+        const auto add = [&](Sums& to, Panel& own, int rows) {
+            combine<true>(own.Y, nullptr, own.X, a.v, own.B, b.v, rows);
+            to.squares[0] += sum_of_squares(own.Y, rows * stride, false);
+            if (Q) product(to.matrices[0], own.Y, own.Y, rows, true);
+        };
+        *squares = sum_up({Q ? Q->v : nullptr}, wanted, add).squares[0];
+        if (Q) mirror(Q->v);
     }
 
     void apply(const Buffer* a, const Buffer& b, const Buffer* C, bool keeps_K, const bool* taken,
@@ -551,13 +533,6 @@ struct Panels {
         return reinterpret_cast<T*>((start + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
     }
 
-    static void raise_to_largest(double* values, const T* A, int entries) {
-        for (int e = 0; e < entries; ++e) {
-            const double size = std::abs(double(A[e]));
-            if (!(size <= values[0])) values[0] = size;  // NaN stays
-        }
-    }
-
     int padded_rows() const { return (p + 3) / 4 * 4; }
 
     template <class Run>
@@ -578,32 +553,34 @@ struct Panels {
         }
     }
 
-    void sum_rows(Sums& sums, int64_t start, int64_t end, const Wanted& wanted) const {
-        const int64_t entries = int64_t(stride) * padded_rows();
-        for (T* A : {sums.D, sums.M, sums.N, sums.Q}) std::fill(A, A + entries, T(0));
-        each_panel(start, end, wanted, [&](Panel& own, int64_t, int rows) {
-            product(sums.D, own.X, own.X, rows, true);
-            add_squares(sums.diagonal, own.X, rows);
-            product(sums.M, own.X, own.B, rows, false);
-            sums.squares_of_B += sum_of_squares(own.B, rows * stride, wanted.exact);
-            if (wanted.K) {
-                product(sums.N, own.X, own.K, rows, false);
-                sums.squares_of_K += sum_of_squares(own.K, rows * stride, wanted.exact);
+    // The sums of all rows, to which add(sums, panel, rows) adds those of a panel. The first chunk
+    // adds to these matrices; others to matrices of their own, which are added up afterwards.
+    template <class Add>
+    Sums sum_up(std::initializer_list<T*> matrices, const Wanted& wanted, Add add) {
+        const int64_t entries = int64_t(stride) * padded_rows(), count = matrices.size();
+        std::vector<Sums> parts(chunks);
+        T* next = chunks > 1 ? room(count * entries * (chunks - 1)) : nullptr;
+        for (int64_t c = 0; c < chunks; ++c) {
+            parts[c] = {};
+            for (int64_t k = 0; k < count; ++k, next += c > 0 ? entries : 0) {
+                T* first = matrices.begin()[k];
+                parts[c].matrices[k] = first && c ? next : first;
+                if (first) std::fill_n(parts[c].matrices[k], entries, T(0));
             }
-            if (wanted.square) product(sums.Q, own.B, own.B, rows, true);
+        }
+        each_chunk([&](int64_t c, int64_t first, int64_t last) {
+            each_panel(first, last, wanted,
+                       [&](Panel& own, int64_t, int rows) { add(parts[c], own, rows); });
         });
-    }
-
-    void add(Sums& to, const Sums& from, int64_t entries, const Wanted& wanted) const {
-        const auto add_up = [&](T* A, const T* B) {
-            for (int64_t e = 0; e < entries; ++e) A[e] += B[e];
-        };
-        add_up(to.D, from.D), add_up(to.M, from.M);
-        if (wanted.K) add_up(to.N, from.N);
-        if (wanted.square) add_up(to.Q, from.Q);
-        for (int j = 0; j < p; ++j) to.diagonal[j] += from.diagonal[j];
-        to.squares_of_B += from.squares_of_B;
-        to.squares_of_K += from.squares_of_K;
+        Sums& all = parts[0];
+        for (int64_t c = 1; c < chunks; ++c) {
+            for (int64_t k = 0; k < count; ++k)
+                for (int64_t e = 0; all.matrices[k] && e < entries; ++e)
+                    all.matrices[k][e] += parts[c].matrices[k][e];
+            for (int j = 0; j < p; ++j) all.diagonal[j] += parts[c].diagonal[j];
+            for (int k = 0; k < 2; ++k) all.squares[k] += parts[c].squares[k];
+        }
+        return all;
     }
 
     // X, B and where it is wanted K of some rows, each row filled up with zeros to whole vectors.
@@ -1271,8 +1248,8 @@ struct Step : Tiles<typename R::Tile> {
         }
     }
 
-    // Y = X - eta R, R = (B - X M) / 2, then a Newton-Schulz step from Y / (1 + m)^(1/2): E = Y^T Y
-    // - I, which is derived, is Z + m I.
+    // Y = X - eta R, R = (B - X M^T) / 2, then a Newton-Schulz step from Y / (1 + m)^(1/2), where
+    // Y^T Y - I, which is derived, is Z + m I.
     void after() {
         double squares[W], drift[W] = {}, size_of_Z[W];
         const bool seen = !all([&](int l) {  // whether D makes a difference to R
@@ -1284,7 +1261,7 @@ struct Step : Tiles<typename R::Tile> {
         const auto lengths = [&] {
             for (int l = 0; l < W; ++l)
                 eta[l] = o.rule == SPECTRAL ? trial_step(o.lr, bound[l], L::p())
-                    : step_before_landing(o, bound[l], d[l], error[l] + drift[l] / 2);
+                    : step_before_landing(o, bound[l], d[l], error[l]);
         };
         double unknown[W];
         for (int l = 0; l < W; ++l) {
@@ -1295,7 +1272,7 @@ struct Step : Tiles<typename R::Tile> {
             bound[l] = unit[l] * std::sqrt(square + unknown[l] * size[l] * size[l]);
         }
         lengths();
-        derive(unit, seen);
+        derive(unit);
         Tiles<L>::centre(Z, mean, size_of_Z);
         const bool free = all([&](int l) {
             const double length = eta[l] * unit[l] * size[l];
@@ -1308,11 +1285,9 @@ struct Step : Tiles<typename R::Tile> {
         if (o.rule != UNSAFE && !free) {
             measure(0, true);
             lengths();
-            derive(norm, seen);
-            if (o.rule == SPECTRAL)
-                shorten_before_landing(drift, seen);
-            else
-                Tiles<L>::centre(Z, mean, size_of_Z);
+            derive(norm);
+            Tiles<L>::centre(Z, mean, size_of_Z);
+            if (o.rule == SPECTRAL) shorten_before_landing(drift);
         }
         for (int l = 0; l < W; ++l) taken[l] = taken[l] && eta[l] * norm[l] < INFINITY;
         lands_later = is_coarse();
@@ -1322,7 +1297,7 @@ struct Step : Tiles<typename R::Tile> {
 
     // Q becomes R^T R in place of B^T B, and `squares` its trace; M the transpose of H = M^T - K D
     // in R = (B - X H) / 2; and V = Sym(W D), W = M - K - D K, K the multiplier of B. Where D makes
-    // no difference H is M^T, and there is no V.
+    // no difference H is M^T, and V is zero.
     void tangent_square(double* squares, bool with_D) {
         if (with_D) {
             if (o.moments == MOMENTUM && !keeps_K())
@@ -1341,6 +1316,7 @@ struct Step : Tiles<typename R::Tile> {
                 M.v[e] -= Z.v[e];
             });
         } else {
+            L::each([&](int e, int) { V.v[e] = T(0); });
             L::each_pair([&](int e, int t, int) { b.v[e] = 2 * M.v[e] - M.v[t]; });
             L::clear_padding(b);
         }
@@ -1351,23 +1327,20 @@ struct Step : Tiles<typename R::Tile> {
         L::trace(Q, squares);
     }
 
-    // Z = D + Q eta + R^T R eta^2, R^T R being that of tangent_square times the square of `share`.
-    void derive(const double* share, bool with_V) {
+    // Z = D + V eta + R^T R eta^2, R^T R being Q times the square of `share`.
+    void derive(const double* share) {
         T linear[W], factor[W];
         for (int l = 0; l < W; ++l) {
-            linear[l] = T(with_V ? eta[l] * unit[l] : 0);
+            linear[l] = T(eta[l] * unit[l]);
             factor[l] = T(eta[l] * share[l] * (eta[l] * share[l]));
         }
-        if (with_V)
-            L::each([&](int e, int l) {
-                Z.v[e] = D.v[e] + linear[l] * V.v[e] + factor[l] * Q.v[e];
-            });
-        else
-            L::each([&](int e, int l) { Z.v[e] = D.v[e] + factor[l] * Q.v[e]; });
+        L::each([&](int e, int l) {
+            Z.v[e] = D.v[e] + linear[l] * V.v[e] + factor[l] * Q.v[e];
+        });
     }
 
     // Takes a share of the moves that are too long: eta, and the residual Z + m I.
-    void shorten_before_landing(const double* drift, bool with_V) {
+    void shorten_before_landing(const double* drift) {
         double reached[W], below[W], size_of_Z[W];
         T part[W], rest[W], linear[W];
         const bool derived = all([&](int l) {
@@ -1376,8 +1349,8 @@ struct Step : Tiles<typename R::Tile> {
         if (!derived) {
             set_move(0);
             measure_reached();
+            Tiles<L>::centre(Z, mean, size_of_Z);
         }
-        Tiles<L>::centre(Z, mean, size_of_Z);
         bound_reached(reached);
         Tiles<L>::largest(below, D);
         for (int l = 0; l < W; ++l) {
@@ -1390,17 +1363,14 @@ struct Step : Tiles<typename R::Tile> {
                 : share_of_tangent_move(reached[l], delta, eta[l] * drift[l] + tilt, o.farthest);
             // From distance 1 on Newton-Schulz steps may lead anywhere.
             taken[l] = taken[l] && reached[l] < INFINITY && (safe || below[l] < FARTHEST);
-            linear[l] = T(with_V ? theta * (1 - theta) * eta[l] * unit[l] : 0);
+            linear[l] = T(theta * (1 - theta) * eta[l] * unit[l]);
             part[l] = T(theta * theta), rest[l] = T(1 - theta * theta);
             eta[l] *= theta, mean[l] *= theta * theta;
             if (!safe) shrunk[l] = mean[l];
         }
-        if (with_V)
-            L::each([&](int e, int l) {
-                Z.v[e] = part[l] * Z.v[e] + rest[l] * D.v[e] + linear[l] * V.v[e];
-            });
-        else
-            L::each([&](int e, int l) { Z.v[e] = part[l] * Z.v[e] + rest[l] * D.v[e]; });
+        L::each([&](int e, int l) {
+            Z.v[e] = part[l] * Z.v[e] + rest[l] * D.v[e] + linear[l] * V.v[e];
+        });
     }
 
     // Whether a generator is so long that what rounding does to it would be seen in Y^T Y: where
