@@ -30,13 +30,13 @@ struct Step : Tiles<L> {
     using Buffer = typename L::Buffer;
     static constexpr int W = L::W;
     using Tiles<L>::norms;
-    using Tiles<L>::scale_to_one;
+    using Tiles<L>::norms_of_square;
     using Tiles<L>::transpose;
 
     const Options& o;
     Buffer X, Xt, G, A, D, R, B;  // B: the state, then scratch
-    Buffer U, V;                  // scratch, for bounds that are seldom asked for
-    double d[W], bound[W], eta[W];
+    Buffer U, V;                  // scratch, for moves that are too long
+    double d[W], norm[W], eta[W];
     bool taken[W];
 
     explicit Step(const Options& options) : o(options) {}
@@ -46,12 +46,13 @@ struct Step : Tiles<L> {
         L::read(X, static_cast<const T*>(parameter.X), parameter, first, filled);
         L::read(G, static_cast<const T*>(parameter.G), parameter, first, filled);
         if (is_scaled(o)) unscale();
+        for (int l = filled; l < W; ++l)  // what is not there is on the manifold, and stays
+            for (int i = 0; i < L::p(); ++i) X.v[L::at(i, i) + l] = T(1);
         transpose(Xt, X);
         relative_gradient();
         double square[W] = {}, steps[W] = {};
         if (o.moments == MOMENTUM) accumulate(parameter, first, filled);
         if (o.moments == ADAM) adapt(parameter, first, filled, square, steps);
-        residual(X, Xt);
         switch (o.attraction) {
             case COUPLED: coupled(); break;
             case DECOUPLED: decoupled(); break;
@@ -93,10 +94,10 @@ struct Step : Tiles<L> {
         L::clear_padding(A);
     }
 
-    // D = Y Y^T - I
-    inline void residual(const Buffer& Y, const Buffer& Yt) {
-        L::product(D, Y, Yt);
-        L::subtract_identity(D);
+    // E = Y Y^T - I
+    static inline void residual(Buffer& E, const Buffer& Y, const Buffer& Yt) {
+        L::product(E, Y, Yt);
+        L::subtract_identity(E);
     }
 
     // Momentum as torch.optim.SGD has it: A becomes the direction, B the new buffer.
@@ -151,133 +152,190 @@ struct Step : Tiles<L> {
 
     // R = X - eta (A + lam D) X
     inline void coupled() {
+        residual(D, X, Xt);
         norms(d, D);
         const T lam = T(o.lam);
         L::each([&](int e, int) { A.v[e] += lam * D.v[e]; });
         L::product(R, A, X);
         double q[W];
         L::sum_of_squares(R, q);
-        if (lr_is_safe(q)) {
-            for (int l = 0; l < W; ++l) eta[l] = o.lr, taken[l] = true;
+        if (longest_is_safe(q)) {
+            for (int l = 0; l < W; ++l) eta[l] = longest_step(o), taken[l] = true;
         } else {
-            double norm[W];
-            for (int l = 0; l < W; ++l) norm[l] = bound[l] = std::sqrt(q[l]);
-            better_bounds();
-            for (int l = 0; l < W; ++l) {
-                eta[l] = coupled_step<T>(o, bound[l], d[l], 0);
+            for (int l = 0; l < W; ++l) norm[l] = std::sqrt(q[l]);
+            if (o.rule == SPECTRAL)
+                shorten_coupled();
+            else
+                for (int l = 0; l < W; ++l) eta[l] = coupled_step<T>(o, norm[l], d[l], 0);
+            for (int l = 0; l < W; ++l)
                 taken[l] = is_a_step(o, eta[l], d[l], o.lam) &&
                            is_finite_step<T>(o, eta[l] * norm[l]);
-            }
         }
-        move();
+        move(R);
     }
 
-    // Whether d - 2 lr b + lr^2 q <= eps for all: then the safe step is no shorter than lr, and its
+    // Whether the squared norms of the fields show that the longest step is safe for all: then its
     // roots and quotients, which take as long as all else, need not be known. False for NaN.
-    inline bool lr_is_safe(const double* q) const {
-        if (o.rule == UNSAFE || 2 * o.lam * o.lr > 1) return false;
+    inline bool longest_is_safe(const double* q) const {
+        if (o.rule == UNSAFE) return false;
+        const double t = longest_step(o), pull = 2 * t * o.lam, less = o.rule == FROBENIUS ? 1 : 0;
         int unsafe = 0;
 #pragma omp simd reduction(+ : unsafe)
-        for (int l = 0; l < W; ++l)
-            unsafe += !(d[l] - 2 * o.lr * o.lam * d[l] * (1 - d[l]) + o.lr * o.lr * q[l] <= o.aim);
+        for (int l = 0; l < W; ++l) {
+            const double reached = d[l] * (1 - pull * (1 - less * d[l])) + t * t * q[l];
+            unsafe += !(reached <= o.aim) | !(d[l] <= o.aim);
+        }
         return unsafe == 0;
     }
 
-    // Better bounds of the field R and of the distance, where the rule has any.
-    void better_bounds() {
-        if (o.rule != TIGHT && o.rule != SPECTRAL) return;
-        for (int l = 0; l < W; ++l) bound[l] = at_most(bound[l], LARGEST_NORM<T>);
-        scale_to_one(U, R, bound);
-        transpose(V, U);
-        L::product(G, V, U);
-        Tiles<L>::better_bounds(bound, G, U, o.rule);
-        if (o.rule == SPECTRAL) Tiles<L>::spectral_distance(d, D, o.eps, U, V, G);
+    // eta for a field R, and the distance d: what a trial move reaches is measured.
+    __attribute__((noinline)) void shorten_coupled() {
+        double reached[W], from[W];
+        for (int l = 0; l < W; ++l) eta[l] = trial_step(longest_step(o), norm[l], L::p());
+        move(U);
+        measure(reached);
+        distances(from);
+        for (int l = 0; l < W; ++l) {
+            const bool safe = coupled_is_safe(o, eta[l], norm[l], d[l], 0) || reached[l] <= o.aim;
+            d[l] = from[l];
+            if (!safe)
+                eta[l] *= share_of_pulled_move(reached[l], d[l], o.lam * eta[l] * d[l],
+                                               o.aim - d[l]);
+        }
     }
 
-    // Whether the free bounds allow lr for all: then nothing better is asked for.
-    inline bool is_lr(const double* free) const {
-        int shorter = 0;
-        for (int l = 0; l < W; ++l) shorter += !(free[l] >= o.lr && d[l] <= o.aim);
-        return shorter == 0;
+    // A bound of the distance of U.
+    void measure(double* reached) {
+        transpose(V, U);
+        residual(G, U, V);
+        norms_of_square(reached, G, V);
+        for (int l = 0; l < W; ++l) reached[l] = std::sqrt(reached[l]);
+    }
+
+    // Bounds of the distance of X.
+    void distances(double* from) {
+        double square[W];
+        norms_of_square(square, D, V);
+        for (int l = 0; l < W; ++l) from[l] = distance_inside(o, square[l], d[l]);
     }
 
     // R = X - eta A X - omega D X
     inline void decoupled() {
+        residual(D, X, Xt);
         norms(d, D);
         L::product(R, A, X);
-        norms(bound, R);
+        norms(norm, R);
         L::product(A, D, X);
-        double normal[W], norm[W], pull[W];
+        double normal[W], pull[W];
         norms(normal, A);
-        for (int l = 0; l < W; ++l) norm[l] = bound[l];
-        for (int l = 0; l < W; ++l) eta[l] = decoupled_step<T>(o, bound[l], d[l], normal[l], 0, pull[l]);
-        if (o.rule > FROBENIUS && !is_lr(eta)) {
-            better_bounds();
-            for (int l = 0; l < W; ++l) {
-                const double size = at_most(d[l] * std::sqrt(1 + d[l]), normal[l]);
-                eta[l] = decoupled_step<T>(o, bound[l], d[l], o.rule == SPECTRAL ? size : normal[l],
-                                           0, pull[l]);
-            }
+        if (o.rule == SPECTRAL) {
+            std::fill(pull, pull + W, o.omega);
+            shorten_decoupled(normal);
+        } else {
+            for (int l = 0; l < W; ++l)
+                eta[l] = decoupled_step<T>(o, norm[l], d[l], normal[l], 0, pull[l]);
         }
         T omega[W];
         for (int l = 0; l < W; ++l) {
-            eta[l] = at_most(eta[l], o.lr);
             omega[l] = T(pull[l]);
             taken[l] = is_a_step(o, std::max(eta[l], pull[l]), d[l], o.omega) &&
                        is_finite_step<T>(o, eta[l] * norm[l] + pull[l] * normal[l]);
         }
-        move();
+        move(R);
         L::each([&](int e, int l) { R.v[e] -= omega[l] * A.v[e]; });
     }
 
-    // Y = c (X - eta A X), R = Y - (Y Y^T - I) Y / 2
-    inline void after() {
-        norms(d, D);
-        L::product(R, A, X);
-        norms(bound, R);
-        double norm[W];
-        for (int l = 0; l < W; ++l) norm[l] = bound[l];
-        steps_before_landing();
-        if (o.rule > FROBENIUS && !is_lr(eta)) {
-            better_bounds();
-            steps_before_landing();
-        }
-        T c[W];
-        const double p = L::p();
-#pragma omp simd
+    // As shorten_coupled, with D X in A.
+    void shorten_decoupled(const double* normal) {
+        bool safe[W], all = true;
         for (int l = 0; l < W; ++l) {
-            eta[l] = at_most(eta[l], o.lr);
-            const double length = eta[l] * norm[l];
-            c[l] = T(1 / std::sqrt(length * length / p + 1));
+            eta[l] = trial_step(o.lr, norm[l], L::p());
+            all &= safe[l] = decoupled_is_safe(o, eta[l], norm[l], d[l], normal[l], 0);
         }
-        // From distance 1 on Newton-Schulz steps may lead anywhere.
+        if (all) return;
+        double reached[W], from[W];
+        const T omega = T(o.omega);
+        move(U);
+        L::each([&](int e, int) { U.v[e] -= omega * A.v[e]; });
+        measure(reached);
+        distances(from);
+        for (int l = 0; l < W; ++l) {
+            safe[l] = safe[l] || reached[l] <= o.aim;
+            d[l] = from[l];
+            const double drift = 2 * eta[l] * o.omega * d[l] * std::sqrt(1 + d[l]) * norm[l];
+            if (!safe[l]) eta[l] *= share_of_tangent_move(reached[l], d[l], drift, o.aim);
+        }
+    }
+
+    // Y = X - eta A X, divided by (1 + m)^(1/2), and R = Y - Y F / 2, F the residual of that: the
+    // measured E = Y^T Y - I is C + m I, and F = C / (1 + m).
+    inline void after() {
+        L::product(R, A, X);
+        norms(norm, R);
+        if (o.rule == FROBENIUS) {
+            residual(D, Xt, X);
+            norms(d, D);
+        }
         for (int l = 0; l < W; ++l)
-            taken[l] = is_finite_step<T>(o, eta[l] * norm[l]) &&
-                       (o.rule == UNSAFE ? d[l] * std::sqrt(d[l]) < LARGEST_NORM<T> : d[l] < 1);
-        move();
-        L::each([&](int e, int l) { X.v[e] = c[l] * R.v[e]; });
-        transpose(Xt, X);
-        residual(X, Xt);
+            eta[l] = o.rule == SPECTRAL ? trial_step(o.lr, norm[l], L::p())
+                                        : step_before_landing(o, norm[l], d[l], 0);
+        move(R);
+        Buffer& C = A;
+        double m[W], size[W];
+        transpose(G, R);
+        residual(C, G, R);
         // The sums of squares are almost 1, where floats are coarse: most of what rounding would
         // leave of ||X^T X - I|| comes from them.
-        if constexpr (sizeof(T) == 4) L::sharpen_diagonal(D, X);
-        L::product(R, D, X);
-        L::each([&](int e, int) { R.v[e] = X.v[e] - T(0.5) * R.v[e]; });
+        if constexpr (sizeof(T) == 4) L::sharpen_diagonal(C, G);
+        Tiles<L>::centre(C, m, size);
+        int far = 0;
+        for (int l = 0; l < W; ++l) {
+            taken[l] = is_finite_step<T>(o, eta[l] * norm[l]) && m[l] < LARGEST_NORM<T> &&
+                       (o.rule != FROBENIUS || d[l] < FARTHEST);
+            far += !(size[l] + m[l] <= o.farthest);
+        }
+        if (o.rule == SPECTRAL && far > 0) shorten_before_landing(C, m, size);
+        T c[W], half[W];
+        for (int l = 0; l < W; ++l) {
+            c[l] = T(1 / std::sqrt(1 + m[l]));
+            half[l] = T(0.5 / (1 + m[l]));
+        }
+        L::product(U, R, C);
+        L::each([&](int e, int l) { R.v[e] = c[l] * (R.v[e] - half[l] * U.v[e]); });
     }
 
-    inline void steps_before_landing() {
-#pragma omp simd
-        for (int l = 0; l < W; ++l) eta[l] = step_before_landing(o, bound[l], d[l], 0);
+    // Takes a share of the moves to R that are too long: R, its residual C + m I, and eta.
+    __attribute__((noinline)) void shorten_before_landing(Buffer& C, double* m, const double* size) {
+        double square[W], below[W];
+        norms_of_square(square, C, U);
+        residual(D, Xt, X);
+        norms(d, D);
+        Tiles<L>::largest(below, D);
+        T share[W], rest[W], part[W];
+        for (int l = 0; l < W; ++l) {
+            const double reached = m[l] + std::sqrt(square[l]);
+            const bool safe = size[l] + m[l] <= o.farthest || reached <= o.farthest;
+            const double delta = at_least(at_most(d[l], o.eps), below[l]);
+            const double theta = safe ? 1 : share_of_tangent_move(reached, delta, 0, o.farthest);
+            // From distance 1 on Newton-Schulz steps may lead anywhere.
+            taken[l] = taken[l] && reached < INFINITY && (safe || below[l] < FARTHEST);
+            share[l] = T(theta), part[l] = T(theta * theta), rest[l] = T(1 - theta * theta);
+            eta[l] *= theta, m[l] *= theta * theta;
+        }
+        L::each([&](int e, int l) {
+            R.v[e] = share[l] < T(1) ? X.v[e] + share[l] * (R.v[e] - X.v[e]) : R.v[e];
+            C.v[e] = part[l] * C.v[e] + rest[l] * D.v[e];
+        });
     }
 
-    // R = X - eta R
-    inline void move() {
+    // Y = X - eta R
+    inline void move(Buffer& Y) {
         T step[W], rest[W];
         for (int l = 0; l < W; ++l) {
             const Factors<T> factors(eta[l]);
             step[l] = factors.step, rest[l] = factors.rest;
         }
-        L::each([&](int e, int l) { R.v[e] = X.v[e] - step[l] * (rest[l] * R.v[e]); });
+        L::each([&](int e, int l) { Y.v[e] = X.v[e] - step[l] * (rest[l] * R.v[e]); });
     }
 };
 

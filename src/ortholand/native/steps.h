@@ -43,12 +43,13 @@ enum Attraction { COUPLED = 0, DECOUPLED = 1, AFTER = 2 };
 enum Moments { NONE = 0, MOMENTUM = 1, ADAM = 2 };
 
 // Rules of the safe step (ortholand.safe_step); 0: no safe step.
-enum Rule { UNSAFE = 0, FROBENIUS = 1, TIGHT = 2, SPECTRAL = 3 };
+enum Rule { UNSAFE = 0, FROBENIUS = 1, SPECTRAL = 3 };
 
 // Norms by which numbers can be divided, and the quotients squared, without overflow.
 constexpr double SMALLEST = 1e-100;
-constexpr double TINY = 1e-30;  // norms below which nothing is gained from a better bound
+constexpr double TINY = 1e-30;  // the same for floats
 constexpr double EDGE = 16;  // units of rounding within which a matrix counts as on the edge
+constexpr double FARTHEST = 1 - 0x1p-20;  // distance from which X may be singular, up to rounding
 constexpr double LARGEST = std::numeric_limits<double>::max();
 
 // ortholand.geometry.matrices.largest_norm: below it a few products do not overflow.
@@ -69,11 +70,11 @@ inline T half_of_descent(const Options& o) {
 // there and back in each step, weights would creep.
 inline bool is_scaled(const Options& o) { return o.scale != 1; }
 
-// Whether something moves, or will: not from distance 1 on. Where no step is safe for now, a matrix
+// Whether something moves, or will: not from FARTHEST on. Where no step is safe for now, a matrix
 // that is pulled back stays and goes on with its moments; with no pull it would stay for ever. With
 // lr = 0 nothing shall move.
 inline bool is_a_step(const Options& o, double eta, double distance, double pull) {
-    return (eta > 0 || o.lr == 0 || pull > 0) && (o.rule == UNSAFE || distance < 1);
+    return (eta > 0 || o.lr == 0 || pull > 0) && (o.rule == UNSAFE || distance < FARTHEST);
 }
 
 // Whether a step of this length is finite, in the weight W too.
@@ -92,6 +93,11 @@ struct Factors {
     }
 };
 
+// lr, or less where the pull of a coupled step would overshoot.
+inline double longest_step(const Options& o) {
+    return o.lam > 0 ? at_most(o.lr, 1 / (2 * o.lam)) : o.lr;
+}
+
 // ortholand.safe_step.largest_root: the largest eta with eta^2 norm^2 - 2 eta b <= room, where
 // slope = b / norm. Nothing cancels for negative slopes either.
 inline double largest_root(double norm, double slope, double room) {
@@ -100,7 +106,8 @@ inline double largest_root(double norm, double slope, double room) {
     return at_most(at_least(ahead / norm, 0), LARGEST);
 }
 
-// Safe steps for a field of norm at most `norm`, which tangency lost to rounding may lead astray.
+// "frobenius": safe steps for a field of norm at most `norm`, which tangency lost to rounding may
+// lead astray. All are known before the move.
 
 // ortholand.safe_step.largest_step, and lr if that is less.
 template <class T>
@@ -111,8 +118,7 @@ inline double coupled_step(const Options& o, double norm, double distance, doubl
     double room = o.aim - distance;
     // Nothing leads away from the edge: the root of what rounding leaves is no step.
     if (o.lam == 0 && room <= EDGE * std::numeric_limits<T>::epsilon()) room = at_most(room, 0);
-    const double step = largest_root(norm, slope, room);
-    return at_most(o.lam > 0 ? at_most(step, 1 / (2 * o.lam)) : step, o.lr);
+    return at_most(largest_root(norm, slope, room), longest_step(o));
 }
 
 // ortholand.safe_step.largest_step_decoupled, X D having the norm `normal`; how much of X D is taken.
@@ -127,17 +133,58 @@ inline double decoupled_step(const Options& o, double norm, double distance, dou
     omega = at_most(omega, at_least(gentle, 0));
     const double pull = omega * normal;
     const double room = o.aim - distance + 2 * omega * distance * (1 - distance) - pull * pull;
-    return largest_root(norm, -pull - tangency_error / norm, room);
+    return at_most(largest_root(norm, -pull - tangency_error / norm, room), o.lr);
 }
 
-// ortholand.safe_step.largest_step_before_landing.
+// ortholand.safe_step.largest_step_before_landing, and lr if that is less.
 inline double step_before_landing(const Options& o, double norm, double distance,
                                   double tangency_error) {
     if (o.rule == UNSAFE) return o.lr;
     norm = at_least(norm, SMALLEST);
-    const double room = o.farthest - distance;
-    if (tangency_error == 0) return std::sqrt(at_least(room, 0)) / norm;
-    return largest_root(norm, -tangency_error / norm, room);
+    return at_most(largest_root(norm, -tangency_error / norm, o.farthest - distance), o.lr);
+}
+
+// "spectral": a trial move by t is measured, and shortened where it leads too far. Comparisons are
+// written such that NaN is never safe.
+
+// ortholand.safe_step.trial_step: no longer move is safe, and none of it overflows.
+inline double trial_step(double longest, double norm, int p) {
+    return at_most(std::sqrt(2.0 * p) / norm, longest);
+}
+
+// Whether the norm of the field L = R + lam X D alone shows that a move by t is safe.
+inline bool coupled_is_safe(const Options& o, double t, double norm, double d, double astray) {
+    const double length = t * norm;
+    return d <= o.aim && d * (1 - 2 * o.lam * t) + length * length + astray <= o.aim;
+}
+
+// The same for a move by t R + omega X D.
+inline bool decoupled_is_safe(const Options& o, double t, double norm, double d, double normal,
+                              double astray) {
+    const double length = t * norm + o.omega * normal, inside = d * (1 - d);
+    return d <= o.aim && o.omega * normal * normal <= inside &&
+           d - 2 * o.omega * inside + length * length + astray <= o.aim;
+}
+
+// ortholand.safe_step.distance_inside, from ||D^2||_F and d = ||D||_F.
+inline double distance_inside(const Options& o, double square, double d) {
+    return at_least(at_most(std::sqrt(square), o.eps), square / at_least(d, SMALLEST));
+}
+
+// ortholand.safe_step.share_of_pulled_move: the largest theta with
+// delta - 2 theta slope + theta^2 P <= delta + room, P = reached + delta.
+inline double share_of_pulled_move(double reached, double delta, double slope, double room) {
+    const double square = reached + delta;
+    const double root = std::sqrt(slope * slope + square * at_least(room, 0));
+    return at_most((slope + root) / square, 1);
+}
+
+// ortholand.safe_step.share_of_tangent_move: the largest theta with
+// delta + theta drift + theta^2 P <= limit, P = reached + delta + drift.
+inline double share_of_tangent_move(double reached, double delta, double drift, double limit) {
+    const double square = reached + delta + drift, room = at_least(limit - delta, 0);
+    const double reach = drift / 2 + std::sqrt(drift * drift / 4 + square * room);
+    return at_most(room / at_least(reach, SMALLEST), 1);
 }
 
 // Adam with one second moment per matrix: the numbers of one matrix.

@@ -334,6 +334,16 @@ struct Single {
     }
 };
 
+// Raises W values to the largest moduli of entries whose matrices take turns; NaN stays.
+template <int W, class T>
+void raise_to_largest(double* values, const T* A, int64_t entries) {
+    for (int64_t e = 0; e < entries; e += W)
+        for (int l = 0; l < W; ++l) {
+            const double size = std::abs(double(A[e + l]));
+            values[l] = size <= values[l] ? values[l] : size;
+        }
+}
+
 // What is asked of tiles of any layout.
 template <class L>
 struct Tiles {
@@ -373,44 +383,28 @@ struct Tiles {
         for (int l = 0; l < W; ++l) values[l] = std::sqrt(values[l]);
     }
 
-    // Each matrix divided by its norm; one that is too small for that becomes zero.
-    static inline void scale_to_one(Buffer& to, const Buffer& from, const double* norm) {
-        T inverse[W];
-        for (int l = 0; l < W; ++l) inverse[l] = norm[l] < TINY ? T(0) : T(1 / norm[l]);
-        L::each([&](int e, int l) { to.v[e] = inverse[l] * from.v[e]; });
-        L::clear_padding(to);
+    // The largest entry of each matrix, in modulus.
+    static void largest(double* values, const Buffer& M) {
+        std::fill(values, values + W, 0.0);
+        raise_to_largest<W>(values, M.v, L::at(L::p(), 0));
     }
 
-    // From the norm of a field L, and Q = L^T L of L divided by it, the bound that the rule has of
-    // ||L^T L||^(1/2): as ortholand.safe_step, Tight and Spectral.
-    static void better_bounds(double* bound, const Buffer& Q, Buffer& scratch, int rule) {
-        double size[W];
-        norms(size, Q);
-        if (rule == SPECTRAL) {
-            L::product(scratch, Q, Q);
-            norms(size, scratch);
-            for (int l = 0; l < W; ++l) size[l] = std::sqrt(size[l]);
-        }
-        for (int l = 0; l < W; ++l)
-            if (!(bound[l] < TINY)) bound[l] *= std::sqrt(size[l]);
-    }
-
-    // As ortholand.safe_step.spectral_distance, from d = ||D||; U, V, Z are scratch.
-    static void spectral_distance(double* d, const Buffer& D, double eps, Buffer& U, Buffer& V,
-                                  Buffer& Z) {
-        scale_to_one(U, D, d);
-        L::product(V, U, U);
-        L::product(Z, V, V);
-        double second[W], fourth[W];
-        norms(second, V);
-        norms(fourth, Z);
+    // E becomes E - m I, m its mean eigenvalue, or zero if that is negative; `norm` is its norm.
+    static inline void centre(Buffer& E, double* m, double* norm) {
+        T minus[W];
+        L::trace(E, m);
         for (int l = 0; l < W; ++l) {
-            const double rounding = 1 + EDGE * std::numeric_limits<T>::epsilon();
-            const double below =
-                rounding * d[l] * std::sqrt(fourth[l] / at_least(second[l], SMALLEST));
-            const double above = at_most(d[l] * std::sqrt(std::sqrt(fourth[l])), d[l]);
-            d[l] = at_least(at_most(above, eps), below);
+            minus[l] = T(-at_least(m[l] / L::p(), 0));
+            m[l] = -double(minus[l]);
         }
+        L::add_to_diagonal(E, minus);
+        norms(norm, E);
+    }
+
+    // ||A^2||_F of symmetric A: its square root is a bound of ||A||_2.
+    static void norms_of_square(double* values, const Buffer& A, Buffer& scratch) {
+        L::product(scratch, A, A);
+        norms(values, scratch);
     }
 };
 
