@@ -30,7 +30,8 @@ struct Step : Tiles<L> {
     using Buffer = typename L::Buffer;
     static constexpr int W = L::W;
     using Tiles<L>::norms;
-    using Tiles<L>::norms_of_square;
+    using Tiles<L>::sharp_bounds;
+    using Tiles<L>::spectral_bounds;
     using Tiles<L>::transpose;
 
     const Options& o;
@@ -198,9 +199,10 @@ struct Step : Tiles<L> {
         for (int l = 0; l < W; ++l) {
             const bool safe = coupled_is_safe(o, eta[l], norm[l], d[l], 0) || reached[l] <= o.aim;
             d[l] = from[l];
+            const double delta = at_most(d[l], o.eps);
+            const double P = added(reached[l], delta, eta[l] * norm[l]);
             if (!safe)
-                eta[l] *= share_of_pulled_move(reached[l], d[l], o.lam * eta[l] * d[l],
-                                               o.aim - d[l]);
+                eta[l] *= share_of_pulled_move(P, o.lam * eta[l] * delta, o.aim - delta);
         }
     }
 
@@ -208,15 +210,21 @@ struct Step : Tiles<L> {
     void measure(double* reached) {
         transpose(V, U);
         residual(G, U, V);
-        norms_of_square(reached, G, V);
-        for (int l = 0; l < W; ++l) reached[l] = std::sqrt(reached[l]);
+        bounds(reached, G);
+    }
+
+    // Bounds of the norms of symmetric matrices; U and V are free.
+    void bounds(double* values, const Buffer& S) {
+        if (is_sharp(o))
+            sharp_bounds(values, S, V, U);
+        else
+            spectral_bounds(values, S, V);
     }
 
     // Bounds of the distance of X.
     void distances(double* from) {
-        double square[W];
-        norms_of_square(square, D, V);
-        for (int l = 0; l < W; ++l) from[l] = distance_inside(o, square[l], d[l]);
+        bounds(from, D);
+        for (int l = 0; l < W; ++l) from[l] = distance_inside(o, from[l], d[l]);
     }
 
     // R = X - eta A X - omega D X
@@ -262,8 +270,10 @@ struct Step : Tiles<L> {
         for (int l = 0; l < W; ++l) {
             safe[l] = safe[l] || reached[l] <= o.aim;
             d[l] = from[l];
-            const double drift = 2 * eta[l] * o.omega * d[l] * std::sqrt(1 + d[l]) * norm[l];
-            if (!safe[l]) eta[l] *= share_of_tangent_move(reached[l], d[l], drift, o.aim);
+            const double delta = at_most(d[l], o.eps), length = eta[l] * norm[l];
+            const double drift = 2 * o.omega * delta * std::sqrt(1 + delta) * length;
+            const double P = added(reached[l], delta + drift, length);
+            if (!safe[l]) eta[l] *= share_of_tangent_move(P, drift, o.aim - delta);
         }
     }
 
@@ -306,17 +316,18 @@ struct Step : Tiles<L> {
 
     // Takes a share of the moves to R that are too long: R, its residual C + m I, and eta.
     __attribute__((noinline)) void shorten_before_landing(Buffer& C, double* m, const double* size) {
-        double square[W], below[W];
-        norms_of_square(square, C, U);
+        double bound[W], below[W];
+        spectral_bounds(bound, C, U);
         residual(D, Xt, X);
         norms(d, D);
         Tiles<L>::largest(below, D);
         T share[W], rest[W], part[W];
         for (int l = 0; l < W; ++l) {
-            const double reached = m[l] + std::sqrt(square[l]);
+            const double reached = m[l] + bound[l];
             const bool safe = size[l] + m[l] <= o.farthest || reached <= o.farthest;
             const double delta = at_least(at_most(d[l], o.eps), below[l]);
-            const double theta = safe ? 1 : share_of_tangent_move(reached, delta, 0, o.farthest);
+            const double P = added(reached, delta, eta[l] * norm[l]);
+            const double theta = safe ? 1 : share_of_tangent_move(P, 0, o.farthest - delta);
             // From distance 1 on Newton-Schulz steps may lead anywhere.
             taken[l] = taken[l] && reached < INFINITY && (safe || below[l] < FARTHEST);
             share[l] = T(theta), part[l] = T(theta * theta), rest[l] = T(1 - theta * theta);

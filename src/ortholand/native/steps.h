@@ -166,24 +166,34 @@ inline bool decoupled_is_safe(const Options& o, double t, double norm, double d,
            d - 2 * o.omega * inside + length * length + astray <= o.aim;
 }
 
-// ortholand.safe_step.distance_inside, from ||D^2||_F and d = ||D||_F.
-inline double distance_inside(const Options& o, double square, double d) {
-    return at_least(at_most(std::sqrt(square), o.eps), square / at_least(d, SMALLEST));
+// A bound of the distance of iterates, which are within eps; more than that for a matrix that is
+// known to be outside, from `bound` >= ||D||_2 and d = ||D||_F.
+inline double distance_inside(const Options& o, double bound, double d) {
+    return at_least(at_most(bound, o.eps), bound * bound / at_least(d, SMALLEST));
+}
+
+// Whether nothing attracts, so that bounds of distances must be sharp: a matrix inside the ball must
+// not look as if it were at the edge.
+inline bool is_sharp(const Options& o) {
+    return (o.attraction == DECOUPLED ? o.omega : o.lam) == 0;
+}
+
+// What a trial move of some length adds to the distance at most, from the distance it has reached.
+inline double added(double reached, double delta, double length) {
+    return at_least(at_most(length * length, reached + delta), SMALLEST);
 }
 
 // ortholand.safe_step.share_of_pulled_move: the largest theta with
-// delta - 2 theta slope + theta^2 P <= delta + room, P = reached + delta.
-inline double share_of_pulled_move(double reached, double delta, double slope, double room) {
-    const double square = reached + delta;
-    const double root = std::sqrt(slope * slope + square * at_least(room, 0));
-    return at_most((slope + root) / square, 1);
+// delta - 2 theta slope + theta^2 P <= delta + room.
+inline double share_of_pulled_move(double P, double slope, double room) {
+    return (slope + std::sqrt(slope * slope + P * at_least(room, 0))) / P;
 }
 
 // ortholand.safe_step.share_of_tangent_move: the largest theta with
-// delta + theta drift + theta^2 P <= limit, P = reached + delta + drift.
-inline double share_of_tangent_move(double reached, double delta, double drift, double limit) {
-    const double square = reached + delta + drift, room = at_least(limit - delta, 0);
-    const double reach = drift / 2 + std::sqrt(drift * drift / 4 + square * room);
+// delta + theta drift + theta^2 P <= delta + room.
+inline double share_of_tangent_move(double P, double drift, double room) {
+    room = at_least(room, 0);
+    const double reach = drift / 2 + std::sqrt(drift * drift / 4 + P * room);
     return at_most(room / at_least(reach, SMALLEST), 1);
 }
 

@@ -292,17 +292,18 @@ struct Step : Tiles<typename R::Tile> {
         L::subtract_identity(Z);
     }
 
-    // A bound of ||Z||_2.
-    void bound_reached(double* reached) {
-        Tiles<L>::norms_of_square(reached, Z, b);
-        for (int l = 0; l < W; ++l) reached[l] = std::sqrt(reached[l]);
+    // Bounds of the norms of symmetric matrices, and their squares; a and b are free.
+    void bounds(double* values, const Buffer& S, Buffer& square) {
+        if (o.attraction != AFTER && is_sharp(o))
+            Tiles<L>::sharp_bounds(values, S, square, a);
+        else
+            Tiles<L>::spectral_bounds(values, S, square);
     }
 
     // U = D^2, and bounds of the distances.
     void bound_distances(double* from) {
-        double square[W];
-        Tiles<L>::norms_of_square(square, D, U);
-        for (int l = 0; l < W; ++l) from[l] = distance_inside(o, square[l], d[l]);
+        bounds(from, D, U);
+        for (int l = 0; l < W; ++l) from[l] = distance_inside(o, from[l], d[l]);
     }
 
     // Whether something holds for all matrices that are there.
@@ -353,15 +354,16 @@ struct Step : Tiles<typename R::Tile> {
         L::each([&](int e, int l) {
             Z.v[e] = D.v[e] - less[l] * (D.v[e] + U.v[e]) + square[l] * Q.v[e];
         });
-        bound_reached(reached);
+        bounds(reached, Z, b);
         for (int l = 0; l < W; ++l) {
             const double astray = 2 * eta[l] * error[l];
             const bool safe = coupled_is_safe(o, eta[l], norm[l], d[l], astray) ||
                               reached[l] + astray <= o.aim;
             d[l] = from[l];
+            const double delta = at_most(d[l], o.eps);
+            const double P = added(reached[l], delta, eta[l] * norm[l]);
             if (!safe)
-                eta[l] *= share_of_pulled_move(reached[l], d[l], o.lam * eta[l] * d[l],
-                                               o.aim - d[l] - astray);
+                eta[l] *= share_of_pulled_move(P, o.lam * eta[l] * delta, o.aim - delta - astray);
         }
     }
 
@@ -406,15 +408,17 @@ struct Step : Tiles<typename R::Tile> {
         for (int l = 0; l < W; ++l) pull[l] = -o.omega, tangent[l] = -eta[l];
         set_field(pull, tangent);
         measure_reached();
-        bound_reached(reached);
+        bounds(reached, Z, b);
         bound_distances(from);
         for (int l = 0; l < W; ++l) {
             const double astray = 2 * eta[l] * error[l];
             const bool safe = decoupled_is_safe(o, eta[l], norm[l], d[l], normal[l], astray) ||
                               reached[l] <= o.aim;
             d[l] = from[l];
-            const double bend = 2 * eta[l] * o.omega * d[l] * std::sqrt(1 + d[l]) * norm[l];
-            if (!safe) eta[l] *= share_of_tangent_move(reached[l], d[l], bend + astray, o.aim);
+            const double delta = at_most(d[l], o.eps), length = eta[l] * norm[l];
+            const double drift = 2 * o.omega * delta * std::sqrt(1 + delta) * length + astray;
+            const double P = added(reached[l], delta + drift, length);
+            if (!safe) eta[l] *= share_of_tangent_move(P, drift, o.aim - delta);
         }
     }
 
@@ -521,7 +525,7 @@ struct Step : Tiles<typename R::Tile> {
             measure_reached();
             Tiles<L>::centre(Z, mean, size_of_Z);
         }
-        bound_reached(reached);
+        bounds(reached, Z, b);
         Tiles<L>::largest(below, D);
         for (int l = 0; l < W; ++l) {
             const double astray = derived ? 2 * eta[l] * error[l] : 0;
@@ -529,8 +533,10 @@ struct Step : Tiles<typename R::Tile> {
             const bool safe = reached[l] + astray <= o.farthest;
             const double delta = at_least(at_most(d[l], o.eps), below[l]);
             const double tilt = (1 + 2 / o.farthest) * (2 * eta[l] * error[l]);
-            const double theta = safe ? 1
-                : share_of_tangent_move(reached[l], delta, eta[l] * drift[l] + tilt, o.farthest);
+            const double drifts = eta[l] * drift[l] + tilt;
+            const double P = added(reached[l], delta + drifts, eta[l] * norm[l]);
+            const double theta =
+                safe ? 1 : share_of_tangent_move(P, drifts, o.farthest - delta);
             // From distance 1 on Newton-Schulz steps may lead anywhere.
             taken[l] = taken[l] && reached[l] < INFINITY && (safe || below[l] < FARTHEST);
             linear[l] = T(theta * (1 - theta) * eta[l] * unit[l]);

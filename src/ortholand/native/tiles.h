@@ -401,10 +401,18 @@ struct Tiles {
         norms(norm, E);
     }
 
-    // ||A^2||_F of symmetric A: its square root is a bound of ||A||_2.
-    static void norms_of_square(double* values, const Buffer& A, Buffer& scratch) {
-        L::product(scratch, A, A);
-        norms(values, scratch);
+    // ||A^2||_F^(1/2) of symmetric A, a bound of ||A||_2; `square` becomes A^2.
+    static void spectral_bounds(double* values, const Buffer& A, Buffer& square) {
+        L::product(square, A, A);
+        norms(values, square);
+        for (int l = 0; l < L::W; ++l) values[l] = std::sqrt(values[l]);
+    }
+
+    // ||A^4||_F^(1/4), a better one; `square` becomes A^2.
+    static void sharp_bounds(double* values, const Buffer& A, Buffer& square, Buffer& scratch) {
+        L::product(square, A, A);
+        spectral_bounds(values, square, scratch);
+        for (int l = 0; l < L::W; ++l) values[l] = std::sqrt(values[l]);
     }
 };
 
