@@ -211,9 +211,17 @@ def centred_bound(D: Tensor) -> Tensor:
     return m + spectral_bound(C)
 
 
-# Distance from which X may be singular, up to rounding. ``||D^2||_F / ||D||_F`` is at most
-# ``||D||_2``, and equal to it if D has rank one.
-FARTHEST = 1 - 2.0**-20
+FARTHEST = 1 - 2.0**-20  # distance from which X may be singular, up to rounding
+
+
+def is_inside(bound: Tensor, d: Tensor, reached: Tensor) -> Tensor:
+    """Whether ``||D||_2`` may be less than 1, and all numbers are finite.
+
+    ``||D^2||_F / ||D||_F``, from a :func:`spectral_bound` and d, is at most ``||D||_2``, and equal
+    to it if D has rank one.
+    """
+    room = torch.addcmul(d, bound, bound, value=-1 / FARTHEST)
+    return torch.add(room, reached, alpha=0) >= 0  # 0 times infinity is NaN
 
 
 def share_of_pulled_move(P: Tensor, slope: Tensor, room: Tensor) -> Tensor:

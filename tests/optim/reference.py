@@ -68,4 +68,4 @@ def reference_share(X, L, D, t, lam, eps):
     delta = min(bound(D), eps)
     slope, P = lam * t * delta, min(reached + delta, (t * norm(L)) ** 2)
     room = max(0.0, aim - delta)
-    return (slope + math.sqrt(slope**2 + P * room)) / P
+    return min(1.0, (slope + math.sqrt(slope**2 + P * room)) / P) if P else 1.0

@@ -27,8 +27,8 @@ from ortholand.landing.attraction import (
 from ortholand.landing.gram import Coefficients, FieldGram, Gram, plus_square, times
 from ortholand.landing.point import Direction, Point
 from ortholand.safe_step import (
-    FARTHEST,
     centred_bound,
+    is_inside,
     largest_step,
     share_of_pulled_move,
     spectral_bound,
@@ -139,11 +139,10 @@ def length_along(
     delta = distance.clamp(max=options.eps)  # all iterates are in the ball
     slope, room = t * delta if lam == 1 else lam * t * delta, aim - delta
     room = room if astray is None else room.sub_(astray, alpha=2)
-    P = torch.minimum(far + delta, square).clamp_(min=torch.finfo(d.dtype).tiny)
-    eta = torch.where(
-        torch.minimum(free, far) <= aim, t, t * share_of_pulled_move(P, slope, room)
-    )
-    taken = torch.add(distance.square(), eta, alpha=0) <= FARTHEST * d  # 0 times infinity is NaN
+    share = share_of_pulled_move(torch.minimum(far + delta, square), slope, room)
+    # A field of zero gives 0 / 0, and may be followed by any step.
+    eta = torch.where(torch.minimum(free, far) <= aim, t, torch.fmin(t, t * share))
+    taken = is_inside(distance, d, far)
     if lam == 0:
         taken = taken & goes(eta, lam, lr)
     return Length(eta, is_valid(taken, lr), eta < lr)

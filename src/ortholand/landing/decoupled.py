@@ -31,8 +31,8 @@ from ortholand.landing.attraction import (
 from ortholand.landing.gram import Coefficients, FieldGram, Gram, inner, plus_square, times
 from ortholand.landing.point import Direction, Point
 from ortholand.safe_step import (
-    FARTHEST,
     centred_bound,
+    is_inside,
     largest_step_decoupled,
     share_of_tangent_move,
     spectral_bound,
@@ -147,5 +147,5 @@ def lengths(
     P = torch.minimum(far + delta + drift, length.square())
     share = share_of_tangent_move(P, drift, aim - delta)
     eta = torch.where(safe | (far <= aim), t, t * share)
-    taken = torch.add(distance.square(), eta, alpha=0) <= FARTHEST * d
-    return omega, Length(eta, is_valid(taken & goes(eta, omega, lr), lr), eta < lr)
+    taken = is_inside(distance, d, far) & goes(eta, omega, lr)
+    return omega, Length(eta, is_valid(taken, lr), eta < lr)
