@@ -9,7 +9,6 @@ from ortholand.landing.attraction import Attraction, LandingOptions
 from ortholand.landing.moments import AdamMoments, Momentum
 from ortholand.landing.muon import MuonMoments
 from ortholand.landing.step import PendingStep, Rows
-from ortholand.native import COMPILED_ATTRACTIONS, COMPILED_RULES
 from ortholand.safe_step import SafeStepRule
 
 GRAM_FROM = 8  # rows per column from which p x p products cost less than they save (make bench)
@@ -55,21 +54,6 @@ class LandingStep:
 
     def _gram_step(self, X: Tensor, G: Tensor, state: dict[str, Tensor], rows: Rows) -> PendingStep:
         return self.moments.gram_step(X, G, state, self.options, rows)
-
-    @property
-    def why_not_compiled(self) -> str | None:
-        """What has no compiled form; None if everything has one."""
-        if isinstance(self.options.lr, Tensor):
-            return "tensor lr, which compiled code would have to wait for"
-        if self.moments.compiled is None:
-            return f"{type(self.moments).__name__}, which have no compiled form"
-        if self.options.landings != 1:
-            return f"{self.options.landings} landings, of which compiled code does one"
-        return self._patched or self._missing(
-            "compiled",
-            lambda a: a.compiled not in COMPILED_ATTRACTIONS,
-            lambda r: r.compiled not in COMPILED_RULES,
-        )
 
     @property
     def _patched(self) -> str | None:

@@ -6,12 +6,11 @@ While torch's operations compute, autograd must be off: an engine sees to that i
 for compiled code of 10 microseconds even this counts.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from ortholand.landing.step import Slot
 from ortholand.optim.engines.compiled import CompiledEngine
@@ -36,8 +35,7 @@ class Engine(Protocol):
         """The step of the weights it can step, checked but not done; and the other weights."""
 
 
-COMPILED = CompiledEngine()
-WHOLE_ENGINES: tuple[Engine, ...] = (COMPILED, ReferenceEngine())
+WHOLE_ENGINES: tuple[Engine, ...] = (CompiledEngine(), ReferenceEngine())
 SHARDED = ShardedEngine(lambda slots, plan: step_by_engines(slots, plan, WHOLE_ENGINES))
 ENGINES: tuple[Engine, ...] = (SHARDED, *WHOLE_ENGINES)
 
@@ -59,16 +57,6 @@ def claimed(slots: list[Slot], plan: Plan, engines: tuple[Engine, ...] = ENGINES
         if run is not None:
             runs.append(run)
     return runs
-
-
-def renewed(
-    params: Iterable[Tensor], states: Mapping[Tensor, dict[str, Any]], plan: Plan
-) -> Run | None:
-    """The step of a group, checked but not done, from what compiled code knows of its last step.
-
-    None if there is no such shortcut: then prepare slots and ask the engines.
-    """
-    return COMPILED.renew(params, states, plan) if plan.standing else None
 
 
 def claimed_plain(slots: list[Slot], plan: Plan, step: StepPlain) -> list[Run]:
