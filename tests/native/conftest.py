@@ -20,9 +20,9 @@ def fresh(tmp_path, monkeypatch):
     """An empty cache folder, and no compiled code in memory."""
     monkeypatch.setenv("ORTHOLAND_CACHE", str(tmp_path))
     monkeypatch.delenv("ORTHOLAND_NATIVE", raising=False)
-    native._library.cache_clear()
+    native.forget()
     yield tmp_path / "native"
-    native._library.cache_clear()
+    native.forget()
 
 
 @pytest.fixture(scope="session")

@@ -178,6 +178,5 @@ class _Operations:
     """The operations of one library, looked up once: torch takes a microsecond for that."""
 
     def __init__(self, space: Any) -> None:
-        self.landing_check = space.landing_check.default
         self.landing_step = space.landing_step.default
         self.all_below = space.all_below.default

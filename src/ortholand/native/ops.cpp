@@ -174,21 +174,46 @@ bool set_stack(Row& row, const Seen& X) {
     return true;
 }
 
-// Everything that a weight steps with. Lists of state that a step does not have are empty.
-struct Given {
-    const Tensors &weights, &gradients, &matrix_state, &square_state, &step_state;
+// The options of a step, and the view of its weights, from a tensor of numbers.
+struct Settings {
+    Options options;
     bool kernels;  // the view
 
-    void check_lengths() const {
-        const size_t n = weights.size();
-        bool fit = gradients.size() == n;
-        for (const Tensors* list : {&matrix_state, &square_state, &step_state})
-            fit &= list->empty() || list->size() == n;
-        STD_TORCH_CHECK(fit, "ortholand: each weight must have a gradient and its state.");
+    explicit Settings(const Tensor& tensor) {
+        const Seen seen(tensor);
+        STD_TORCH_CHECK(seen.on_cpu && seen.dtype == Seen::DOUBLE && seen.numel == 18 &&
+                            seen.is_contiguous() && seen.in_memory,
+                        "ortholand: settings are 18 numbers of float64, on the CPU.");
+        const double* x = static_cast<const double*>(seen.start);
+        const auto choice = [x](int i) { return int32_t(x[i]); };
+        uint32_t threads;
+        STABLE_TORCH_ERROR_CODE_CHECK(torch_get_num_threads(&threads));
+        options = {x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8], x[9], x[10], x[11],
+                   choice(12), choice(13), choice(14), choice(15), choice(16), int32_t(threads)};
+        kernels = x[17] != 0;
+    }
+};
+
+// Everything that weights step with: first all of them, then their state, one kind after the other.
+struct Given {
+    const Tensors &moved, &gradients;
+    size_t states;  // how many each weight has
+    bool kernels;
+
+    Given(const Tensors& moved, const Tensors& gradients, const Settings& settings)
+        : moved(moved), gradients(gradients), kernels(settings.kernels) {
+        const int moments = settings.options.moments;
+        states = moments == ADAM ? 3 : moments == MOMENTUM ? 1 : 0;
+        STD_TORCH_CHECK(moved.size() == (1 + states) * gradients.size(),
+                        "ortholand: each weight must have a gradient and its state.");
+    }
+
+    const Tensor& state(size_t kind, size_t i) const {
+        return moved[(1 + kind) * gradients.size() + i];
     }
 
     Refusal read(size_t i, Row& row) const {
-        const Seen X(weights[i]), G(gradients[i]);
+        const Seen X(moved[i]), G(gradients[i]);
         Parameter& q = row.parameter;
         q = Parameter{};
         row.index = int64_t(i);
@@ -203,12 +228,9 @@ struct Given {
         if (!X.in_memory) return MEMORY;
         q.X = X.start;
         Refusal found = read_matrix(G, X, q.G);
-        if (!found && !matrix_state.empty())
-            found = read_matrix(Seen(matrix_state[i]), X, q.matrix_state);
-        if (!found && !square_state.empty())
-            found = read_numbers(Seen(square_state[i]), X, q, q.square_state);
-        if (!found && !step_state.empty())
-            found = read_numbers(Seen(step_state[i]), X, q, q.step_state);
+        if (!found && states > 0) found = read_matrix(Seen(state(0, i)), X, q.matrix_state);
+        if (!found && states > 1) found = read_numbers(Seen(state(1, i)), X, q.square_state);
+        if (!found && states > 2) found = read_numbers(Seen(state(2, i)), X, q.step_state);
         return found;
     }
 
@@ -222,10 +244,12 @@ struct Given {
         return A.in_memory ? TAKEN : MEMORY;
     }
 
-    static Refusal read_numbers(const Seen& a, const Seen& X, const Parameter& q, void*& start) {
+    // A number for each matrix.
+    Refusal read_numbers(const Seen& a, const Seen& X, void*& start) const {
+        const int64_t batch = kernels ? X.dim - 2 : 0;
         if (!a.on_cpu) return DEVICE;
         if (a.dtype != X.dtype) return TYPE;
-        if (a.numel != q.count) return STATE_SHAPE;
+        if (a.dim != batch || !std::equal(a.sizes, a.sizes + batch, X.sizes)) return STATE_SHAPE;
         if (!a.is_contiguous()) return OTHER_LAYOUT;
         start = a.start;
         return a.in_memory ? TAKEN : MEMORY;
@@ -265,78 +289,55 @@ void step_rows(const Options& o, Row* rows, size_t some) {
     for (size_t i = 0; i < some; ++i) rows[i].parameter = parameters[i];
 }
 
-// For each weight why it cannot step, a negative number; or, if nobody has looked for its kernels
-// yet, 1 + their columns; or 0. Nothing at all if that is 0 for every weight.
-std::vector<int64_t> landing_check(const Tensors weights, const Tensors gradients,
-                                   const Tensors matrix_state, const Tensors square_state,
-                                   const Tensors step_state, bool kernels) {
-    const Given given{weights, gradients, matrix_state, square_state, step_state, kernels};
-    given.check_lengths();
-    std::vector<int64_t> answers(weights.size(), 0);
-    std::vector<Row> rows;
+// For each row that cannot step for want of kernels, what to do about it.
+bool ask_for_kernels(std::vector<Row>& rows, std::vector<int64_t>& answers) {
     bool any = false;
-    rows.reserve(weights.size());
-    for (size_t i = 0; i < weights.size(); ++i) {
-        Row row;
-        answers[i] = given.read(i, row);
-        if (answers[i]) any = true;
-        else rows.push_back(row);
-    }
     by_shape(rows, [&](const Row* some, size_t n) {
         const Kernels* all = kernels_of[some->is_float ? 0 : 1];
-        int64_t columns = columns_of(some, n), answer = TAKEN;
-        if (!all[0].asked) columns = 0;
+        const int64_t columns = all[0].asked ? columns_of(some, n) : 0;
+        int64_t answer = TAKEN;
         if (!all[columns].asked) answer = 1 + columns;
         else if (!all[0].landing) answer = NO_KERNELS;
         if (answer == TAKEN) return;
         for (size_t i = 0; i < n; ++i) answers[some[i].index] = answer;
         any = true;
     });
-    if (!any) answers.clear();
-    return answers;
+    return any;
 }
 
-Options options_of(const std::vector<double>& numbers, const std::vector<int64_t>& choices) {
-    STD_TORCH_CHECK(numbers.size() == 12 && choices.size() == 5,
-                    "ortholand: a step has 12 numbers and 5 choices.");
-    uint32_t threads;
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_get_num_threads(&threads));
-    const auto& x = numbers;
-    const auto choice = [&](int i) { return int32_t(choices[i]); };
-    return {x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8], x[9], x[10], x[11],
-            choice(0), choice(1), choice(2), choice(3), choice(4), int32_t(threads)};
-}
-
-// Step the weights; for each of them how many matrices were skipped, and how many limited.
-Tensor landing_step(const Tensors weights, const Tensors gradients, const Tensors matrix_state,
-                    const Tensors square_state, const Tensors step_state, bool kernels,
-                    const std::vector<double> numbers, const std::vector<int64_t> choices) {
-    const Given given{weights, gradients, matrix_state, square_state, step_state, kernels};
-    given.check_lengths();
-    const Options o = options_of(numbers, choices);
-    STD_TORCH_CHECK(o.moments == NONE || !matrix_state.empty(), "ortholand: no state.");
-    STD_TORCH_CHECK(o.moments != ADAM || (!square_state.empty() && !step_state.empty()),
-                    "ortholand: no second moments.");
-    std::vector<Row> rows(weights.size());
-    for (size_t i = 0; i < weights.size(); ++i) {
-        const Refusal refusal = given.read(i, rows[i]);
-        STD_TORCH_CHECK(refusal == TAKEN, "ortholand: weight ", i, " of a compiled step cannot be "
-                        "taken (", int64_t(refusal), "): ask landing_check first.");
-    }
-    for (const Row& row : rows)
-        STD_TORCH_CHECK(kernels_of[row.is_float ? 0 : 1][0].landing, "ortholand: no kernels.");
-    const int64_t shape[2] = {2, int64_t(weights.size())}, strides[2] = {shape[1], 1};
-    AtenTensorHandle made;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-        2, shape, strides, aoti_torch_dtype_int64(), Seen::CPU, 0, &made));
-    Tensor counts(made);
-    int64_t* count = static_cast<int64_t*>(counts.data_ptr());
-    by_shape(rows, [&](Row* some, size_t n) { step_rows(o, some, n); });
+// Step weights, or only check whether they can step.
+//
+// Either all step or none does. Gives nothing if all did, or can, without further ado. Else a list
+// that begins with 1 if they did, and how many matrices of each weight were skipped, and limited; or
+// with 0 if none did, and for each weight a negative number, why it cannot step; or 0, if it can;
+// or 1 + the columns for which kernels must be added first, if there are any.
+std::vector<int64_t> landing_step(const Tensors moved, const Tensors gradients,
+                                  const Tensor settings, bool only_check) {
+    const Settings read(settings);
+    const Given given(moved, gradients, read);
+    const size_t n = gradients.size();
+    std::vector<Row> rows(n);
+    std::vector<int64_t> answers(n, TAKEN);
+    bool any = false;
+    for (size_t i = 0; i < n; ++i) any |= (answers[i] = given.read(i, rows[i])) != TAKEN;
+    if (any)
+        rows.erase(std::remove_if(rows.begin(), rows.end(),
+                                  [&](const Row& row) { return answers[row.index] != TAKEN; }),
+                   rows.end());
+    any |= ask_for_kernels(rows, answers);
+    if (any) answers.insert(answers.begin(), 0);
+    if (any) return answers;
+    answers.clear();
+    if (only_check) return answers;
+    by_shape(rows, [&](Row* some, size_t count) { step_rows(read.options, some, count); });
+    for (const Row& row : rows) any |= row.parameter.skipped || row.parameter.limited;
+    if (!any) return answers;
+    answers.assign(1 + 2 * n, 1);
     for (const Row& row : rows) {
-        count[row.index] = row.parameter.skipped;
-        count[shape[1] + row.index] = row.parameter.limited;
+        answers[1 + row.index] = row.parameter.skipped;
+        answers[1 + n + row.index] = row.parameter.limited;
     }
-    return counts;
+    return answers;
 }
 
 template <class T>
@@ -364,17 +365,12 @@ bool all_below(const Tensors tensors, double limit) {
 
 void define(torch::stable::detail::StableLibrary& library) {
     library.def(
-        "landing_check(Tensor[] weights, Tensor[] gradients, Tensor[] matrix_state, "
-        "Tensor[] square_state, Tensor[] step_state, bool kernels) -> int[]");
-    library.def(
-        "landing_step(Tensor(a!)[] weights, Tensor[] gradients, Tensor(b!)[] matrix_state, "
-        "Tensor(c!)[] square_state, Tensor(d!)[] step_state, bool kernels, float[] numbers, "
-        "int[] choices) -> Tensor");
+        "landing_step(Tensor(a!)[] moved, Tensor[] gradients, Tensor settings, bool only_check) "
+        "-> int[]");
     library.def("all_below(Tensor[] tensors, float limit) -> bool");
 }
 
 void implement(torch::stable::detail::StableLibrary& library) {
-    library.impl("landing_check", TORCH_BOX(&landing_check));
     library.impl("landing_step", TORCH_BOX(&landing_step));
     library.impl("all_below", TORCH_BOX(&all_below));
 }

@@ -24,7 +24,7 @@ from ortholand.geometry.views import check_weight
 from ortholand.landing.description import LandingStep
 from ortholand.landing.step import COUNTS, LIMITED, SKIPPED, MatrixStep, Slot, StateKind
 from ortholand.optim.checks import check_common_options, gradient_error, scalar_lr
-from ortholand.optim.engines import claimed, claimed_plain
+from ortholand.optim.engines import claimed_at_once, claimed_plain
 from ortholand.optim.loading import load_bit_for_bit
 from ortholand.optim.plain import Agreement
 from ortholand.optim.plan import Plan
@@ -177,9 +177,10 @@ class OrthogonalOptimizer(Optimizer):
         return [p for group in self.param_groups for p in group["params"]]
 
     def _claimed(self, group: Group, plan: Plan) -> list[Callable[[], None]]:
-        slots = self._slots(group, plan)
         if group["orthogonal"]:
-            return claimed(slots, plan)
+            slots, only = partial(self._slots, group, plan), len(self.param_groups) == 1
+            return claimed_at_once(group, self.state, plan, slots, only=only)
+        slots = self._slots(group, plan)
         return claimed_plain(slots, plan, partial(self.plain_step, group=group))
 
     def plan(self, group: Group) -> Plan:

@@ -6,21 +6,22 @@ While torch's operations compute, autograd must be off: an engine sees to that i
 for compiled code of 10 microseconds even this counts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from ortholand.landing.step import Slot
-from ortholand.optim.engines.compiled import CompiledEngine
+from ortholand.optim.engines.compiled import CompiledEngine, Tensors
 from ortholand.optim.engines.reference import ReferenceEngine
 from ortholand.optim.engines.sharded import ShardedEngine, split_spread
 from ortholand.optim.plan import Plan
 from ortholand.optim.weights import check_memory
 
 StepPlain = Callable[..., None]
-Run = Callable[[], None]
+Run = Callable[[], Any]
 
 
 class Engine(Protocol):
@@ -35,7 +36,8 @@ class Engine(Protocol):
         """The step of the weights it can step, checked but not done; and the other weights."""
 
 
-WHOLE_ENGINES: tuple[Engine, ...] = (CompiledEngine(), ReferenceEngine())
+COMPILED = CompiledEngine()
+WHOLE_ENGINES: tuple[Engine, ...] = (COMPILED, ReferenceEngine())
 SHARDED = ShardedEngine(lambda slots, plan: step_by_engines(slots, plan, WHOLE_ENGINES))
 ENGINES: tuple[Engine, ...] = (SHARDED, *WHOLE_ENGINES)
 
@@ -57,6 +59,31 @@ def claimed(slots: list[Slot], plan: Plan, engines: tuple[Engine, ...] = ENGINES
         if run is not None:
             runs.append(run)
     return runs
+
+
+def claimed_at_once(
+    group: Mapping[str, Any],
+    states: Mapping[Tensor, dict[str, Any]],
+    plan: Plan,
+    prepare: Callable[[], list[Slot]],
+    *,
+    only: bool,
+) -> list[Run]:
+    """The step of a group, checked but not done, without preparing slots if there is no need.
+
+    If it is the only group, compiled code checks and steps in one call, all weights or none.
+    """
+    tensors = COMPILED.gathered(group["params"], states, plan)
+    if tensors is not None and only:
+        return [partial(_step_at_once, tensors, plan, prepare)]
+    if tensors is not None and COMPILED.takes(tensors, plan):
+        return [partial(COMPILED.step, tensors, plan)]
+    return claimed(prepare(), plan)
+
+
+def _step_at_once(tensors: Tensors, plan: Plan, prepare: Callable[[], list[Slot]]) -> None:
+    if not COMPILED.step(tensors, plan):
+        step_by_engines(prepare(), plan)
 
 
 def claimed_plain(slots: list[Slot], plan: Plan, step: StepPlain) -> list[Run]:

@@ -5,10 +5,9 @@ all tensors before it moves any. ``matrix_step`` is the reference.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from ortholand.landing.after import After
 from ortholand.landing.coupled import Coupled
 from ortholand.landing.decoupled import Decoupled
 from ortholand.landing.moments import AdamMoments, Momentum
-from ortholand.landing.step import LIMITED, SKIPPED, Slot, count_of
+from ortholand.landing.step import COUNTS, LIMITED, SKIPPED, Slot, count_of
 from ortholand.native import PLAIN_TYPES
 from ortholand.optim.plan import Plan
 from ortholand.optim.weights import check_memory
@@ -30,20 +29,24 @@ ATTRACTIONS: dict[type, int] = {Coupled: 0, Decoupled: 1, After: 2}
 RULES: dict[type, int] = {type(None): 0, Frobenius: 1, Spectral: 3}
 MOMENTS = (Momentum, AdamMoments)
 
-# Answers of landing_check, as in ops.cpp; of what torch would not show it, the first.
+# Why ops.cpp cannot take a weight, by its answer.
+TENSORS = "weight, gradient or state"
 REFUSALS = {
-    -100: "{what} that torch's operations do not read as plain memory",
-    -1: "{what} on another device than the CPU",
-    -2: "{what} of another type than float32 and float64, or not all of one type",
-    -3: "a gradient of another shape",
+    -1: f"{TENSORS} on another device than the CPU",
+    -2: f"{TENSORS} of another type than the others",
+    -3: "gradient of another shape",
     -4: "state of another shape",
     -5: "memory of strides {strides}: use weight.contiguous()",
     -6: "gradient or state in another memory layout",
-    -7: "memory that was freed",
+    -7: f"memory of {TENSORS} that was freed",
     -8: f"more than {native.LARGEST_SIZE} columns, where torch's products are as fast",
+    -100: f"{TENSORS} that is marked as negated, or not in plain memory of the CPU",
 }
-UNREADABLE, OTHER_LAYOUT, NO_KERNELS = -100, -6, -9
-Lists = list[Sequence[Tensor]]
+OTHER_LAYOUT, NO_KERNELS, UNREADABLE = -6, -9, -100
+REFUSED, STEPPED = 0, 1  # how a list of answers begins
+UNREADABLE_LIST = [REFUSED, UNREADABLE]
+COUNTED = frozenset(COUNTS)
+CPU = torch.device("cpu")
 
 
 class CompiledEngine:
@@ -56,7 +59,7 @@ class CompiledEngine:
         why_not = _group_refusal(plan)
         if why_not is not None:
             return why_not
-        refused = _checked([slot], plan)[2]
+        _, refused = _checked([slot], plan)
         return refused[0][1] if refused else None
 
     def claim(
@@ -69,9 +72,63 @@ class CompiledEngine:
         """The step of all weights that compiled code can step, and those that it cannot."""
         if _group_refusal(plan) is not None:
             return None, slots
-        taken, lists, refused = _checked(slots, plan)
-        run = partial(_run, taken, lists, plan) if taken else None
-        return run, [slot for slot, _ in refused]
+        taken, refused = _checked(slots, plan)
+        return (partial(_run, taken, plan) if taken else None), [slot for slot, _ in refused]
+
+    def gathered(
+        self, params: Iterable[Tensor], states: Mapping[Tensor, dict[str, Any]], plan: Plan
+    ) -> "Tensors | None":
+        """All that steps in a group, if there is nothing to prepare; None: prepare slots.
+
+        What else a slot must be is checked beyond Python.
+        """
+        if _group_refusal(plan) is not None or isinstance(plan.scale_option, str):
+            return None
+        weights, gradients, own = [], [], []
+        names = plan.state_kinds
+        n_state = len(names) + len(COUNTS)
+        for p in params:
+            G = p.grad
+            if G is not None:
+                state = states.get(p)
+                if state is None or len(state) != n_state or not COUNTED <= state.keys():
+                    return None
+                weights.append(p)
+                gradients.append(G)
+                own.append(state)
+        moved = [*weights]
+        for name in names:
+            moved += [state.get(name) for state in own]
+        plain = PLAIN_TYPES.issuperset(map(type, moved)) and PLAIN_TYPES.issuperset(
+            map(type, gradients)
+        )
+        if not plain or native.operations() is None or any(map(Tensor.is_inference, weights)):
+            return None
+        return Tensors(moved, gradients, own)
+
+    def takes(self, tensors: "Tensors", plan: Plan) -> bool:
+        """Whether compiled code can step all of them."""
+        return not _called(tensors, plan, only_check=True)
+
+    def step(self, tensors: "Tensors", plan: Plan) -> bool:
+        """Step all of them, or none; whether it did."""
+        return _stepped(tensors, plan.at_scale(float(plan.scale_option)))
+
+
+class Tensors(NamedTuple):
+    """What compiled code steps."""
+
+    moved: list[Any]  # weights, and then their state, kind by kind
+    gradients: list[Tensor]
+    states: list[dict[str, Any]]  # with the counts
+
+    @classmethod
+    def of(cls, slots: list[Slot], names: Iterable[str]) -> "Tensors":
+        """The tensors of slots."""
+        moved = [slot.weight for slot in slots]
+        for name in names:
+            moved += [slot.state[name] for slot in slots]
+        return cls(moved, [slot.gradient for slot in slots], [slot.state for slot in slots])
 
 
 def _group_refusal(plan: Plan) -> str | None:
@@ -100,52 +157,43 @@ def _parts_refusal(plan: Plan) -> str | None:
         return f"{options.landings} landings, of which compiled code does one"
     if type(options.attraction) not in ATTRACTIONS:
         return f"attraction {options.attraction.name!r} has no compiled form"
-    if type(options.rule) not in RULES:
-        return f"safe_step {options.rule.name!r} has no compiled form" if options.rule else ""
+    if options.rule is not None and type(options.rule) not in RULES:
+        return f"safe_step {options.rule.name!r} has no compiled form"
     return None
 
 
-def _checked(slots: list[Slot], plan: Plan) -> tuple[list[Slot], Lists, list[tuple[Slot, str]]]:
-    """The weights that can step, their tensors, and the others with the reasons.
+def _checked(slots: list[Slot], plan: Plan) -> tuple[list[Slot], list[tuple[Slot, str]]]:
+    """The weights that can step, and the others with the reasons.
 
     Asks for the code that they need, and copies what lies in memory otherwise than its weight.
     """
     names = (*plan.state_kinds,)
-    taken = [slot for slot in slots if _is_plain(slot, names)]
-    refused: list[tuple[Slot, str]] = []
-    if len(taken) < len(slots):
-        refused = [(slot, _oddity(slot)) for slot in slots if not _is_plain(slot, names)]
-    laid_out: set[int] = set()
-    while taken:
-        lists = _lists(taken, names)
-        answers = _answers(lists, plan)
-        if not answers:
-            return taken, lists, refused
+    refused = [(slot, _oddity(slot)) for slot in slots if not _is_plain(slot, names)]
+    taken = [slot for slot in slots if _is_plain(slot, names)] if refused else slots
+    laid_out: set[Tensor] = set()
+    while taken and (answers := _answers(taken, plan, names)):
         asked, taken = taken, []
         for slot, answer in zip(asked, answers, strict=True):
-            weight = slot.weight
             if answer > 0:
-                native.add_kernels(weight.dtype, answer - 1)
+                native.add_kernels(slot.weight.dtype, answer - 1)
+            if answer >= 0:
                 taken.append(slot)
-            elif answer == OTHER_LAYOUT and id(weight) not in laid_out:
-                laid_out.add(id(weight))
+            elif answer == OTHER_LAYOUT and slot.weight not in laid_out:
+                laid_out.add(slot.weight)
                 taken.append(_laid_out(slot, plan))
-            elif answer:
-                refused.append((slot, _reason(answer, slot, plan)))
             else:
-                taken.append(slot)
-    return [], [], refused
+                refused.append((slot, _reason(answer, slot, plan)))
+    return taken, refused
 
 
 def _is_plain(slot: Slot, names: Sequence[str]) -> bool:
-    """Whether a weight is what it seems: torch hands over the values of subclasses and views."""
+    """Whether torch hands over the very tensors: subclasses may have their own way."""
     weight, gradient, state = slot
     return (
         type(weight) in PLAIN_TYPES
         and type(gradient) in PLAIN_TYPES
-        and not weight.is_neg()
         and not weight.is_inference()
-        and all(type(state[name]) in PLAIN_TYPES and not state[name].is_neg() for name in names)
+        and (not names or all(type(state[name]) in PLAIN_TYPES for name in names))
     )
 
 
@@ -153,49 +201,36 @@ def _oddity(slot: Slot) -> str:
     weight, gradient, _ = slot
     if type(weight) not in PLAIN_TYPES or type(gradient) not in PLAIN_TYPES:
         return f"a {type(weight).__name__} with a gradient that is a {type(gradient).__name__}"
-    if weight.is_inference() or weight.is_neg():
-        return "marked as negated, or made in inference mode"
-    return "state that is not a plain tensor, or marked as negated"
+    return "made in inference mode" if weight.is_inference() else "state that is no plain tensor"
 
 
-def _lists(slots: list[Slot], names: Sequence[str]) -> Lists:
-    """Weights, gradients, and state of three kinds, as the operations take them."""
-    weights, gradients, states = zip(*slots, strict=True)
-    state = [[one[name] for one in states] for name in names]
-    return [weights, gradients, *state, *[[]] * (3 - len(names))]
-
-
-def _answers(lists: Lists, plan: Plan) -> Sequence[int]:
-    """For each weight what landing_check says; nothing if all can step."""
-    operations = native.operations()
-    if operations is None:
-        return [NO_KERNELS] * len(lists[0])
-    try:
-        return operations.landing_check(*lists, plan.view == "kernel")
-    except RuntimeError:  # one of them is on another device, or shown by a transform
-        if len(lists[0]) == 1:
-            return [UNREADABLE]
-        each = [[part[i : i + 1] for part in lists] for i in range(len(lists[0]))]
-        return [answer for one in each for answer in _answers(one, plan) or (0,)]
+def _answers(slots: list[Slot], plan: Plan, names: Sequence[str]) -> Sequence[int]:
+    """For each weight what ops.cpp says; nothing if all can step."""
+    if native.operations() is None:
+        return [NO_KERNELS] * len(slots)
+    answers = _called(Tensors.of(slots, names), plan, only_check=True)
+    if answers != UNREADABLE_LIST:
+        return answers[1:]
+    if len(slots) == 1:
+        return [UNREADABLE]
+    return [answer for slot in slots for answer in _answers([slot], plan, names) or (0,)]
 
 
 def _reason(answer: int, slot: Slot, plan: Plan) -> str:
     weight = slot.weight
-    if answer == NO_KERNELS:
-        why_not = native.why_no_code(weight.dtype) or "no code for this type"
-        if plan.fused:
-            _warn_once(why_not, plan.warned)
-        return why_not
-    if weight.dtype not in native.SCALARS:
-        return native.why_no_code(weight.dtype) or ""
     if not weight.is_cpu:
         return f"on the device {weight.device.type!r}, not on the CPU"
-    return REFUSALS[answer].format(what="weight, gradient or state", strides=weight.stride())
+    why_not = native.why_no_code(weight.dtype)
+    if why_not is None:
+        return REFUSALS[answer].format(strides=weight.stride())
+    if plan.fused:
+        _warn_once(why_not, plan.warned)
+    return why_not
 
 
 def _laid_out(slot: Slot, plan: Plan) -> Slot:
     """The slot with gradient and state in the memory layout of the weight; state is kept so."""
-    check_memory(slot, plan.name_of)  # copying reads it
+    check_memory(slot, plan.name_of)  # it is read
     weight, gradient, state = slot
     for name, kind in plan.state_kinds.items():
         value = state[name]
@@ -207,54 +242,66 @@ def _laid_out(slot: Slot, plan: Plan) -> Slot:
 def _copied(tensor: Tensor, like: Tensor) -> Tensor:
     if tensor.stride() == like.stride():
         return tensor
-    copy = torch.empty_strided(like.shape, like.stride(), dtype=tensor.dtype)
-    return copy.copy_(tensor)
+    return torch.empty_strided(like.shape, like.stride(), dtype=tensor.dtype).copy_(tensor)
 
 
-def _run(slots: list[Slot], lists: Lists, plan: Plan) -> None:
-    """Step weights that were checked; it is checked again beyond Python."""
-    step, kernels = native.operations().landing_step, plan.view == "kernel"
-    for scale, members, tensors in _by_scale(slots, lists, plan):
-        weights, _, *state = tensors
-        increment_version([*weights, *chain(*state)])
-        counts = step(*tensors, kernels, *_options(plan.at_scale(scale))).tolist()
-        for name, numbers in zip((SKIPPED, LIMITED), counts, strict=True):
-            if any(numbers):
-                for slot, number in zip(members, numbers, strict=True):
-                    count_of(name, slot.state, slot.weight.device).add_(number)
-
-
-def _by_scale(
-    slots: list[Slot], lists: Lists, plan: Plan
-) -> Iterator[tuple[float, list[Slot], Lists]]:
-    if not isinstance(plan.scale_option, str):
-        yield float(plan.scale_option), slots, lists
-        return
+def _run(slots: list[Slot], plan: Plan) -> None:
+    """Step weights that were checked."""
     scales = [plan.scale_of(slot.weight.shape) for slot in slots]
     for scale in dict.fromkeys(scales):
         members = [slot for slot, own in zip(slots, scales, strict=True) if own == scale]
-        yield scale, members, _lists(members, (*plan.state_kinds,))
+        if not _stepped(Tensors.of(members, plan.state_kinds), plan.at_scale(scale)):
+            raise RuntimeError(
+                "A weight, its gradient and its state must not change during a step, but did."
+            )
 
 
-def _options(plan: Plan) -> tuple[list[float], list[int]]:
-    """``struct Options`` of ``steps.h``, field by field: numbers, then choices."""
-    if "options" not in plan.notes:
-        plan.notes["options"] = _made_options(plan)
-    return plan.notes["options"]
+def _stepped(tensors: Tensors, plan: Plan) -> bool:
+    """Step weights, all or none: ops.cpp checks everything first. Whether they did."""
+    answers = _called(tensors, plan, only_check=False)
+    if answers and answers[0] != STEPPED:
+        return False
+    increment_version(tensors.moved)
+    if answers:
+        n = len(tensors.gradients)
+        _count(tensors.states, SKIPPED, answers[1 : n + 1])
+        _count(tensors.states, LIMITED, answers[n + 1 :])
+    return True
 
 
-def _made_options(plan: Plan) -> tuple[list[float], list[int]]:
+def _called(tensors: Tensors, plan: Plan, *, only_check: bool) -> Sequence[int]:
+    """What ops.cpp says about a step, or a check."""
+    moved, gradients, _ = tensors
+    try:
+        return native.operations().landing_step(moved, gradients, _settings(plan), only_check)
+    except RuntimeError:  # torch itself would not hand one of them over
+        return UNREADABLE_LIST
+
+
+def _count(states: Sequence[dict[str, Any]], name: str, numbers: Sequence[int]) -> None:
+    if any(numbers):
+        for state, number in zip(states, numbers, strict=True):
+            count_of(name, state, CPU).add_(number)
+
+
+def _settings(plan: Plan) -> Tensor:
+    """``struct Options`` of ``steps.h``, field by field, and the view."""
+    if "settings" not in plan.notes:
+        plan.notes["settings"] = torch.tensor(_numbers(plan), dtype=torch.float64, device="cpu")
+    return plan.notes["settings"]
+
+
+def _numbers(plan: Plan) -> list[float]:
     landing: Any = plan.landing
     options, moments = landing.options, landing.moments
     momentum = moments if isinstance(moments, Momentum) else Momentum()
     adam = moments if isinstance(moments, AdamMoments) else AdamMoments()
+    ball = [options.lam, options.eps, options.aim, farthest_before_landing(options.aim)]
+    sgd, adams = [momentum.momentum, momentum.dampening], [*adam.betas, adam.eps]
+    parts = [ATTRACTIONS[type(options.attraction)], RULES[type(options.rule)]]
     kind = 2 if moments is adam else 1 if plan.state_kinds else 0
-    farthest = farthest_before_landing(options.aim)
-    balls = [options.lr, plan.scale, options.lam, options.eps, options.aim, farthest, options.omega]
-    numbers = [*balls, momentum.momentum, momentum.dampening, *adam.betas, adam.eps]
-    attraction, rule = ATTRACTIONS[type(options.attraction)], RULES[type(options.rule)]
-    choices = [attraction, rule, plan.maximize, kind, momentum.nesterov]
-    return [*map(float, numbers)], [*map(int, choices)]
+    choices = [*parts, plan.maximize, kind, momentum.nesterov, plan.view == "kernel"]
+    return [*map(float, [options.lr, plan.scale, *ball, options.omega, *sgd, *adams, *choices])]
 
 
 def _warn_once(reason: str, warned: set[str]) -> None:
