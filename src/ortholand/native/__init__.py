@@ -128,7 +128,7 @@ def all_below(limit: float, tensors: Sequence[Tensor]) -> bool:
     if any(type(tensor) not in PLAIN_TYPES for tensor in tensors) or operations() is None:
         return False
     try:
-        return operations().all_below(tensors, limit)
+        return not tensors or operations().all_below(tensors, limit)
     except RuntimeError:  # on no device of ours, or shown by a transform
         return False
 
