@@ -9,7 +9,7 @@ from ortholand.native import recipe
 from ortholand.native.recipe import Unit
 
 CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
-UNIT = Unit("landing", "float", 3)
+UNIT = Unit("steps", "float", 3)
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or not (shutil.which(CROSS) and shutil.which(EMULATOR)),
@@ -57,7 +57,7 @@ def stepped(hook, machine, folder, monkeypatch):
     assert hook.platform_tag(machine, made) == f"manylinux_2_28_{machine}"
     source, program = folder / "program.cpp", folder / "program"
     source.write_text(PROGRAM)
-    options = ["-std=c++17", "-pthread", f"-I{recipe.SOURCES}", "-DSIZE=3", "-o", str(program)]
+    options = ["-std=c++17", "-pthread", f"-I{recipe.FOLDER}", "-DSCALAR=float", "-DSIZE=3", "-o", str(program)]
     hook.run([compiler, str(source), *options, "-ldl"])
     library = folder / recipe.VECTORS[machine][0] / f"{UNIT.name}.so"
     return [float(word) for word in hook.run([*runner, str(program), str(library)]).split()]
