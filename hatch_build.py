@@ -103,7 +103,7 @@ def build_all(recipe: ModuleType, machine: str, folder: Path) -> list[Path]:
     with tempfile.TemporaryDirectory() as stub:
         # The name is all that is linked; torch's own library is for this machine only.
         name = f"-Wl,-soname,{TORCH}"
-        run([*compiler, "-shared", "-nostdlib", name, "-o", str(Path(stub) / TORCH)])
+        run([*compiler, "-shared", name, "-x", "c++", "/dev/null", "-o", str(Path(stub) / TORCH)])
         for vectors in recipe.VECTORS[machine]:
             (folder / vectors).mkdir()
             flags = recipe.portable_flags(vectors)

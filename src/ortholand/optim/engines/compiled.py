@@ -1,7 +1,7 @@
 """The engine of compiled code (:mod:`ortholand.native`), on the CPU.
 
-Matrices of up to 128 columns take the whole step in one call of ``torch.ops.ortholand``, which checks
-all tensors before it moves any. ``matrix_step`` is the reference.
+Matrices of up to 128 columns take the whole step in one call of ``torch.ops.ortholand``, which
+checks all tensors before it moves any. ``matrix_step`` is the reference.
 """
 
 import warnings
@@ -24,7 +24,7 @@ from ortholand.optim.plan import Plan
 from ortholand.optim.weights import check_memory
 from ortholand.safe_step import Frobenius, Spectral, farthest_before_landing
 
-# Parts that have a compiled twin, by exact type: a subclass may do something else. Numbers: steps.h.
+# Parts that have a compiled twin (steps.h), by exact type: a subclass may do something else.
 ATTRACTIONS: dict[type, int] = {Coupled: 0, Decoupled: 1, After: 2}
 RULES: dict[type, int] = {type(None): 0, Frobenius: 1, Spectral: 3}
 MOMENTS = (Momentum, AdamMoments)
@@ -91,7 +91,7 @@ class CompiledEngine:
             G = p.grad
             if G is not None:
                 state = states.get(p)
-                if state is None or len(state) != n_state or not COUNTED <= state.keys():
+                if state is None or len(state) != n_state or not state.keys() >= COUNTED:
                     return None
                 weights.append(p)
                 gradients.append(G)
