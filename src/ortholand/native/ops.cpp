@@ -6,17 +6,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <cstring>
+#include <stdexcept>
 #include <vector>
 
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/tensor.h>
+// Only its functions in C: what is written in C++ there asks for a newer libstdc++ than wheels may.
+#include <torch/csrc/stable/c/shim.h>
 
 #include "steps.h"
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-using Tensors = std::vector<Tensor>;
 
 using Landing = void (*)(const Options*, Parameter*, int, int);
 using Tall = void (*)(const Options*, Parameter*, int, int64_t, int);
@@ -43,6 +40,59 @@ struct Kernels {
     bool asked;
 } kernels_of[2][LANES_UP_TO + 1];
 
+// What torch hands over ---------------------------------------------------------------------------
+
+[[noreturn]] void fail(const char* why) { throw std::runtime_error(why); }
+
+void check(AOTITorchError error) {
+    if (error) fail("ortholand: torch cannot read a tensor.");
+}
+
+// Values on torch's stack are in the first bytes of 8.
+template <class T>
+T as(StableIValue value) {
+    T result;
+    std::memcpy(&result, &value, sizeof(T));
+    return result;
+}
+
+template <class T>
+StableIValue from(T value) {
+    StableIValue result = 0;
+    std::memcpy(&result, &value, sizeof(T));
+    return result;
+}
+
+// Tensors, one or a list, which are ours and must be deleted.
+class Tensors {
+    std::vector<AtenTensorHandle> handles;
+
+public:
+    Tensors() = default;
+    Tensors(const Tensors&) = delete;
+    ~Tensors() {
+        for (AtenTensorHandle handle : handles) aoti_torch_delete_tensor_object(handle);
+    }
+    void take(StableIValue value) { handles.push_back(as<AtenTensorHandle>(value)); }
+    void take_list(StableIValue value) {
+        const auto list = as<StableListHandle>(value);
+        size_t n = 0;
+        AOTITorchError error = torch_list_size(list, &n);
+        handles.reserve(n);
+        for (size_t i = 0; i < n && !error; ++i) {
+            StableIValue item;
+            error = torch_list_get_item(list, i, &item);
+            if (!error) take(item);
+        }
+        torch_delete_list(list);
+        check(error);
+    }
+    size_t size() const { return handles.size(); }
+    AtenTensorHandle operator[](size_t i) const { return handles[i]; }
+    auto begin() const { return handles.begin(); }
+    auto end() const { return handles.end(); }
+};
+
 // What is read of a tensor, once.
 struct Seen {
     void* start;
@@ -51,23 +101,22 @@ struct Seen {
     int32_t dtype;
     bool on_cpu, in_memory;
 
-    explicit Seen(const Tensor& tensor) {
-        const AtenTensorHandle handle = tensor.get();
+    explicit Seen(AtenTensorHandle handle) {
         int32_t device, layout;
-        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(handle, &device));
-        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(handle, &layout));
-        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(handle, &dtype));
+        check(aoti_torch_get_device_type(handle, &device));
+        check(aoti_torch_get_layout(handle, &layout));
+        check(aoti_torch_get_dtype(handle, &dtype));
         on_cpu = device == CPU && layout == STRIDED;
         in_memory = false, start = nullptr, sizes = strides = nullptr, dim = numel = 0;
         if (!on_cpu) return;
         int64_t *size, *stride, offset, bytes;
-        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(handle, &dim));
-        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_numel(handle, &numel));
-        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(handle, &size));
-        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(handle, &stride));
-        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(handle, &offset));
-        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(handle, &bytes));
-        STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(handle, &start));
+        check(aoti_torch_get_dim(handle, &dim));
+        check(aoti_torch_get_numel(handle, &numel));
+        check(aoti_torch_get_sizes(handle, &size));
+        check(aoti_torch_get_strides(handle, &stride));
+        check(aoti_torch_get_storage_offset(handle, &offset));
+        check(aoti_torch_get_storage_size(handle, &bytes));
+        check(aoti_torch_get_data_ptr(handle, &start));
         sizes = size, strides = stride;
         // Only dense tensors are taken: `numel` numbers from the first on.
         in_memory = start && bytes >= (offset + numel) * item_size();
@@ -179,15 +228,14 @@ struct Settings {
     Options options;
     bool kernels;  // the view
 
-    explicit Settings(const Tensor& tensor) {
-        const Seen seen(tensor);
-        STD_TORCH_CHECK(seen.on_cpu && seen.dtype == Seen::DOUBLE && seen.numel == 18 &&
-                            seen.is_contiguous() && seen.in_memory,
-                        "ortholand: settings are 18 numbers of float64, on the CPU.");
+    explicit Settings(const Seen& seen) {
+        if (!seen.on_cpu || seen.dtype != Seen::DOUBLE || seen.numel != 18 ||
+            !seen.is_contiguous() || !seen.in_memory)
+            fail("ortholand: settings are 18 numbers of float64, on the CPU.");
         const double* x = static_cast<const double*>(seen.start);
         const auto choice = [x](int i) { return int32_t(x[i]); };
         uint32_t threads;
-        STABLE_TORCH_ERROR_CODE_CHECK(torch_get_num_threads(&threads));
+        check(torch_get_num_threads(&threads));
         options = {x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8], x[9], x[10], x[11],
                    choice(12), choice(13), choice(14), choice(15), choice(16), int32_t(threads)};
         kernels = x[17] != 0;
@@ -204,11 +252,11 @@ struct Given {
         : moved(moved), gradients(gradients), kernels(settings.kernels) {
         const int moments = settings.options.moments;
         states = moments == ADAM ? 3 : moments == MOMENTUM ? 1 : 0;
-        STD_TORCH_CHECK(moved.size() == (1 + states) * gradients.size(),
-                        "ortholand: each weight must have a gradient and its state.");
+        if (moved.size() != (1 + states) * gradients.size())
+            fail("ortholand: each weight must have a gradient and its state.");
     }
 
-    const Tensor& state(size_t kind, size_t i) const {
+    AtenTensorHandle state(size_t kind, size_t i) const {
         return moved[(1 + kind) * gradients.size() + i];
     }
 
@@ -311,10 +359,9 @@ bool ask_for_kernels(std::vector<Row>& rows, std::vector<int64_t>& answers) {
 // that begins with 1 if they did, and how many matrices of each weight were skipped, and limited; or
 // with 0 if none did, and for each weight a negative number, why it cannot step; or 0, if it can;
 // or 1 + the columns for which kernels must be added first, if there are any.
-std::vector<int64_t> landing_step(const Tensors moved, const Tensors gradients,
-                                  const Tensor settings, bool only_check) {
-    const Settings read(settings);
-    const Given given(moved, gradients, read);
+std::vector<int64_t> landing_step(const Tensors& moved, const Tensors& gradients,
+                                  const Settings& settings, bool only_check) {
+    const Given given(moved, gradients, settings);
     const size_t n = gradients.size();
     std::vector<Row> rows(n);
     std::vector<int64_t> answers(n, TAKEN);
@@ -329,7 +376,7 @@ std::vector<int64_t> landing_step(const Tensors moved, const Tensors gradients,
     if (any) return answers;
     answers.clear();
     if (only_check) return answers;
-    by_shape(rows, [&](Row* some, size_t count) { step_rows(read.options, some, count); });
+    by_shape(rows, [&](Row* some, size_t count) { step_rows(settings.options, some, count); });
     for (const Row& row : rows) any |= row.parameter.skipped || row.parameter.limited;
     if (!any) return answers;
     answers.assign(1 + 2 * n, 1);
@@ -349,8 +396,8 @@ bool is_below(const T* x, int64_t n, T bound) {
 }
 
 // Whether |x| < limit for every x in dense arrays; false for NaN, and for what cannot be read.
-bool all_below(const Tensors tensors, double limit) {
-    for (const Tensor& tensor : tensors) {
+bool all_below(const Tensors& tensors, double limit) {
+    for (AtenTensorHandle tensor : tensors) {
         const Seen x(tensor);
         if (!x.on_cpu || !x.is_known()) return false;
         if (!x.numel) continue;
@@ -363,16 +410,36 @@ bool all_below(const Tensors tensors, double limit) {
     return true;
 }
 
-void define(torch::stable::detail::StableLibrary& library) {
-    library.def(
-        "landing_step(Tensor(a!)[] moved, Tensor[] gradients, Tensor settings, bool only_check) "
-        "-> int[]");
-    library.def("all_below(Tensor[] tensors, float limit) -> bool");
+// The operations, as torch calls them ------------------------------------------------------------
+
+void boxed_landing_step(StableIValue* stack, uint64_t, uint64_t) {
+    Tensors moved, gradients, settings;
+    settings.take(stack[2]);
+    moved.take_list(stack[0]), gradients.take_list(stack[1]);
+    const std::vector<int64_t> answers =
+        landing_step(moved, gradients, Settings(Seen(settings[0])), as<bool>(stack[3]));
+    StableListHandle list;
+    check(torch_new_list_reserve_size(answers.size(), &list));
+    for (int64_t answer : answers) check(torch_list_push_back(list, from(answer)));
+    stack[0] = from(list);
 }
 
-void implement(torch::stable::detail::StableLibrary& library) {
-    library.impl("landing_step", TORCH_BOX(&landing_step));
-    library.impl("all_below", TORCH_BOX(&all_below));
+void boxed_all_below(StableIValue* stack, uint64_t, uint64_t) {
+    Tensors tensors;
+    tensors.take_list(stack[0]);
+    stack[0] = from(all_below(tensors, as<double>(stack[1])));
+}
+
+bool register_all(const char* space) {
+    TorchLibraryHandle names, code;  // kept for ever: the operations would be taken back otherwise
+    return !(aoti_torch_library_init_fragment(space, __FILE__, __LINE__, &names) ||
+             aoti_torch_library_init_impl(space, "CPU", __FILE__, __LINE__, &code) ||
+             aoti_torch_library_def(names,
+                                    "landing_step(Tensor(a!)[] moved, Tensor[] gradients, "
+                                    "Tensor settings, bool only_check) -> int[]") ||
+             aoti_torch_library_def(names, "all_below(Tensor[] tensors, float limit) -> bool") ||
+             torch_library_impl(code, "landing_step", boxed_landing_step, TORCH_ABI_VERSION) ||
+             torch_library_impl(code, "all_below", boxed_all_below, TORCH_ABI_VERSION));
 }
 
 }  // namespace
@@ -381,17 +448,7 @@ extern "C" {
 
 // Give torch the operations, in a namespace. Not when the library is loaded, as is usual: there an
 // error would end the process. 0, or 1 if torch would not have them.
-int ortholand_register(const char* space) {
-    using torch::stable::detail::StableLibrary;
-    try {
-        // Kept for ever: they would be taken back otherwise.
-        define(*new StableLibrary(StableLibrary::Kind::FRAGMENT, space, nullptr, __FILE__, __LINE__));
-        implement(*new StableLibrary(StableLibrary::Kind::IMPL, space, "CPU", __FILE__, __LINE__));
-    } catch (...) {
-        return 1;
-    }
-    return 0;
-}
+int ortholand_register(const char* space) { return register_all(space) ? 0 : 1; }
 
 // Kernels of a type and some columns, or null if there are none.
 void ortholand_add_kernels(int is_double, int columns, Landing landing, Tall tall) {
