@@ -9,7 +9,7 @@ import ortholand as ol
 from ortholand.safe_step import largest_root, largest_step, largest_step_before_landing
 
 
-@pytest.mark.parametrize("rule", ["frobenius", "tight", "spectral"])
+@pytest.mark.parametrize("rule", ["frobenius", "spectral"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
 def test_zero_tiny_and_huge_fields_give_finite_steps(rule, dtype):
     scales = torch.tensor([0.0, 1e-38, 1e-30, 1.0, 1e30, 1e36])
@@ -28,9 +28,6 @@ def test_cap_and_root_by_hand():
     b, q = 0.5 * 0.1 * 0.9, 25.0
     root = (b + math.sqrt(b**2 + q * 0.4)) / q
     assert ol.safe_step_size(L, d, lam=0.5, rule="frobenius").item() == pytest.approx(root)
-    q = math.sqrt(81 + 256)
-    root = (b + math.sqrt(b**2 + q * 0.4)) / q
-    assert ol.safe_step_size(L, d, lam=0.5, rule="tight").item() == pytest.approx(root)
     q = (81**2 + 256**2) ** 0.25
     root = (b + math.sqrt(b**2 + q * (0.5 * (1 - 1e-4) - 0.1))) / q
     assert ol.safe_step_size(L, d, lam=0.5).item() == pytest.approx(root)
@@ -40,7 +37,7 @@ def test_cap_and_root_by_hand():
 def test_wide_fields_use_the_small_gram_matrix():
     L = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
     d = torch.tensor(0.1)
-    for rule in ("frobenius", "tight", "spectral"):
+    for rule in ("frobenius", "spectral"):
         wide = ol.safe_step_size(L, d, rule=rule)
         torch.testing.assert_close(wide, ol.safe_step_size(L.mT, d, rule=rule))
 
@@ -65,7 +62,7 @@ def test_rounding_of_the_tangent_part_shortens_the_step():
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"rule": "loose"}, r"one of \('frobenius', 'tight', 'spectral'\), got 'loose'"),
+        ({"rule": "loose"}, r"one of \('frobenius', 'spectral'.*\), got 'loose'"),
         ({"eps": 0.0}, r"eps must be in \(0, 1\), got 0.0"),
         ({"eps": 1.0}, r"eps must be in \(0, 1\), got 1.0"),
         ({"eps": math.nan}, r"eps must be in \(0, 1\)"),

@@ -72,35 +72,12 @@ FIELDS: dict[str, Field] = {
 }
 
 
-class Tangent(NamedTuple):
-    """The tangent part of a landing field, and quantities its products give for free."""
-
-    tangent: Tensor  # R, (..., n, p)
-    residual: Tensor  # D = X^H X - I, (..., p, p)
-    distance: Tensor  # d = ||D||_F, (...)
-    tangency_error: Tensor | float  # bound of ||Sym(X^H R)||, zero but for rounding, (...)
-
-
 class Landing(NamedTuple):
     """A landing field, and quantities for the safe step that its products give for free."""
 
     field: Tensor  # L, (..., n, p)
-    distance: Tensor  # d = ||X^H X - I||_F, (...)
+    residual: Tensor  # X^H X - I, or X X^H - I of square X
     tangency_error: Tensor | float  # bound of ||Sym(X^H R)||, zero but for rounding, (...)
-
-
-def landing(X: Tensor, B: Tensor, lam: float) -> Landing:
-    """The field whose tangent part the generator B represents: a skew A if square, else n x p."""
-    return landing_from_relative(X, B, lam) if is_square(X) else landing_from_gradient(X, B, lam)
-
-
-def tangent(X: Tensor, B: Tensor) -> Tangent:
-    """The tangent part that the generator B represents."""
-    D = gram_minus_identity(X)
-    d = torch.linalg.vector_norm(D, dim=(-2, -1))
-    if is_square(X):
-        return Tangent(product(B, X), D, d, 0.0)
-    return Tangent(tangent_from_gram(X, B, D), D, d, _tangency_error(X, B, d))
 
 
 def landing_from_relative(X: Tensor, A: Tensor, lam: float) -> Landing:
@@ -109,25 +86,22 @@ def landing_from_relative(X: Tensor, A: Tensor, lam: float) -> Landing:
     A is skew to the last bit, so ``A X`` is tangent up to rounding relative to itself.
     """
     D = gram_minus_identity(X.mH)
-    d = torch.linalg.vector_norm(D, dim=(-2, -1))
-    # Without autograd D may be overwritten: one temporary fewer.
-    M = torch.add(A, D, alpha=lam) if D.requires_grad else D.mul_(lam).add_(A)
-    return Landing(product(M, X), d, 0.0)
+    return Landing(product(torch.add(A, D, alpha=lam), X), D, 0.0)
 
 
-def landing_from_gradient(X: Tensor, G: Tensor, lam: float) -> Landing:
+def landing_from_gradient(
+    X: Tensor, G: Tensor, lam: float, D: Tensor | None = None, size: Tensor | None = None
+) -> Landing:
     """``Skew(G X^H) X + lam X (X^H X - I)`` for tall X: four n x p x p products, nothing n x n.
 
     ``G X^H X`` and ``X G^H X`` nearly cancel where G is normal, and the rounding that remains is
-    relative to G and not tangent: it is reported, so that the safe step can allow for it.
+    relative to G (or to ``size``, the norm of what G was computed from) and not tangent: it is
+    reported, so that the safe step can allow for it.
     """
-    D = gram_minus_identity(X)
-    d = torch.linalg.vector_norm(D, dim=(-2, -1))
-    return Landing(tangent_from_gram(X, G, D, lam), d, _tangency_error(X, G, d))
-
-
-def _tangency_error(X: Tensor, G: Tensor, d: Tensor) -> Tensor:
-    return tangency_bound(X.shape[-2], X.dtype, d, frobenius_norm(G))
+    D = gram_minus_identity(X) if D is None else D
+    size = frobenius_norm(G) if size is None else size
+    error = tangency_bound(X.shape[-2], X.dtype, frobenius_norm(D), size)
+    return Landing(tangent_from_gram(X, G, D, lam), D, error)
 
 
 def tangency_bound(n: int, dtype: torch.dtype, d: Number, gradient_norm: Number) -> Number:

@@ -5,24 +5,24 @@ for ``0 <= eta <= 1 / (2 lam)`` and ``d <= eps < 1``,
 
     d' <= d - 2 eta b + eta^2 q,    b = lam d (1 - d),    q >= ||L^H L||,
 
-and the largest eta for which the right side is at most eps is the safe step. This holds in both the
-Frobenius and the spectral norm, if d, q and eps use the same one; the right side grows with d,
-so a bound on d suffices. The rules differ in the norm and in q: each bounds the root of
-``||L^H L||``, called ``bound`` here, so that ``q = bound^2``.
-(The paper's own rule lacks the condition on eta and can leave the ball: see the errata page.)
+and the largest eta for which the right side is at most eps is a safe step. This holds in both the
+Frobenius and the spectral norm, if d, q and eps use the same one. A rule bounds the root of
+``||L^H L||``, called ``bound`` here, so that ``q = bound^2``. (The paper's own rule lacks the
+condition on eta and can leave the ball: see the errata page.)
+
+The default rule, "spectral", need not bound anything before the move. The optimizers *measure*:
+they move by a trial step, look at the D that it has reached, and shorten the move only where that
+is outside the ball. The functions from :func:`trial_step` to :func:`share_of_tangent_move` do so.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ortholand.forms import OfferedInForms
 from ortholand.geometry.matrices import (
-    BLOCKS,
-    HERMITIAN_FROM,
     frobenius_norm,
     gram_matrix,
     is_finite,
@@ -56,9 +56,8 @@ def safe_step_size(
         eps: radius of the ball, in (0, 1). Inside it X has full rank, so the sign of a
             determinant never changes.
         rule: ``"spectral"``, in the spectral norm, ``q = ||(L^H L)^2||_F^(1/2)``: two products,
-            and steps that do not shrink with p; ``"frobenius"``, ``q = ||L||_F^2``, which is free;
-            or ``"tight"``, ``q = ||L^H L||_F``: one product, and steps larger than the free ones
-            by about ``(p / 2)^(1/4)``.
+            and steps that do not shrink with p; or ``"frobenius"``, ``q = ||L||_F^2``, which is
+            free.
         tangency_error: bound on ``||Sym(X^H R)||_F`` for the tangent part R of L, nonzero only
             through rounding (see :func:`ortholand.fields.landing_from_gradient`).
 
@@ -88,60 +87,22 @@ MARGIN = 1e-4  # of eps: how far inside the ball steps end if distances are only
 EDGE = 16  # units of rounding within which a matrix counts as on the edge of the ball
 
 
-class FieldProducts(Protocol):
-    """A field L known by Gram matrices (:mod:`ortholand.landing.gram`)."""
-
-    @property
-    def squared_norm(self) -> Tensor:
-        """``||L||_F^2`` of each matrix."""
-
-    @property
-    def square(self) -> Tensor:
-        """``L^H L``, (..., p, p)."""
-
-
-class FieldBounds(NamedTuple):
-    """What a safe step needs to know about a field L, per matrix."""
-
-    norm: Tensor  # ||L||_F
-    distance: Tensor  # ||X^H X - I||_F
-    tangency_error: Tensor | float  # bound of ||Sym(X^H R)||, R the tangent part of L
-    better: "Callable[[bool], BetterBounds]"  # by the rule; whether iteration may stop early
-    may_branch: bool = True  # whether a value may be read: ranks that share matrices read none
-
-
-# Bounds on a field and on the distance, each pair better and costlier than the one before. All but
-# the last may use a Frobenius norm for the distance: they count only inside the ball.
-BetterBounds = Iterator[tuple[Tensor, Tensor]]
-
-
-class SafeStepRule(OfferedInForms):
-    """A safe-step rule: a bound on ``||L^H L||^(1/2)``, in up to three forms.
+class SafeStepRule:
+    """A safe-step rule: a bound on ``||L^H L||^(1/2)``.
 
     Attributes:
         name: its name in the option ``safe_step``.
-        squared_gram_bound: ``(field) -> bound^2`` from L's Gram matrices, for tall matrices. If
-            None, they use :meth:`bound`, each whole in one place.
-        compiled: its number in the compiled code, or None if it has no compiled form.
         spectral: whether the ball is in the spectral norm rather than the Frobenius norm.
-        improves: whether its bound never exceeds ``||L||_F``, which is free and is tried first.
-        quick_bound: ``(L) -> bound``, tried next: looser than :meth:`bound` but cheaper; it may
-            return None where it is not cheaper. None if there is no such bound.
-
-    A subclass that redefines anything inherits none of the faster forms.
+        is_measured: whether steps may go further than :meth:`bound` allows, because the distance
+            is measured after the move.
     """
 
-    reference = "bound"
-    forms = ("squared_gram_bound", "compiled", "improves", "quick_bound")
     name: str
-    squared_gram_bound: Any = None
-    quick_bound: Any = None
-    compiled: ClassVar[int | None] = None
     spectral: ClassVar[bool] = False
-    improves: ClassVar[bool | None] = False
+    is_measured = False
 
     def bound(self, L: Tensor) -> Tensor:
-        """The reference: a bound for each matrix L. It is the root, because q would overflow."""
+        """A bound for each matrix L. It is the root, because q would overflow."""
         raise NotImplementedError
 
     def __call__(self, L: Tensor) -> Tensor:
@@ -161,99 +122,32 @@ class Frobenius(SafeStepRule):
     """``q = ||L||_F^2``, which is free."""
 
     name = "frobenius"
-    compiled = 1
 
     def bound(self, L: Tensor) -> Tensor:
         """``||L||_F``."""
         return frobenius_norm(L)
 
-    def squared_gram_bound(self, field: FieldProducts) -> Tensor:
-        """``||L||_F^2``."""
-        return field.squared_norm
-
-
-class Tight(SafeStepRule):
-    """``q = ||L^H L||_F``: one more product, and steps larger by about ``(p / 2)^(1/4)``."""
-
-    name = "tight"
-    compiled = 2
-    improves = True
-
-    def bound(self, L: Tensor) -> Tensor:
-        """``||L^H L||_F^(1/2)``, scaled against overflow."""
-        norm, Q = _unit_square(L)
-        return norm * frobenius_norm(Q).sqrt()
-
-    def squared_gram_bound(self, field: FieldProducts) -> Tensor:
-        """``||L^H L||_F``."""
-        unit, Q = _to_one(field.square)
-        return unit * frobenius_norm(Q)
-
 
 class Spectral(SafeStepRule):
-    """Ball and step in the spectral norm, ``q = ||(L^H L)^2||_F^(1/2)``.
+    """The ball in the spectral norm, so that steps do not shrink with p.
 
-    It takes products only: ``||L||_2 <= ||(L^H L)^2||_F^(1/4) <= p^(1/8) ||L||_2``. (A Frobenius
-    norm may be ``p^(1/2)`` times as large, and the step correspondingly shorter.) ``||D||_2 < 1``
-    implies full rank, as ``||D||_F < 1`` does.
+    ``||D||_2 < 1`` implies full rank, as ``||D||_F < 1`` does.
     """
 
     name = "spectral"
-    compiled = 3
     spectral = True
-    improves = True
+
+    @property
+    def is_measured(self) -> bool:
+        """True, unless a subclass has another bound."""
+        return type(self).bound is Spectral.bound
 
     def bound(self, L: Tensor) -> Tensor:
         """``||(L^H L)^2||_F^(1/4)``, scaled against overflow."""
-        norm, Q = _unit_square(L)
-        return norm * frobenius_norm(Q @ Q).sqrt().sqrt()
-
-    def quick_bound(self, L: Tensor) -> Tensor | None:
-        """``(sum_i ||L_i^H L_i||_F)^(1/2)`` over blocks of columns: a quarter of the product.
-
-        At most ``BLOCKS^(1/2)`` times the spectral norm, up to the slack of Schatten norms.
-        """
-        if L.shape[-1] < HERMITIAN_FROM:
-            return None
-        blocks = L.chunk(BLOCKS, dim=-1)
-        return torch.stack([TIGHT.bound(block).square() for block in blocks]).sum(0).sqrt()
-
-    def squared_gram_bound(self, field: FieldProducts) -> Tensor:
-        """``||(L^H L)^2||_F^(1/2)``."""
-        size, Q = _to_one(field.square)
-        return size * frobenius_norm(Q @ Q).sqrt()
-
-
-def _unit_square(L: Tensor) -> tuple[Tensor, Tensor]:
-    """``||L||_F``, and ``L^H L`` of L divided by it."""
-    norm, M = _to_one(L)
-    return norm, gram_matrix(M)
-
-
-def _to_one(M: Tensor) -> tuple[Tensor, Tensor]:
-    """A unit, ``||M||_F`` or less if the type cannot hold it, and M divided by it.
-
-    Zero stays zero; both are NaN if squares of M overflow in double precision.
-    """
-    norm = frobenius_norm(M)
-    unit = torch.where(is_finite(norm), norm.clamp(max=largest_norm(M.dtype)), math.nan)
-    return unit, M / per_matrix(unit.clamp(min=torch.finfo(M.dtype).tiny), M)
-
-
-def spectral_distance(D: Tensor, eps: float) -> Tensor:
-    """A bound on ``||D||_2`` for Hermitian D within eps.
-
-    ``(||D^4||_F / ||D^2||_F)^(1/2) <= ||D||_2 <= ||D^4||_F^(1/4)``. Iterates are within eps, so eps
-    itself bounds their distance. Only if the lower bound shows that a matrix is outside (through
-    rounding, or because other code put it there) is that distance used; rounding does not hide
-    that a matrix of zeros is at distance 1.
-    """
-    rounding = 1 + EDGE * torch.finfo(D.dtype).eps
-    d, D = _to_one(D)
-    square = D @ D
-    second, fourth = frobenius_norm(square), frobenius_norm(square @ square)
-    below = rounding * d * (fourth / _divisor(second)).sqrt()
-    return torch.minimum(d, d * fourth.sqrt().sqrt()).clamp(max=eps).maximum(below)
+        norm = frobenius_norm(L)
+        unit = torch.where(is_finite(norm), norm.clamp(max=largest_norm(L.dtype)), math.nan)
+        Q = gram_matrix(L / per_matrix(unit.clamp(min=torch.finfo(L.dtype).tiny), L))
+        return unit * spectral_bound(Q).sqrt()
 
 
 class FunctionRule(SafeStepRule):
@@ -267,10 +161,9 @@ class FunctionRule(SafeStepRule):
         return self.function(L)
 
 
-FROBENIUS, TIGHT = Frobenius(), Tight()
 # By name: a rule, or just a function that bounds ||L^H L||_F^(1/2) for each matrix L.
 RULES: dict[str, SafeStepRule | Callable[[Tensor], Tensor]] = {
-    rule.name: rule for rule in (FROBENIUS, TIGHT, Spectral())
+    rule.name: rule for rule in (Frobenius(), Spectral())
 }
 
 
@@ -280,6 +173,65 @@ def find_rule(name: str) -> SafeStepRule:
         raise ValueError(f"The safe step rule must be one of {tuple(RULES)}, got {name!r}.")
     rule = RULES[name]
     return rule if isinstance(rule, SafeStepRule) else FunctionRule(name, rule)
+
+
+# --- measured: after a trial move
+
+
+def trial_step(lr: float | Tensor, norm: Tensor, p: int, longest: float = math.inf) -> Tensor:
+    """The step to try along a field of n x p matrices, from its Frobenius norm.
+
+    ``||L||_2 >= norm / sqrt(p)``, so ``sqrt(2 p) / norm`` excludes nothing that is safe, and keeps
+    all numbers moderate. A field of norm zero allows any step.
+    """
+    if isinstance(lr, Tensor):
+        return torch.minimum((math.sqrt(2 * p) / norm).clamp(max=longest), lr)
+    return (math.sqrt(2 * p) / norm).clamp(max=min(lr, longest))
+
+
+def spectral_bound(D: Tensor) -> Tensor:
+    """``||D^2||_F^(1/2)``, between ``||D||_2`` and ``||D||_F`` for Hermitian D: one product."""
+    return frobenius_norm(D @ D).sqrt()
+
+
+def distance_inside(D: Tensor, d: Tensor, eps: float) -> Tensor:
+    """A bound of ``||D||_2`` for matrices in the ball, or the distance of those seen outside it.
+
+    Iterates are within eps, so eps itself bounds their distance. ``||D^2||_F / ||D||_F`` is at most
+    ``||D||_2``: where that exceeds eps, other code has put a matrix outside.
+    """
+    bound = spectral_bound(D)
+    outside = bound.square() / d.clamp(min=torch.finfo(d.dtype).tiny)
+    return torch.maximum(bound.clamp(max=eps), outside)
+
+
+def share_of_pulled_move(reached: Tensor, delta: Tensor, slope: Tensor, room: Tensor) -> Tensor:
+    """The share of a trial move that ends in the ball, where the manifold attracts on the way.
+
+    After a share theta the distance is at most ``delta - 2 theta slope + theta^2 P``, and the whole
+    move was measured, so ``P <= reached + delta``. This is the largest theta for which that is at
+    most ``delta + room``.
+    """
+    P = reached + delta
+    return (slope + torch.addcmul(P * room.clamp(min=0), slope, slope).sqrt()) / P
+
+
+def share_of_tangent_move(
+    reached: Tensor, delta: Tensor, drift: Tensor | float, limit: float
+) -> Tensor:
+    """The share of a trial move that ends within ``limit``, where nothing attracts on the way.
+
+    As above, with ``delta + theta drift + theta^2 P`` and ``P <= reached + delta + drift``.
+    """
+    room, P = (limit - delta).clamp(min=0), reached + delta + drift
+    if not isinstance(drift, Tensor):
+        return (room / P).sqrt()
+    half = drift / 2
+    reach = half + torch.addcmul(P * room, half, half).sqrt()
+    return room / reach.clamp(min=torch.finfo(room.dtype).tiny)
+
+
+# --- bounded before the move
 
 
 def largest_step(

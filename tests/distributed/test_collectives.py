@@ -32,7 +32,7 @@ MARKS = 2
 TALL_CASES = [
     ((TALL, SGD, {}), {ALL_REDUCE: 1}, 3 * (2 * 16 + 4) + (2 * 64 + 8)),
     ((TALL, SGD, {"momentum": 0.9, "attraction": "after"}), {ALL_REDUCE: 1}, 244),
-    ((TALL, SGD, {"safe_step": "tight", "attraction": "decoupled"}), {ALL_REDUCE: 1}, 244),
+    ((TALL, SGD, {"safe_step": "frobenius", "attraction": "decoupled"}), {ALL_REDUCE: 1}, 244),
     ((TALL, SGD, NESTEROV), {ALL_REDUCE: 1}, 3 * (3 * 16 + 4) + (3 * 64 + 8)),
     ((TALL, SGD, DAMPENED), {ALL_REDUCE: 1}, 244 + 4),
     ((TALL, ADAM, {}), {ALL_REDUCE: 1}, 3 * (3 * 16 + 4 + 2) + (3 * 64 + 8 + 2)),

@@ -35,8 +35,8 @@ class TangentOnly(Attraction):
 
     def coefficients(self, gram, options):
         field = FieldGram(gram)
-        size = field.squared_norm.sqrt()
-        a, b = field.tangent_coefficients
+        size = field.norm
+        a, b = field.tangent
         eta = -options.lr / size
         return Coefficients(times(eta, a), times(eta, b), torch.isfinite(size))
 

@@ -89,13 +89,13 @@ CASES = {
     "sgd-decoupled": Case(SGD, dict(lr=0.1, attraction="decoupled")),
     "sgd-safe": Case(SGD, dict(lr=0.02, lam=30.0, eps=0.1)),  # the safe step binds
     "momentum": Case(SGD, dict(lr=0.02, momentum=0.9, attraction="after")),
-    "momentum-dampened": Case(SGD, dict(lr=0.05, momentum=0.8, dampening=0.3, safe_step="tight")),
+    "momentum-dampened": Case(SGD, dict(lr=0.05, momentum=0.8, dampening=0.3, safe_step="frobenius")),
     "momentum-nesterov": Case(
         SGD, dict(lr=0.02, momentum=0.9, nesterov=True, attraction="decoupled", foreach=False)
     ),
     "momentum-first": Case(SGD, dict(lr=0.05, momentum=0.5, dampening=1.0)),
     "adam": Case(ADAM, dict(lr=0.01)),
-    "adam-after": Case(ADAM, dict(lr=0.01, attraction="after", safe_step="tight")),
+    "adam-after": Case(ADAM, dict(lr=0.01, attraction="after", safe_step="frobenius")),
     "adam-decoupled": Case(ADAM, dict(lr=0.01, attraction="decoupled", safe_step=None)),
     "muon": Case(ol.LandingMuon, dict(lr=0.01)),
     "muon-coupled": Case(

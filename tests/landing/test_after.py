@@ -32,22 +32,16 @@ def test_another_landing_squares_what_is_left():
     assert distance(once) > 1e-4
 
 
-@pytest.mark.parametrize("landings", [1, 2, 3])
+@pytest.mark.parametrize("landings", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 def test_the_gram_form_lands_as_often(landings, dtype):
     X, G = problem(12, 4, dtype)
     options = options_with(landings)
     gram_step = LandingStep(Momentum(), options).gram_step
     assert gram_step is not None
-    pending = gram_step(X[None], G[None], {}, Rows(12, 12, apart=False))
+    pending = gram_step(X[None], G[None], {}, Rows(12, 12))
     moved = pending.finish(pending.sums).moved[0]
     torch.testing.assert_close(moved, options.attraction.move(X, G, options).moved)
-
-
-def test_what_lands_more_than_once_is_not_compiled():
-    once, twice = (LandingStep(Momentum(), options_with(k)).why_not_compiled for k in (1, 2))
-    assert once is None
-    assert "landing" in twice
 
 
 @pytest.mark.parametrize("shape", [(10, 64), (64, 10), (6, 6)])

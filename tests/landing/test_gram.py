@@ -41,7 +41,7 @@ class Apart:
         steps = []
         G = to_working_dtype(-G if self.group["maximize"] else G)
         for X, G_part, state in zip(self.parts, G.split(self.sizes), self.states, strict=True):
-            rows = Rows(X.shape[0], sum(self.sizes), apart=True)
+            rows = Rows(X.shape[0], sum(self.sizes))
             steps.append(gram_step(to_working_dtype(X)[None], G_part[None], state, rows))
         self.summed = 0
         while isinstance(steps[0], PendingStep):
@@ -66,16 +66,16 @@ class Apart:
 SGD = [
     {},
     {"momentum": 0.9},
-    {"momentum": 0.9, "nesterov": True, "safe_step": "tight"},
+    {"momentum": 0.9, "nesterov": True, "safe_step": "frobenius"},
     {"momentum": 0.9, "safe_step": "spectral"},
     {"momentum": 0.8, "dampening": 0.3},
     {"momentum": 0.8, "dampening": 0.3, "maximize": True, "safe_step": None, "lr": 0.01},
 ]
 METHODS = [(ol.LandingSGD, {"lr": 0.1, **o}) for o in SGD]
-METHODS += [(ol.LandingAdam, {"lr": 0.02}), (ol.LandingAdam, {"lr": 0.02, "safe_step": "tight"})]
+METHODS += [(ol.LandingAdam, {"lr": 0.02}), (ol.LandingAdam, {"lr": 0.02, "safe_step": "frobenius"})]
 METHODS += [(ol.LandingAdam, {"lr": 0.02, "safe_step": "spectral"})]
 MUON = [(ol.LandingMuon, {"lr": 0.02, **o}) for o in ({}, {"momentum": 0.0})]
-MUON += [(ol.LandingMuon, {"lr": 0.02, "nesterov": False, "safe_step": "tight"})]
+MUON += [(ol.LandingMuon, {"lr": 0.02, "nesterov": False, "safe_step": "frobenius"})]
 each_attraction = pytest.mark.parametrize("attraction", ["coupled", "decoupled", "after"])
 each_method = pytest.mark.parametrize(("make", "options"), METHODS)
 
@@ -243,7 +243,7 @@ def test_gradients_of_any_size_turn_rows_apart_by_as_much(make, options, scale):
 
 
 @each_attraction
-@pytest.mark.parametrize("safe_step", ["spectral", "tight", "frobenius"])
+@pytest.mark.parametrize("safe_step", ["spectral", "frobenius"])
 @pytest.mark.parametrize("shape", [(6, 1), (5, 4)])
 def test_a_bound_that_overflows_where_the_norm_does_not_destroys_nothing(
     shape, safe_step, attraction
@@ -316,7 +316,7 @@ def test_gradients_that_are_almost_normal_stay_in_the_ball_apart(shape, attracti
         assert distance(apart.whole()) <= 0.125 + 1e-12
 
 
-# In one place: the Gram form against the forms on whole matrices, the reference.
+# In one place: a landing step against the methods that an optimizer has for its parts.
 
 
 def overriding(make):
@@ -340,11 +340,10 @@ SHAPES = {"tall": (23, 6), "column": (9, 1), "nearly square": (12, 11), "wide": 
     [(torch.float64, 1e-13), (torch.complex128, 1e-13), (torch.float32, 2e-5)],
     ids=str,
 )
-def test_the_gram_form_is_the_measured_form(
-    make, options, attraction, shape, dtype, tolerance, monkeypatch
+def test_a_landing_step_is_the_step_of_its_parts(
+    make, options, attraction, shape, dtype, tolerance
 ):
-    """From inside the ball, off the manifold; also as a batch, and where it does not pay."""
-    monkeypatch.setattr("ortholand.landing.description.GRAM_FROM", 0)
+    """From inside the ball, off the manifold; also as a batch."""
     view = "kernel" if len(shape) > 2 else "matrix"
     start = 1.02 * ol.random_orthogonal(*shape, seed=0, dtype=dtype)
     runs = []
@@ -352,7 +351,7 @@ def test_the_gram_form_is_the_measured_form(
         weights = [nn.Parameter(start.clone()), nn.Parameter(start.clone())]
         optimizer = kind(weights, attraction=attraction, fused=False, view=view, **options)
         form = ol.explain(optimizer)[0].form
-        assert form == ("Gram form" if kind is make else "matrix_step")
+        assert form == ("" if kind is make else "matrix_step")
         for k in range(3):
             for i, X in enumerate(weights):
                 X.grad = gaussian(shape, 10 * k + i, dtype) / shape[-1] ** 0.5
@@ -366,9 +365,8 @@ def test_the_gram_form_is_the_measured_form(
 @pytest.mark.parametrize("scale", [1e-30, 1e-18, 1e18, 1e30])
 @each_attraction
 @each_method
-def test_gradients_of_any_size_step_as_measured(make, options, attraction, scale, monkeypatch):
+def test_gradients_of_any_size_step_as_their_parts_do(make, options, attraction, scale):
     """``B^H B`` would over- or underflow."""
-    monkeypatch.setattr("ortholand.landing.description.GRAM_FROM", 0)
     if options.get("safe_step", "") is None:
         return
     X, Y = (nn.Parameter(ol.random_orthogonal(20, 4, seed=0)) for _ in range(2))
@@ -384,16 +382,11 @@ def test_gradients_of_any_size_step_as_measured(make, options, attraction, scale
 
 
 @pytest.mark.parametrize(("lr", "most"), [(0.1, 2e-5), (0.01, 3e-6)])
-def test_what_is_derived_stays_as_near_to_the_manifold_as_what_is_measured(lr, most, monkeypatch):
-    monkeypatch.setattr("ortholand.landing.description.GRAM_FROM", 0)
-    errors = []
-    for kind in (ol.LandingSGD, overriding(ol.LandingSGD)):
-        X = nn.Parameter(ol.random_orthogonal(384, 64, seed=0))
-        optimizer = kind([X], lr=lr, attraction="after", fused=False)
-        generator = torch.Generator().manual_seed(0)
-        for _ in range(300):
-            X.grad = torch.randn(X.shape, generator=generator) / 384**0.5
-            optimizer.step()
-        errors.append(ol.orthogonality_error(X))
-    assert errors[0] <= most
-    assert errors[0] <= 1.25 * errors[1]
+def test_what_lands_stays_near_the_manifold(lr, most):
+    X = nn.Parameter(ol.random_orthogonal(384, 64, seed=0))
+    optimizer = ol.LandingSGD([X], lr=lr, attraction="after", fused=False)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        X.grad = torch.randn(X.shape, generator=generator) / 384**0.5
+        optimizer.step()
+    assert ol.orthogonality_error(X) <= most

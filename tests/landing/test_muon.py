@@ -6,12 +6,13 @@ import pytest
 import torch
 
 import ortholand as ol
-from ortholand.fields import tangent
 from ortholand.geometry import distance, skew
+from ortholand.geometry.derivatives import relative_gradient_times_x
 from ortholand.geometry.matrices import frobenius_norm
 from ortholand.geometry.polar import STEPS
 from ortholand.landing.moments import generator
 from ortholand.landing.muon import MuonMoments, polar_gram, shifted_cholesky
+from ortholand.landing.point import Point
 
 EXACT = torch.float64
 
@@ -22,8 +23,9 @@ def gaussian(*shape, seed=0, dtype=EXACT):
 
 def direction(X, G, steps=STEPS):
     """``R = A X`` as the library has it, from a generator that it makes."""
-    B = MuonMoments(steps=steps).polar_generator(X, generator(X, G), frobenius_norm(G), eps=0.5)
-    return tangent(X, B).tangent
+    moments, size = MuonMoments(steps=steps), frobenius_norm(G)
+    B = moments.polar_direction(Point(X), generator(X, G), size).generator
+    return B @ X if X.shape[-2] == X.shape[-1] else relative_gradient_times_x(X, B)
 
 
 def exact_direction(X, G):
@@ -233,7 +235,7 @@ def test_the_generator_from_gram_matrices(shape, dtype):
     D = X.mH @ X - torch.eye(shape[-1])
     polar = polar_gram(D, X.mH @ B, B.mH @ B, STEPS, 0.5, 1e-15, 1e-15)
     ours = X @ polar.of_X + B @ polar.of_B
-    whole = MuonMoments().polar_generator(X, B, torch.linalg.matrix_norm(B), 0.5)
+    whole = MuonMoments().polar_direction(Point(X), B, torch.linalg.matrix_norm(B)).generator
     assert (ours - whole).abs().max() < 1e-8
     assert (X.mH @ ours - polar.M).abs().max() < 1e-8
     assert (ours.mH @ ours - polar.T).abs().max() < 1e-8

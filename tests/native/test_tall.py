@@ -27,7 +27,7 @@ DIRECTIONS = {
     "adam without memory": {"betas": (0.0, 0.0)},
 }
 ATTRACTIONS = ["coupled", "decoupled", "after"]
-RULES = ["frobenius", "tight", "spectral", None]
+RULES = ["frobenius", "spectral", None]
 SHAPES = [
     (5, 1),
     (1, 5),

@@ -35,7 +35,7 @@ def reference_steps(
         A = g if n == p else (g @ X.mH - X @ g.mH) / 2
         identity = torch.eye(n, dtype=X.dtype)
         L = A @ X + lam * (X @ X.mH - identity) @ X
-        X = X - min(lr, reference_safe_step(X, L, lam, eps, rule)) * L
+        X = X - reference_step_length(X, L, lr, lam, eps, rule) * L
     return X
 
 
@@ -43,14 +43,27 @@ def norm(M):
     return torch.linalg.matrix_norm(M).item()
 
 
-def reference_safe_step(X, L, lam, eps, rule):
-    D = X.mH @ X - torch.eye(X.shape[1], dtype=X.dtype)
-    d, q = norm(D), norm(L) ** 2
-    if rule == "tight":
-        q = norm(L.mH @ L)
-    if rule == "spectral":  # for iterates inside of the ball
-        d, q = min(norm(D @ D @ D @ D) ** 0.25, eps), norm(L.mH @ L @ L.mH @ L) ** 0.5
-        eps *= 1 - 1e-4
-    b = lam * d * (1 - d)
-    cap = 1 / (2 * lam) if lam else math.inf
-    return min((b + math.sqrt(b * b + q * (eps - d))) / q, cap) if q else cap
+def residual(X):
+    return X.mH @ X - torch.eye(X.shape[1], dtype=X.dtype)
+
+
+def reference_step_length(X, L, lr, lam, eps, rule):
+    D, size, cap = residual(X), norm(L), 1 / (2 * lam) if lam else math.inf
+    if rule == "spectral":
+        t = min(lr, cap, math.sqrt(2 * X.shape[1]) / size if size else math.inf)
+        return t * reference_share(X, L, D, t, lam, eps)
+    b, q = lam * norm(D) * (1 - norm(D)), size**2
+    safe = (b + math.sqrt(b * b + q * (eps - norm(D)))) / q if q else math.inf
+    return min(lr, safe, cap)
+
+
+def reference_share(X, L, D, t, lam, eps):
+    """Of a trial step t that is measured, for iterates inside of the ball."""
+    aim, d, E = eps * (1 - 1e-4), norm(D), residual(X - t * L)
+    reached = norm(E @ E) ** 0.5
+    free = d * (1 - 2 * lam * t) + (t * norm(L)) ** 2
+    if max(free, d) <= aim or reached <= aim:
+        return 1.0
+    delta = min(norm(D @ D) ** 0.5, eps)
+    slope, P, room = lam * t * delta, reached + delta, max(0.0, aim - delta)
+    return (slope + math.sqrt(slope**2 + P * room)) / P

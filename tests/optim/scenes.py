@@ -32,7 +32,7 @@ def scenes(draw):
             "momentum": momentum,
             "nesterov": nesterov,
             "dampening": 0.0 if nesterov else draw(st.sampled_from([0.0, 0.5])),
-            "safe_step": draw(st.sampled_from(["frobenius", "tight", "spectral"])),
+            "safe_step": draw(st.sampled_from(["frobenius", "spectral"])),
             "attraction": draw(st.sampled_from(["coupled", "decoupled", "after"])),
             "omega": draw(st.sampled_from([0.5, 0.5, 0.2, 0.0])),
             "fused": draw(st.sampled_from([None, None, False])),

@@ -68,7 +68,7 @@ OPTIMIZERS = {
     "sgd": lambda groups: ol.LandingSGD(groups, lr=0.1, momentum=0.9, nesterov=True),
     "sgd reference": lambda groups: ol.LandingSGD(groups, lr=0.1, momentum=0.9, fused=False),
     "sgd batches": lambda groups: ol.LandingSGD(groups, lr=0.1, momentum=0.9, foreach=True),
-    "sgd limited": lambda groups: ol.LandingSGD(groups, lr=10.0, safe_step="tight"),
+    "sgd limited": lambda groups: ol.LandingSGD(groups, lr=10.0, safe_step="spectral"),
     "sgd decoupled": lambda groups: ol.LandingSGD(groups, lr=0.1, attraction="decoupled"),
     "sgd after": lambda groups: ol.LandingSGD(groups, lr=0.1, attraction="after"),
     "sgd tensor": lambda groups: ol.LandingSGD(

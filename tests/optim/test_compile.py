@@ -13,9 +13,9 @@ from tests import needs
 OPTIMIZERS = {
     "LandingSGD": (ol.LandingSGD, {}),
     "LandingSGD-momentum-after": (ol.LandingSGD, {"momentum": 0.9, "attraction": "after"}),
-    "LandingSGD-decoupled-tight": (
+    "LandingSGD-decoupled-frobenius": (
         ol.LandingSGD,
-        {"attraction": "decoupled", "safe_step": "tight"},
+        {"attraction": "decoupled", "safe_step": "frobenius"},
     ),
     "LandingAdam": (ol.LandingAdam, {}),
     "LandingAdam-fan": (ol.LandingAdam, {"scale": "fan"}),

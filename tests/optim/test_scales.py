@@ -102,7 +102,7 @@ def test_complex_weights(name, scale):
 def test_where_the_safe_step_binds(name, fused):
     """It is relative to the scale: the same ball around ``s Z``."""
     for attraction, rule in itertools.product(
-        ("coupled", "decoupled", "after"), ("frobenius", "tight", "spectral")
+        ("coupled", "decoupled", "after"), ("frobenius", "spectral")
     ):
         options = {"attraction": attraction, "safe_step": rule, "fused": fused, "lr": 3.7 * 10}
         assert_twins(Case("", ol.LandingSGD, options), name, 3.7, tolerance=1e-12, size=10.0)

@@ -326,7 +326,7 @@ class TestOptions:
         dict(method="landing", options={"step": np.float32(0.01), "momentum": 0}),
         dict(method="landing", options={"step": lambda k: np.float32(0.05)}),
         dict(method="landing", options={"step": lambda k: 0.01 * (k - 1)}),
-        dict(method="landing", options={"eps": 0.1, "safe_step": "tight", "momentum": 0.5}),
+        dict(method="landing", options={"eps": 0.1, "safe_step": "frobenius", "momentum": 0.5}),
     )
 
     @pytest.mark.parametrize("case", range(len(GOOD)))

@@ -34,7 +34,7 @@ class TestLanding:
     """The paper's Algorithm 1: what LandingSGD does with full gradients."""
 
     @pytest.mark.parametrize("shape", [(4, 4), (6, 2), (2, 6)])
-    @pytest.mark.parametrize("rule", ["frobenius", "tight"])
+    @pytest.mark.parametrize("rule", ["frobenius", "spectral"])
     @pytest.mark.parametrize("momentum", [0.0, 0.8])
     @pytest.mark.parametrize("eta", [0.01, 10.0])
     def test_iterates_are_those_of_the_optimizer(
@@ -100,7 +100,7 @@ class TestLanding:
         second, _ = iterates(cost.fun, cost.start, options=dict(step=lambda k: 0.02), **options)
         assert all(torch.equal(X, Y) for X, Y in zip(first, second, strict=True))
 
-    @pytest.mark.parametrize("rule", ["frobenius", "tight", "spectral"])
+    @pytest.mark.parametrize("rule", ["frobenius", "spectral"])
     @pytest.mark.parametrize("eps", [0.05, 0.5, 0.9])
     def test_stays_in_the_ball(self, eps, rule, brockett):
         """Whatever the step; here it is far too long."""

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+import ortholand.lab.rules  # noqa: F401  (registers "tight")
 from ortholand import (
     LandingSGD,
     distance,

@@ -164,15 +164,15 @@ def sharp_gram_minus_identity(X: Tensor) -> Tensor:
     D = gram_minus_identity(X)
     if torch.finfo(X.dtype).bits > 32 or X.device.type == "mps":
         return D
-    D.diagonal(dim1=-2, dim2=-1).copy_(_squared_column_norms(X) - 1)
+    D.diagonal(dim1=-2, dim2=-1).copy_(squared_column_norms(X) - 1)
     return D
 
 
-def _squared_column_norms(X: Tensor) -> Tensor:
+def squared_column_norms(X: Tensor) -> Tensor:
     """``sum_i |X_ij|^2`` for each column, summed in float64."""
     if not in_parts(X):
         squares = X.square() if not X.is_complex() else torch.view_as_real(X).square().sum(-1)
-        return squares.sum(-2, dtype=torch.float64)
+        return squares.sum(-2, dtype=sum_dtype(X))
     norms = [torch.linalg.vector_norm(part, dim=-2, dtype=wide_dtype(X)) for part in parts(X)]
     if X.stride(-2) < X.stride(-1):  # parts are of columns
         return torch.cat(norms).square()
@@ -196,7 +196,7 @@ def is_square(X: Tensor) -> bool:
 
 def max_abs(M: Tensor) -> Tensor:
     """Largest modulus in each matrix; NaN if the matrix contains one."""
-    return M.abs().amax(dim=(-2, -1))
+    return torch.linalg.vector_norm(M, math.inf, dim=(-2, -1))
 
 
 def is_finite(size: Tensor) -> Tensor:
@@ -212,16 +212,9 @@ def largest_norm(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).max / 4
 
 
-TINY_STEP = 2.0**-16
-
-
-def subtract_scaled_(L: Tensor, X: Tensor, eta: Tensor) -> Tensor:
-    """``X - eta L``, one number eta for each matrix, in the memory of L.
-
-    L may be so large that eta is less than the smallest normal number of the type.
-    """
-    length = (eta / TINY_STEP).clamp(max=torch.finfo(X.dtype).max)
-    return torch.addcmul(X, L, per_matrix(length, X), value=-TINY_STEP, out=L)
+def moved_along(X: Tensor, L: Tensor, eta: Tensor, out: Tensor | None = None) -> Tensor:
+    """``X - eta L``, one number eta for each matrix."""
+    return torch.addcmul(X, L, per_matrix(eta, X), value=-1, out=out)
 
 
 def finite_matrices(M: Tensor) -> Tensor:
@@ -264,6 +257,11 @@ def parts(M: Tensor) -> tuple[Tensor, ...]:
     """Parts of a large matrix, each contiguous in memory: rows, or columns."""
     dim = 0 if M.stride(0) >= M.stride(1) else 1
     return M.split(max(1, PART // M.shape[1 - dim]), dim=dim)
+
+
+def sum_dtype(M: Tensor) -> torch.dtype | None:
+    """The type in which real numbers are summed: float64 if the device has it."""
+    return None if M.device.type == "mps" else torch.float64
 
 
 def wide_dtype(M: Tensor) -> torch.dtype:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+import ortholand.lab.rules  # noqa: F401  (registers "tight")
 from ortholand.fields import landing_field, plam_field
 from ortholand.flow import landing_flow
 from ortholand.geometry import (

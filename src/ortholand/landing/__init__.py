@@ -6,12 +6,12 @@ A step has three parts, each an object that may be swapped:
 - an *attraction* (:mod:`.attraction`) says where X goes along it;
 - a *safe-step rule* (:mod:`ortholand.safe_step`) says how far.
 
-Square matrices step by formulas on the matrices themselves. Tall ones step in the *Gram form*
+:class:`.description.LandingStep` puts them together: moments, direction, trial move, measured
+distance, shortened move, landing. Matrices whose rows are on several ranks step in the *Gram form*
 (:mod:`.gram`): one pass over the rows for some p x p matrices, then coefficients, then one pass
-that combines columns. Rows may be anywhere: only the sum of Gram matrices is shared.
+that combines columns. Only the sum of Gram matrices is shared.
 
 A new attraction is a subclass of :class:`Attraction` with a ``move``, passed to :func:`register`.
-Further forms (Gram form, compiled code) make it faster; where they are missing, ``move`` is used.
 """
 
 from ortholand.landing.after import After

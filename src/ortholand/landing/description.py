@@ -5,14 +5,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ortholand.landing.attraction import Attraction, LandingOptions
+from ortholand.landing.after import After
+from ortholand.landing.attraction import LandingOptions, redefined
+from ortholand.landing.coupled import Coupled
+from ortholand.landing.decoupled import Decoupled
 from ortholand.landing.moments import AdamMoments, Momentum
 from ortholand.landing.muon import MuonMoments
-from ortholand.landing.step import PendingStep, Rows
-from ortholand.safe_step import SafeStepRule
+from ortholand.landing.step import MatrixStep, PendingStep, Rows
+from ortholand.safe_step import Frobenius
 
-GRAM_FROM = 8  # rows per column from which p x p products cost less than they save (make bench)
 Moments = Momentum | AdamMoments | MuonMoments
+OURS = (Coupled, Decoupled, After)
 GramStep = Callable[[Tensor, Tensor, dict[str, Tensor], Rows], PendingStep]
 
 
@@ -23,55 +26,39 @@ class LandingStep:
     moments: Moments
     options: LandingOptions
 
+    def __call__(self, X: Tensor, G: Tensor, state: dict[str, Tensor]) -> MatrixStep:
+        """Moments, direction, trial move, measured residual, shortened move, landing.
+
+        This is batched, without branches on values but those that save products on a CPU.
+        """
+        point, attraction = self.options.point(X), self.options.attraction
+        direction, new_state = self.moments.advance(point, G, state)
+        if redefined(type(attraction), "move", "step"):
+            move = attraction.move(X, direction.generator, self.options)
+        else:
+            move = attraction.step(point, direction, self.options)
+        return MatrixStep.of(move, new_state)
+
+    @property
+    def ends_in_ball(self) -> bool:
+        """Whether a step that is taken is finite: one of the library's, with a safe step."""
+        return self.options.rule is not None and type(self.options.attraction) in OURS
+
     @property
     def gram_step(self) -> GramStep | None:
-        """The step of tall matrices in the Gram form, or None (see :attr:`why_not_gram`)."""
+        """The step of rows on several ranks, or None (see :attr:`why_not_gram`)."""
         return None if self.why_not_gram else self._gram_step
-
-    @property
-    def why_not_gram(self) -> str | None:
-        """What has no Gram form; None if everything has one."""
-        return self._patched or self._missing(
-            "Gram", lambda a: a.coefficients is None, lambda r: r.squared_gram_bound is None
-        )
-
-    @property
-    def stays_finite(self) -> bool:
-        """Whether its results are finite where it is taken: the library's own rules bound them."""
-        rule, attraction = self.options.rule, self.options.attraction
-        known = rule is not None and rule.compiled is not None and attraction.compiled is not None
-        return known and not self._patched
-
-    def gram_pays(self, n: int, p: int) -> bool:
-        """Whether the Gram form is quicker for whole n x p matrices.
-
-        It adds products of p x p matrices to those with n rows, except along a field.
-        """
-        if not self.moments.gram_pays:
-            return False
-        along_field = self.options.attraction.field_coefficients is not None
-        return (along_field and self.moments.go_along_fields) or n >= GRAM_FROM * p
 
     def _gram_step(self, X: Tensor, G: Tensor, state: dict[str, Tensor], rows: Rows) -> PendingStep:
         return self.moments.gram_step(X, G, state, self.options, rows)
 
     @property
-    def _patched(self) -> str | None:
-        """What was patched after it was defined, so that its faster forms may no longer apply."""
+    def why_not_gram(self) -> str | None:
+        """What has no Gram form; None if everything has one."""
         attraction, rule = self.options.attraction, self.options.rule
-        if attraction.is_patched:
-            return f"patched attraction {attraction.name!r}"
-        return f"patched safe_step {rule.name!r}" if rule is not None and rule.is_patched else None
-
-    def _missing(
-        self,
-        form: str,
-        of_attraction: Callable[[Attraction], bool],
-        of_rule: Callable[[SafeStepRule], bool],
-    ) -> str | None:
-        attraction, rule = self.options.attraction, self.options.rule
-        if of_attraction(attraction):
-            return f"attraction {attraction.name!r} has no {form} form"
-        if rule is not None and of_rule(rule):
-            return f"safe_step {rule.name!r} has no {form} form"
+        cls = type(attraction)
+        if attraction.coefficients is None or redefined(cls, "move", "coefficients"):
+            return f"attraction {attraction.name!r} has no Gram form"
+        if rule is not None and not rule.is_measured and type(rule) is not Frobenius:
+            return f"safe_step {rule.name!r} has no Gram form"
         return None

@@ -37,9 +37,10 @@ from ortholand.geometry.polar import (
     in_range,
     polar_factor,
 )
-from ortholand.landing.attraction import LandingOptions, finite_coefficients
+from ortholand.landing.attraction import LandingOptions
 from ortholand.landing.gram import Gram, cast, combine, trace
-from ortholand.landing.moments import accumulate
+from ortholand.landing.moments import accumulate, finite_coefficients, generator
+from ortholand.landing.point import Direction, Point, cleaned
 from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows, StateKind
 
 State = dict[str, Tensor]
@@ -54,9 +55,7 @@ class MuonMoments:
     nesterov: bool = True
     steps: int = STEPS
     why_not_apart = None
-    go_along_fields = False
-    gram_pays = True
-    compiled = None
+    shows_state = False  # a polar factor is finite whatever the size of what is kept
 
     @property
     def state_kinds(self) -> Mapping[str, StateKind]:
@@ -83,22 +82,32 @@ class MuonMoments:
             nesterov=self.nesterov,
         )
 
-    def polar_generator(self, X: Tensor, B: Tensor, size: Tensor, eps: float) -> Tensor:
-        """The generator of ``msign(psi) X`` for the psi that the generator B represents.
+    def advance(self, point: Point, G: Tensor, state: State) -> tuple[Direction, State]:
+        """The direction of a step, and the state after it."""
+        B = generator(point.X, G)
+        if not self.momentum:
+            return self.polar_direction(point, B, frobenius_norm(G)), {}
+        B, total = self.averaged(B, state["momentum_buffer"])
+        direction = self.polar_direction(point, B, frobenius_norm(G))
+        kept = total if is_square(point.X) else cleaned(point, total)[0]
+        return direction, {"momentum_buffer": kept}
+
+    def polar_direction(self, point: Point, B: Tensor, size: Tensor) -> Direction:
+        """The direction ``msign(psi) X`` for the psi that the generator B represents.
 
         Args:
-            X: matrices ``(..., n, p)``, n >= p, within eps of the manifold.
+            point: matrices ``(..., n, p)``, n >= p.
             B: psi itself for square X, else n x p.
             size: ``||G||_F`` of the gradients: anything at their rounding level counts as zero.
-            eps: radius of the ball.
         """
+        X = point.X
         if is_square(X):
             A = skew(polar_factor(B, self.steps))
-            return _unless_noise(
-                A, frobenius_norm(B), product_roundoff(X.shape[-2], X.dtype) * size
-            )
-        _, W, polar = tall_polar(X, B, self.steps, eps)
-        return add_product(product(X, polar.of_X), W, polar.of_B)
+            noise = product_roundoff(X.shape[-2], X.dtype) * size
+            return Direction(_unless_noise(A, frobenius_norm(B), noise))
+        W, polar = tall_polar(point, B, self.steps)
+        generator = add_product(product(X, polar.of_X), W, polar.of_B)
+        return Direction(generator, W=polar.M)
 
     def gram_step(
         self, X: Tensor, G: Tensor, state: State, options: LandingOptions, rows: Rows
@@ -110,8 +119,6 @@ class MuonMoments:
         which is enough for single-precision weights. No type is wide enough for
         double-precision ones: their ranks sum a second time, products of a better basis.
         """
-        if not rows.apart:
-            return PendingStep.known(self._whole_step(X, G, state, options))
         buffer = state.get("momentum_buffer")
         B, total, more = G, None, ()
         if buffer is not None:
@@ -124,7 +131,7 @@ class MuonMoments:
         roundoff = product_roundoff(rows.total, X2.dtype)
 
         def move(W: Tensor, D: Tensor, polar: PolarGram, sums: GramSums) -> MatrixStep:
-            step = moved_along(X2, W, D, polar, options, roundoff, apart=True)
+            step = moved_by_polar(X2, W, D, polar, options, roundoff)
             taken = step.taken & (trace(sums.hermitian[1]).sqrt() < largest_norm(X.dtype))
             step = step._replace(moved=cast(step.moved, X.dtype), taken=taken)
             if total is None:
@@ -152,21 +159,6 @@ class MuonMoments:
 
         return PendingStep(sums, finish)
 
-    def _whole_step(
-        self, X: Tensor, G: Tensor, state: State, options: LandingOptions
-    ) -> MatrixStep:
-        """The step of tall matrices that are whole."""
-        B, total = G, None
-        if self.momentum:
-            B, total = self.averaged(G, state["momentum_buffer"])
-        D, W, polar = tall_polar(X, B, self.steps, options.eps)
-        roundoff = product_roundoff(X.shape[-2], X.dtype)
-        step = moved_along(X, W, D, polar, options, roundoff, apart=False)
-        if total is None:
-            return step
-        kept = subtract_product_(total, X, multiplier(D, X.mH @ total))
-        return step._replace(state={"momentum_buffer": kept})
-
 
 class PolarGram(NamedTuple):
     """The generator ``X of_X + B of_B`` of ``msign(psi) X``, with its Gram matrices."""
@@ -177,31 +169,19 @@ class PolarGram(NamedTuple):
     T: Tensor  # its own
 
 
-def moved_along(
+def moved_by_polar(
     X: Tensor,
     B: Tensor,
     D: Tensor,
     polar: PolarGram,
     options: LandingOptions,
     roundoff: float,
-    *,
-    apart: bool,
 ) -> MatrixStep:
-    """The attraction's step along the generator ``X of_X + B of_B``."""
-    d = torch.linalg.vector_norm(D, dim=(-2, -1))
-    size = trace(polar.T).sqrt()
-    gram = Gram(D, polar.M, polar.T, d, torch.ones_like(d), size, roundoff, apart)
+    """The attraction's step along the generator ``X of_X + B of_B``, which has no multipliers."""
+    gram = Gram(D, polar.M, polar.T, frobenius_norm(D), trace(polar.T).sqrt(), roundoff)
     a, b, taken, limited = finite_coefficients(gram, options)
     moved = combine(X, B, add_product(a, polar.of_X, b), product(polar.of_B, b))
     return MatrixStep(moved, taken, {}, limited)
-
-
-class TallPolar(NamedTuple):
-    """The polar generator in terms of X and a well-conditioned W."""
-
-    D: Tensor  # X^H X - I
-    W: Tensor
-    gram: PolarGram  # W in the place of B
 
 
 class Basis(NamedTuple):
@@ -243,16 +223,17 @@ class FirstPass(NamedTuple):
         return subtract_product_(product(B, of_B), X, of_X)
 
 
-def tall_polar(X: Tensor, B: Tensor, steps: int, eps: float) -> TallPolar:
-    """The generator of ``msign(Skew(B X^H)) X``; nothing is n x n.
+def tall_polar(point: Point, B: Tensor, steps: int) -> tuple[Tensor, PolarGram]:
+    """W, and the generator of ``msign(Skew(B X^H)) X`` in terms of X and W; nothing is n x n.
 
     C is made orthonormal by Cholesky factors of its Gram matrix, twice. They are shifted by the
     Gram matrix's possible rounding error, so small singular values are damped by the first and
     restored by the second. That one needs no pass over rows: W is well conditioned, so the
     second factor is part of the coefficients.
     """
-    D, roundoff = sharp_gram_minus_identity(X), product_roundoff(X.shape[-2], X.dtype)
-    root, inverse = gram_roots(D, eps)
+    X, D = point.X, point.D
+    roundoff = product_roundoff(X.shape[-2], X.dtype)
+    root, inverse = gram_roots(D, point.radius)
     B = in_range(B)
     M = product(inverse, product(X.mH, B))
     C = subtract_product_(B, X, product(inverse, M))
@@ -261,7 +242,7 @@ def tall_polar(X: Tensor, B: Tensor, steps: int, eps: float) -> TallPolar:
     W = product(C, solved(L, root).mH)
     first = FirstPass(root, inverse, product(M, root), T, D.new_ones(()))
     XW, WW = product(X.mH, W), gram_matrix(W)
-    return TallPolar(D, W, second_pass(first, L, XW, WW, steps, roundoff))
+    return W, second_pass(first, L, XW, WW, steps, roundoff)
 
 
 def first_shift(T: Tensor, roundoff: float) -> Tensor:
@@ -372,7 +353,8 @@ def _unless_noise(A: Tensor, norm: Tensor, noise: Tensor | float) -> Tensor:
     A gradient normal to the manifold has a relative gradient of zero, up to rounding; its polar
     factor would be a full-length step in an arbitrary direction.
     """
-    return torch.where((norm <= noise)[..., None, None], torch.zeros_like(A), A)
+    zero = torch.as_tensor(noise) * 0  # but NaN if the noise is infinite, as a gradient's may be
+    return torch.where((norm <= noise)[..., None, None], per_matrix(zero, A), A)
 
 
 def _widened(M: Tensor) -> Tensor:

@@ -79,7 +79,6 @@ class Rows(NamedTuple):
 
     here: int
     total: int  # n
-    apart: bool = False  # whether other ranks hold parts of the matrices; a part may be empty
 
     @property
     def share(self) -> float:
@@ -109,12 +108,6 @@ class PendingStep(NamedTuple):
 
     sums: GramSums
     finish: "Callable[[GramSums], MatrixStep | PendingStep]"
-
-    @classmethod
-    def known(cls, step: MatrixStep) -> "PendingStep":
-        """A step that waits for nothing."""
-        nothing = step.taken.new_empty(0)
-        return cls(GramSums((nothing, nothing), ()), lambda _: step)
 
     def alone(self) -> MatrixStep:
         """The step, if all rows are local."""

@@ -21,6 +21,7 @@ from ortholand.geometry.precision import without_autocast
 from ortholand.geometry.rounding import ROUNDING_STATE
 from ortholand.geometry.scales import NUMBERS, scale_of
 from ortholand.geometry.views import check_weight
+from ortholand.landing.attraction import redefined
 from ortholand.landing.description import LandingStep
 from ortholand.landing.step import COUNTS, LIMITED, SKIPPED, MatrixStep, Slot, StateKind
 from ortholand.optim.checks import check_common_options, gradient_error, scalar_lr
@@ -52,7 +53,7 @@ NO_OPTIONS = ("params", "param_names", "lr")  # of a group; a tensor lr is read 
 class OrthogonalOptimizer(Optimizer):
     """Base of the optimizers. Group options ``orthogonal`` and ``view`` say what is constrained."""
 
-    # Methods that engines bypass where they are the library's own (:func:`known_to_engines`).
+    # Methods that a landing step replaces, unless they are newer than ``landing_step``.
     hooks: ClassVar[tuple[str, ...]] = (
         "matrix_step",
         "move",
@@ -62,6 +63,7 @@ class OrthogonalOptimizer(Optimizer):
     )
 
     warns_of_frozen_weights: ClassVar[bool] = True
+    keeps_generators: ClassVar[bool] = False  # whether ``generator`` is the library's
 
     _awaits_values = False  # whether a weight was on the meta device when it was to be checked
     _is_starting = False  # whether the constructor is adding groups, which it checks afterwards
@@ -196,11 +198,11 @@ class OrthogonalOptimizer(Optimizer):
             self._check_change(group, known.plan)
         plan = self._make_plan(group)
         if self.__dict__.keys().isdisjoint(self.hooks):
-            plans[id(group)] = _KnownPlan.of(self, group, plan)
+            plans[id(group)] = _KnownPlan.of(group, plan)
         return plan
 
     def _make_plan(self, group: Group) -> Plan:
-        changed = [name for name in self.hooks if not self._is_known_to_engines(name)]
+        changed = [name for name in self.hooks if self._is_overridden(name, "landing_step")]
         landing = self.landing_step(group)
         why_not = f"{type(self).__name__} has no landing step" if landing is None else ""
         if landing is not None and changed:
@@ -227,17 +229,14 @@ class OrthogonalOptimizer(Optimizer):
     def _rescaled_plan(self, group: Group, scale: float) -> Plan:
         return replace(self._make_plan(self.options_at_scale(group, scale)), scale=scale)
 
-    def _is_known_to_engines(self, hook: str) -> bool:
-        if hook in self.__dict__:
-            return False
-        function = getattr(type(self), hook, None)
-        # The function itself: a decorator that copies attributes would copy another one's mark.
-        return function is None or getattr(function, "known_to_engines", None) is function
+    def _is_overridden(self, hook: str, derived: str) -> bool:
+        """Whether a method is newer than what was made for the method it replaces."""
+        return hook in self.__dict__ or redefined(type(self), hook, derived)
 
     @property
     def makes_generators(self) -> bool:
         """Whether the buffers hold the library's own generators, skew if square."""
-        return hasattr(self, "generator") and self._is_known_to_engines("generator")
+        return self.keeps_generators and not self._is_overridden("generator", "keeps_generators")
 
     def _slots(self, group: Group, plan: Plan) -> list[Slot]:
         """The weights of a group that have gradients, with their state; checked, not yet moved."""
@@ -445,25 +444,19 @@ class _KnownPlan(NamedTuple):
     lasts: bool  # whether no option can change in place; if one can, the next step plans again
     options: tuple[str, ...]  # names of the group's, and their values
     values: tuple[Any, ...]
-    get_hooks: Callable[[type], Any]
-    hooks: Any  # the class's methods
 
     @classmethod
-    def of(cls, optimizer: OrthogonalOptimizer, group: Group, plan: Plan) -> "_KnownPlan":
-        kind = type(optimizer)
-        get_hooks = operator.attrgetter(*(name for name in kind.hooks if hasattr(kind, name)))
+    def of(cls, group: Group, plan: Plan) -> "_KnownPlan":
         lasts = all(_is_lasting(v) for name, v in group.items() if name not in NO_OPTIONS)
-        return cls(plan, lasts, (*group,), (*group.values(),), get_hooks, get_hooks(kind))
+        return cls(plan, lasts, (*group,), (*group.values(),))
 
     def is_of(self, optimizer: OrthogonalOptimizer, group: Group) -> bool:
         """Whether nothing has changed since. Called in every step, so it must be quick."""
-        kind = type(optimizer)
         return (
             self.lasts
             and self.options == (*group,)
             and all(map(operator.is_, group.values(), self.values))
-            and self.get_hooks(kind) == self.hooks
-            and optimizer.__dict__.keys().isdisjoint(kind.hooks)
+            and optimizer.__dict__.keys().isdisjoint(optimizer.hooks)
         )
 
 
@@ -477,15 +470,6 @@ def frozen_message(name: str, p: Tensor) -> str:
         "orthonormal matrix; with lam=0 nothing pulls away from the edge of the ball. "
         "optimizer.skipped_steps() counts such steps."
     )
-
-
-def known_to_engines(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a method of the library that engines may bypass, because they do the same faster.
-
-    A redefinition has no such mark, and is called.
-    """
-    method.known_to_engines = method  # type: ignore[attr-defined]
-    return method
 
 
 def options_of(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from torch import Tensor
 from ortholand.landing.step import LIMITED, Slot, prepare_counts
 from ortholand.optim.base import OrthogonalOptimizer
 from ortholand.optim.engines import ENGINES, SHARDED
-from ortholand.optim.engines.reference import form_of
 from ortholand.optim.plan import Plan
 from ortholand.optim.weights import name_of, number_of_matrices, zero_state
 from ortholand.sharding.placement import is_dtensor
@@ -28,7 +27,7 @@ class WeightExplained:
     view: str  # "matrix" or "kernel"; "" if unconstrained
     matrices: int  # how many the weight is; 0 if unconstrained
     engine: str  # "sharded", "compiled", "reference", or "torch" if unconstrained
-    form: str  # of the step, if there are several: "Gram form" or "matrix_step"
+    form: str  # "matrix_step" if the optimizer's own method steps it, because a part is overridden
     reason: str  # why a faster engine does not step it; "" if there is none
     # Share of its steps so far that the safe step made shorter than lr.
     limited: float | None = None
@@ -84,7 +83,7 @@ def explain(optimizer: OrthogonalOptimizer) -> Explanation:
     >>> X = torch.nn.Parameter(ortholand.random_orthogonal(8, 3, seed=0))
     >>> (row,) = explain(ortholand.LandingSGD([X], fused=False))
     >>> row.engine, row.form, row.reason
-    ('reference', 'Gram form', 'fused=False')
+    ('reference', '', 'fused=False')
     """
     if not isinstance(optimizer, OrthogonalOptimizer):
         raise TypeError(
@@ -145,7 +144,7 @@ def _who(slot: Slot, plan: Plan, *, alone: bool) -> tuple[str, str, str]:
     for engine in ENGINES:
         refusal = engine.refusal(slot, plan, alone=alone)
         if refusal is None:
-            form = form_of(slot, plan) if engine.name == "reference" else ""
+            form = "" if plan.landing or engine.name != "reference" else "matrix_step"
             return engine.name, form, "; ".join(refusals)
         if engine is not SHARDED:
             refusals.append(refusal)

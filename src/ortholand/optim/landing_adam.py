@@ -7,11 +7,11 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from ortholand.geometry.derivatives import relative_gradient, remove_normal
-from ortholand.geometry.matrices import is_square
+from ortholand.geometry.matrices import is_square, per_matrix
 from ortholand.landing.description import LandingStep
 from ortholand.landing.moments import AdamMoments
 from ortholand.landing.step import MatrixStep, StateKind
-from ortholand.optim.base import known_to_engines, options_of
+from ortholand.optim.base import options_of
 from ortholand.optim.checks import plain_betas
 from ortholand.optim.landing_optimizer import LandingWithAdam
 from ortholand.safe_step import DEFAULT_RULE
@@ -95,23 +95,24 @@ class LandingAdam(LandingWithAdam):
         """Adam's moments, then the attraction's move."""
         return LandingStep(moments_of(group), self.how_it_lands(group))
 
-    @known_to_engines
     def state_kinds(self, group: Mapping[str, Any]) -> Mapping[str, StateKind]:
         """Adam's two moments, and the number of steps that each matrix has taken."""
         return moments_of(group).state_kinds
 
-    @known_to_engines
+    keeps_generators = True
+
     def generator(self, X: Tensor, G: Tensor) -> Tensor:
         """A generator of the relative gradient: for tall X, G without its normal part."""
         return relative_gradient(X, G) if is_square(X) else remove_normal(X, G)
 
-    @known_to_engines
     def matrix_step(
         self, X: Tensor, G: Tensor, state: dict[str, Tensor], group: Mapping[str, Any]
     ) -> MatrixStep:
         """Moments, direction, landing step."""
-        direction, new_state = moments_of(group).direction(self.generator(X, G), state)
-        return MatrixStep.of(self.move(X, direction, group), new_state)
+        B = self.generator(X, G).clone()  # the mean is made in its memory
+        mean, length, numbers = moments_of(group).mean(B, state)
+        move = self.move(X, mean * per_matrix(length, X), group)
+        return MatrixStep.of(move, {"exp_avg": mean, **numbers})
 
 
 def moments_of(group: Mapping[str, Any]) -> AdamMoments:

@@ -7,14 +7,15 @@ from typing import Any
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from ortholand.geometry.matrices import frobenius_norm, is_finite
+from ortholand.geometry.matrices import frobenius_norm
 from ortholand.geometry.polar import STEPS, check_steps
 from ortholand.landing.attraction import LandingOptions
 from ortholand.landing.description import LandingStep
 from ortholand.landing.moments import generator, transport
 from ortholand.landing.muon import TURN, MuonMoments
+from ortholand.landing.point import Point
 from ortholand.landing.step import MatrixStep, StateKind
-from ortholand.optim.base import known_to_engines, options_of
+from ortholand.optim.base import options_of
 from ortholand.optim.checks import check_bool, check_finite, plain_betas
 from ortholand.optim.landing_optimizer import LandingWithAdam
 from ortholand.safe_step import DEFAULT_RULE
@@ -139,22 +140,20 @@ class LandingMuon(LandingWithAdam):
         """Muon's mean and its polar factor, then the attraction's move."""
         return LandingStep(moments_of(group), replace(self.how_it_lands(group), turn=TURN))
 
-    @known_to_engines
     def state_kinds(self, group: Mapping[str, Any]) -> Mapping[str, StateKind]:
         """The momentum buffer, if there is momentum."""
         return moments_of(group).state_kinds
 
-    @known_to_engines
+    keeps_generators = True
+
     def generator(self, X: Tensor, G: Tensor) -> Tensor:
         """A generator of the relative gradient: this is what is averaged."""
         return generator(X, G)
 
-    @known_to_engines
     def transport(self, X: Tensor, buffer: Tensor) -> Tensor:
         """The mean, transported to the new X: without its normal part if X is tall."""
         return transport(X, buffer)
 
-    @known_to_engines
     def matrix_step(
         self, X: Tensor, G: Tensor, state: dict[str, Tensor], group: Mapping[str, Any]
     ) -> MatrixStep:
@@ -164,15 +163,8 @@ class LandingMuon(LandingWithAdam):
         if group["momentum"]:
             B, total = moments.averaged(B, state["momentum_buffer"])
             new_state["momentum_buffer"] = self.transport(X, total)
-        size = frobenius_norm(G)
-        A = moments.polar_generator(X, B, size, group["eps"])
-        if self._is_known_to_engines("move"):
-            options = self.landing_step(group).options
-            move = options.attraction.move(X, A, options)
-        else:  # it may make A longer
-            move = self.move(X, A, group)
-        step = MatrixStep.of(move, new_state)
-        return step._replace(taken=step.taken & is_finite(size))  # else all looks like noise
+        direction = moments.polar_direction(Point(X, group["eps"]), B, frobenius_norm(G))
+        return MatrixStep.of(self.move(X, direction.generator, group), new_state)
 
 
 def moments_of(group: Mapping[str, Any]) -> MuonMoments:

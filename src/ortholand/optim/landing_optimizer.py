@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ortholand.landing import LandingOptions
 from ortholand.landing.step import Slot
-from ortholand.optim.base import OrthogonalOptimizer, known_to_engines
+from ortholand.optim.base import OrthogonalOptimizer
 from ortholand.optim.checks import check_adam_options, plain_betas
 from ortholand.optim.landing_options import check_landing_options, landing_options
 from ortholand.optim.plain import Agreement, plain_adam_step
@@ -30,7 +30,6 @@ class LandingOptimizer(OrthogonalOptimizer):
         """Whether the safe-step rule uses the spectral norm."""
         return self.how_it_lands(group).is_ball_spectral
 
-    @known_to_engines
     def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """The landing step."""
         options = self.how_it_lands(group)

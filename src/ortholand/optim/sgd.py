@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ortholand.landing.moments import accumulate, generator, transport
 from ortholand.landing.step import MatrixStep, Slot, StateKind
-from ortholand.optim.base import OrthogonalOptimizer, known_to_engines
+from ortholand.optim.base import OrthogonalOptimizer
 from ortholand.optim.checks import check_sgd_options
 from ortholand.optim.plain import Agreement, plain_sgd_step
 
@@ -23,22 +23,20 @@ class OrthogonalSGD(OrthogonalOptimizer):
         """Check SGD's conditions."""
         check_sgd_options(options)
 
-    @known_to_engines
     def state_kinds(self, group: Mapping[str, Any]) -> Mapping[str, StateKind]:
         """The momentum buffer, if there is momentum."""
         return {"momentum_buffer": "matrix"} if group["momentum"] else {}
 
-    @known_to_engines
+    keeps_generators = True
+
     def generator(self, X: Tensor, G: Tensor) -> Tensor:
         """What is accumulated: by default, a generator of the relative gradient."""
         return generator(X, G)
 
-    @known_to_engines
     def transport(self, X: Tensor, buffer: Tensor) -> Tensor:
         """The buffer to keep: by default, without its normal part if X is tall."""
         return transport(X, buffer)
 
-    @known_to_engines
     def matrix_step(
         self, X: Tensor, G: Tensor, state: dict[str, Tensor], group: Mapping[str, Any]
     ) -> MatrixStep:

@@ -284,7 +284,7 @@ def step_rows(members: list[Member], step: ShardedStep) -> None:
     parts = []
     for member in members:
         W, G, *buffers = _descent_fields(member, step)
-        rows = Rows(W.shape[0], member.shape[0], apart=True)
+        rows = Rows(W.shape[0], member.shape[0])
         parts.append(_part(member, W, G, buffers, rows, step))
     results = step_parts(parts, step, members[0].layout)
     for member, (moved, taken, state, limited) in zip(members, results, strict=True):
@@ -302,7 +302,7 @@ def step_columns(members: list[Member], step: ShardedStep) -> None:
     parts = []
     for member, matrices in zip(members, fields, strict=True):
         W, G, *buffers = (next(blocks).mT for _ in matrices)
-        rows = Rows(W.shape[0], member.shape[1], apart=True)
+        rows = Rows(W.shape[0], member.shape[1])
         parts.append(_part(member, W, G, buffers, rows, step))
     results = step_parts(parts, step, members[0].layout)
     columns = [M.mT for r in results for M in (r.moved, *(r.state[k] for k in names))]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import ortholand.lab.rules  # noqa: F401  (registers "tight")
 from ortholand.lab.experiments.descents import (
     follow,
     growth,

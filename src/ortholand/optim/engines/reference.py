@@ -1,30 +1,18 @@
-"""The engine that can step everything: torch's operations, on batches of equal matrices.
+"""The engine that can step everything: torch's operations, on batches of equal matrices."""
 
-Tall and wide weights step in the Gram form if the step has one and it pays; all others by the
-optimizer's own ``matrix_step``.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ortholand.geometry.matrices import PART, finite_matrices, finite_sums, is_plain_cpu
+from ortholand.geometry.matrices import finite_matrices, is_plain_cpu
 from ortholand.geometry.rounding import HALF_TYPES, exact_value, keep_
 from ortholand.geometry.scales import follow, unscaled
-from ortholand.geometry.views import View, as_matrices, as_weight, matrices_shape
+from ortholand.geometry.views import View, as_matrices, as_weight
 from ortholand.landing.batches import batches
-from ortholand.landing.description import GramStep
-from ortholand.landing.step import (
-    MatrixStep,
-    Rows,
-    Slot,
-    StateKind,
-    count_limited,
-    count_skipped,
-    descent,
-)
+from ortholand.landing.step import LIMITED, SKIPPED, Slot, StateKind, count_of, descent
 from ortholand.optim.plan import Plan
 from ortholand.optim.weights import check_memory
 
@@ -51,91 +39,121 @@ class ReferenceEngine:
         return partial(_step, slots, plan), []
 
 
+class _Flags(NamedTuple):
+    """Which matrices of some weights did not step, or stepped less than lr."""
+
+    slots: list[Slot]
+    taken: Tensor
+    limited: Tensor | None
+
+
 @torch.no_grad()
 def _step(slots: list[Slot], plan: Plan) -> None:
     """Step the weights, those of one shape as a batch if that is quicker."""
-    scales = [plan.scale_of(slot.weight.shape) for slot in slots]
-    if len(slots) == 1:
-        _step_batch(slots, plan.at_scale(scales[0]))
-        return
-    kinds = zip((_kind_of(slot, plan.view) for slot in slots), scales, strict=True)
-    for members in batches([(*kind, scale) for kind, scale in kinds], plan.foreach):
-        _step_batch([slots[k] for k in members], plan.at_scale(scales[members[0]]))
+    kinds = [_kind_of(slot, plan) for slot in slots]
+    on_device = not slots[0].weight.is_cpu
+    flags = [
+        _step_batch([slots[k] for k in members], plan.at_scale(kinds[members[0]][-1]))
+        for members in batches(kinds, plan.foreach, on_device=on_device)
+    ]
+    for device in {batch.taken.device for batch in flags}:
+        here = [batch for batch in flags if batch.taken.device == device]
+        _count(SKIPPED, [(b.slots, b.taken.logical_not()) for b in here], plan)
+        _count(LIMITED, [(b.slots, b.limited) for b in here if b.limited is not None], plan)
 
 
-def _kind_of(slot: Slot, view: View) -> tuple[int, int, torch.dtype, torch.device]:
-    n, p = as_matrices(slot.weight, view).shape[-2:]
-    return n, p, slot.weight.dtype, slot.weight.device
+def _kind_of(slot: Slot, plan: Plan) -> tuple[int, int, torch.dtype, torch.device, float]:
+    weight = slot.weight
+    n, p = as_matrices(weight, plan.view).shape[-2:]
+    return n, p, weight.dtype, weight.device, plan.scale_of(weight.shape)
 
 
-def form_of(slot: Slot, plan: Plan) -> str:
-    """The name of the form in which this engine steps a weight."""
-    n, p = matrices_shape(slot.weight.shape, plan.view)[-2:]
-    return "Gram form" if _gram_step(n, p, plan) is not None else "matrix_step"
-
-
-def _gram_step(n: int, p: int, plan: Plan) -> GramStep | None:
-    """The Gram form of n x p matrices, if there is one and it is quicker."""
-    landing = plan.landing
-    if n == p or landing is None or not landing.gram_pays(n, p):
-        return None
-    return landing.gram_step
-
-
-def _step_batch(slots: list[Slot], plan: Plan) -> None:
+def _step_batch(slots: list[Slot], plan: Plan) -> _Flags:
     """Step weights of one matrix shape, type, device and scale as one batch."""
-    view, scale = plan.view, plan.scale
+    view, scale, kinds = plan.view, plan.scale, plan.state_kinds
     W = _together([as_matrices(exact_value(slot.weight, slot.state), view) for slot in slots])
     X = unscaled(W, scale)
-    G = _together([descent_gradient(slot, plan, X.dtype) for slot in slots])
+    G = _together([as_matrices(slot.gradient, view) for slot in slots]).to(X.dtype)
     state = {
         name: _together([_as_batch(slot.state[name], kind, view) for slot in slots], kind)
-        for name, kind in plan.state_kinds.items()
+        for name, kind in kinds.items()
     }
-    result = matrix_step(X, G, state, plan)
+    step = plan.matrix_step if plan.landing is None else plan.landing
+    result = step(X, descent(G, plan.maximize), state)
     (moved, taken, new_state), limited = result[:3], getattr(result, "limited", None)
     moved = follow(W, X, moved, scale)
-    dtype = slots[0].weight.dtype
-    bounded = plan.landing is not None and plan.landing.stays_finite
-    if not bounded or dtype in HALF_TYPES or scale != 1:  # what is stored may not be finite
-        taken = taken & finite_matrices(moved.to(dtype))
-    if not bounded or X.shape[-2] != X.shape[-1]:  # what is projected may overflow
-        for name, new in new_state.items():
-            is_matrix = plan.state_kinds[name] == "matrix"
-            taken = taken & (finite_sums(new) if is_matrix else torch.isfinite(new))
-    shapes = [as_matrices(slot.weight, view).shape[:-2] for slot in slots]
+    taken = taken & _is_finite(moved, new_state, slots[0].weight.dtype, plan)
     mask = taken[..., None, None] if X.ndim > 2 else taken
-    # Memory of a large batch is saved by a branch on the CPU; elsewhere that would be a wait.
-    all_go = X.numel() > PART and is_plain_cpu(taken) and bool(taken.all())
-    reached = moved if all_go else torch.where(mask, moved, W)
-    parts = zip(slots, _apart(reached, shapes), _apart(taken, shapes), strict=True)
-    for slot, part, ok in parts:
-        keep_(slot.weight, as_weight(part, slot.weight, view), slot.state)
-        count_skipped(slot.state, ok)
-    if limited is not None:
-        for slot, part in zip(slots, _apart(limited, shapes), strict=True):
-            count_limited(slot.state, part)
+    all_go = _may_look(taken, plan) and bool(taken.all())
+    shapes = [as_matrices(slot.weight, view).shape[:-2] for slot in slots]
+    _keep_weights(slots, _apart(moved if all_go else torch.where(mask, moved, W), shapes), view)
     for name, new in new_state.items():
-        is_matrix = plan.state_kinds[name] == "matrix"
+        is_matrix = kinds[name] == "matrix"
         kept = new if all_go else torch.where(mask if is_matrix else taken, new, state[name])
-        for slot, part in zip(slots, _apart(kept, shapes), strict=True):
-            # As a vector: torch.compile loses what is written to a single float64 number.
-            target = slot.state[name].unsqueeze(0)
-            target.copy_(as_weight(part, slot.weight, view) if is_matrix else part)
+        parts = _apart(kept, shapes)
+        if is_matrix:
+            parts = _as_weights(parts, slots, view)
+        # As vectors: torch.compile loses what is written to a single float64 number.
+        torch._foreach_copy_(
+            [slot.state[name].unsqueeze(0) for slot in slots], [part.unsqueeze(0) for part in parts]
+        )
+    return _Flags(slots, taken, limited)
 
 
-def matrix_step(X: Tensor, G: Tensor, state: dict[str, Tensor], plan: Plan) -> MatrixStep:
-    """The step of a batch of matrices, in the Gram form if they are tall and there is one."""
-    n, p = X.shape[-2:]
-    gram_step = _gram_step(n, p, plan)
-    if gram_step is None:
-        return plan.matrix_step(X, G, state)
-    return gram_step(X, G, state, Rows(n, n)).alone()
+def _is_finite(
+    moved: Tensor, state: dict[str, Tensor], dtype: torch.dtype, plan: Plan
+) -> Tensor | bool:
+    """Whether what would be stored is finite, where the step itself has not seen to that.
+
+    A landing step with a safe step ends in the ball, and is not taken if its direction is not
+    finite.
+    """
+    landing = plan.landing
+    in_ball = landing is not None and landing.ends_in_ball
+    finite: Tensor | bool = True
+    if not in_ball or dtype in HALF_TYPES or plan.scale != 1:
+        finite = finite_matrices(moved.to(dtype))
+    if landing is not None and in_ball and landing.moments.shows_state:
+        return finite
+    for name, new in state.items():
+        is_matrix = plan.state_kinds[name] == "matrix"
+        finite = finite & (finite_matrices(new) if is_matrix else torch.isfinite(new))
+    return finite
 
 
-def descent_gradient(slot: Slot, plan: Plan, dtype: torch.dtype) -> Tensor:
-    """The gradient as matrices, with its sign flipped if the step should ascend."""
-    return descent(as_matrices(slot.gradient, plan.view).to(dtype), plan.maximize)
+def _may_look(taken: Tensor, plan: Plan) -> bool:
+    return plan.landing is not None and plan.landing.options.may_look and is_plain_cpu(taken)
+
+
+def _keep_weights(slots: list[Slot], parts: list[Tensor], view: View) -> None:
+    values = _as_weights(parts, slots, view)
+    if slots[0].weight.dtype not in HALF_TYPES:
+        torch._foreach_copy_([slot.weight for slot in slots], values)
+        return
+    for slot, value in zip(slots, values, strict=True):
+        keep_(slot.weight, value, slot.state)
+
+
+def _count(name: str, flags: Sequence[tuple[list[Slot], Tensor]], plan: Plan) -> None:
+    """Add the matrices that are marked to the counts of their weights."""
+    if not flags or (all(_may_look(f, plan) for _, f in flags) and not any(map(_any, flags))):
+        return
+    slots = [slot for members, _ in flags for slot in members]
+    marks = torch.cat([f.reshape(-1) for _, f in flags]).to(torch.int64)
+    shapes = [as_matrices(slot.weight, plan.view).shape[:-2] for slot in slots]
+    parts = marks.split([shape.numel() for shape in shapes])
+    counts = [count_of(name, slot.state, marks.device) for slot in slots]
+    torch._foreach_add_(
+        counts, [part.sum() if part.numel() > 1 else part.reshape(()) for part in parts]
+    )
+
+
+def _any(flags: tuple[list[Slot], Tensor]) -> bool:
+    return bool(flags[1].any())
+
+
+def _as_weights(parts: list[Tensor], slots: list[Slot], view: View) -> list[Tensor]:
+    return [as_weight(part, slot.weight, view) for part, slot in zip(parts, slots, strict=True)]
 
 
 def _as_batch(state: Tensor, kind: StateKind, view: View) -> Tensor:

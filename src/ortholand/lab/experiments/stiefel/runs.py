@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import ortholand.lab.rules  # noqa: F401  (registers "tight")
 from ortholand.geometry import distance, random_orthogonal
 from ortholand.geometry.derivatives import relative_gradient_times_x
 from ortholand.geometry.manifold import orthonormal_factor
