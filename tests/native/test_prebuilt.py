@@ -95,6 +95,14 @@ def test_it_is_taken_without_a_compiler_and_nothing_is_written(package, fresh, n
     assert not fresh.exists()
 
 
+def test_its_operations_work(package, fresh, no_compiler):
+    assert works()
+    assert native.all_below(1.0, [torch.zeros(3)])
+    assert not native.all_below(0.0, [torch.zeros(3)])
+    assert native._library(Unit("ops"))._name.startswith(str(package))
+    assert not fresh.exists()
+
+
 def test_it_is_taken_where_there_is_a_compiler(package, fresh, monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("compiled"))
     assert works()
