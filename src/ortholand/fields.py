@@ -6,7 +6,7 @@ Each takes X ``(..., n, p)`` and the Euclidean gradient G, and returns the direc
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from ortholand.geometry.matrices import (
     is_square,
     product,
 )
-
-Number = TypeVar("Number", float, Tensor)
-
 
 def landing_field(X: Tensor, G: Tensor, lam: float = 1.0) -> Tensor:
     """The landing field ``Skew(G X^H) X + lam (X X^H - I) X`` (the paper's boxed equation).
@@ -76,7 +73,8 @@ class Landing(NamedTuple):
     """A landing field, and quantities for the safe step that its products give for free."""
 
     field: Tensor  # L, (..., n, p)
-    residual: Tensor  # X^H X - I, or X X^H - I of square X
+    residual: Tensor  # D = X^H X - I, or X X^H - I of square X
+    distance: Tensor  # ||D||_F, (...)
     tangency_error: Tensor | float  # bound of ||Sym(X^H R)||, zero but for rounding, (...)
 
 
@@ -86,27 +84,39 @@ def landing_from_relative(X: Tensor, A: Tensor, lam: float) -> Landing:
     A is skew to the last bit, so ``A X`` is tangent up to rounding relative to itself.
     """
     D = gram_minus_identity(X.mH)
-    return Landing(product(torch.add(A, D, alpha=lam), X), D, 0.0)
+    return Landing(product(torch.add(A, D, alpha=lam), X), D, frobenius_norm(D), 0.0)
 
 
 def landing_from_gradient(
-    X: Tensor, G: Tensor, lam: float, D: Tensor | None = None, size: Tensor | None = None
+    X: Tensor,
+    G: Tensor,
+    lam: float,
+    D: Tensor | None = None,
+    W: Tensor | None = None,
+    size: Tensor | None = None,
 ) -> Landing:
     """``Skew(G X^H) X + lam X (X^H X - I)`` for tall X: four n x p x p products, nothing n x n.
 
     ``G X^H X`` and ``X G^H X`` nearly cancel where G is normal, and the rounding that remains is
-    relative to G (or to ``size``, the norm of what G was computed from) and not tangent: it is
-    reported, so that the safe step can allow for it.
+    relative to G and not tangent: it is reported, so that the safe step can allow for it.
+
+    Args:
+        X: matrices ``(..., n, p)``, n > p.
+        G: a generator of the tangent part.
+        lam: strength of the attraction.
+        D: ``X^H X - I``, if it is known.
+        W: ``X^H G``, if it is known.
+        size: the norm of what G was computed from, if rounding in G is relative to that.
     """
     D = gram_minus_identity(X) if D is None else D
-    size = frobenius_norm(G) if size is None else size
-    error = tangency_bound(X.shape[-2], X.dtype, frobenius_norm(D), size)
-    return Landing(tangent_from_gram(X, G, D, lam), D, error)
+    d, size = frobenius_norm(D), frobenius_norm(G) if size is None else size
+    error = tangency_bound(X.shape[-2], X.dtype, d, size)
+    return Landing(tangent_from_gram(X, G, D, lam, W), D, d, error)
 
 
-def tangency_bound(n: int, dtype: torch.dtype, d: Number, gradient_norm: Number) -> Number:
+def tangency_bound(n: int, dtype: torch.dtype, d: Tensor, gradient_norm: Tensor) -> Tensor:
     """Bound on the rounding error in ``Sym(X^H R)`` in the right form, for X with n rows."""
-    return product_roundoff(n, dtype) * (1 + d) * gradient_norm
+    return torch.addcmul(gradient_norm, gradient_norm, d) * product_roundoff(n, dtype)
 
 
 def product_roundoff(n: int, dtype: torch.dtype) -> float:

@@ -189,42 +189,37 @@ def trial_step(lr: float | Tensor, norm: Tensor, p: int, longest: float = math.i
     return (math.sqrt(2 * p) / norm).clamp(max=min(lr, longest))
 
 
-def spectral_bound(D: Tensor) -> Tensor:
-    """``||D^2||_F^(1/2)``, between ``||D||_2`` and ``||D||_F`` for Hermitian D: one product."""
-    return frobenius_norm(D @ D).sqrt()
+def spectral_bound(D: Tensor, *, sharp: bool = False) -> Tensor:
+    """``||D^2||_F^(1/2)``, between ``||D||_2`` and ``||D||_F`` for Hermitian D: one product.
 
-
-def distance_inside(D: Tensor, d: Tensor, eps: float) -> Tensor:
-    """A bound of ``||D||_2`` for matrices in the ball, or the distance of those seen outside it.
-
-    Iterates are within eps, so eps itself bounds their distance. ``||D^2||_F / ||D||_F`` is at most
-    ``||D||_2``: where that exceeds eps, other code has put a matrix outside.
+    It exceeds ``||D||_2`` by a factor of ``p^(1/4)`` at most; a sharp one, ``||D^4||_F^(1/4)``, by
+    ``p^(1/8)``, at the price of another product.
     """
-    bound = spectral_bound(D)
-    outside = bound.square() / d.clamp(min=torch.finfo(d.dtype).tiny)
-    return torch.maximum(bound.clamp(max=eps), outside)
+    square = D @ D
+    return frobenius_norm(square @ square).sqrt().sqrt() if sharp else frobenius_norm(square).sqrt()
 
 
-def share_of_pulled_move(reached: Tensor, delta: Tensor, slope: Tensor, room: Tensor) -> Tensor:
+# Distance from which X may be singular, up to rounding. ``||D^2||_F / ||D||_F`` is at most
+# ``||D||_2``, and equal to it if D has rank one.
+FARTHEST = 1 - 2.0**-20
+
+
+def share_of_pulled_move(P: Tensor, slope: Tensor, room: Tensor) -> Tensor:
     """The share of a trial move that ends in the ball, where the manifold attracts on the way.
 
-    After a share theta the distance is at most ``delta - 2 theta slope + theta^2 P``, and the whole
-    move was measured, so ``P <= reached + delta``. This is the largest theta for which that is at
-    most ``delta + room``.
+    After a share theta the distance is at most ``delta - 2 theta slope + theta^2 P``. This is the
+    largest theta for which that is at most ``delta + room``.
     """
-    P = reached + delta
     return (slope + torch.addcmul(P * room.clamp(min=0), slope, slope).sqrt()) / P
 
 
-def share_of_tangent_move(
-    reached: Tensor, delta: Tensor, drift: Tensor | float, limit: float
-) -> Tensor:
-    """The share of a trial move that ends within ``limit``, where nothing attracts on the way.
+def share_of_tangent_move(P: Tensor, drift: Tensor | None, room: Tensor) -> Tensor:
+    """The share of a trial move, where nothing attracts on the way.
 
-    As above, with ``delta + theta drift + theta^2 P`` and ``P <= reached + delta + drift``.
+    As above, with ``delta + theta drift + theta^2 P``.
     """
-    room, P = (limit - delta).clamp(min=0), reached + delta + drift
-    if not isinstance(drift, Tensor):
+    room = room.clamp(min=0)
+    if drift is None:
         return (room / P).sqrt()
     half = drift / 2
     reach = half + torch.addcmul(P * room, half, half).sqrt()

@@ -249,7 +249,7 @@ def test_a_gradient_in_the_span_of_its_weight_from_gram_matrices():
     polar = polar_gram(D, X.mT @ B, B.mT @ B, STEPS, 0.5, 1e-15, 1e-15)
     ours = X @ polar.of_X + B @ polar.of_B
     expected, _ = exact_direction(X, B)
-    assert (tangent(X, ours).tangent - expected).abs().max() < 1e-5
+    assert (relative_gradient_times_x(X, ours) - expected).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("shape", [(40, 40), (120, 30)])
@@ -271,7 +271,6 @@ def test_the_error_is_at_rounding_after_every_step(n, p, rank, lr):
     """Where rows are many steps go by Gram matrices; gradients are those of a softmax layer."""
     X = torch.nn.Parameter(ol.random_orthogonal(n, p, seed=0))
     optimizer = ol.LandingMuon([X], lr=lr, momentum=0.0)
-    assert ol.explain(optimizer)[0].form == "Gram form"
     worst = 0.0
     for k in range(40):
         decay = 10 ** -torch.linspace(0, 4, rank)

@@ -12,7 +12,7 @@ from torch import nn
 import ortholand as ol
 from ortholand.geometry import distance
 from ortholand.landing import LandingOptions, find_attraction
-from ortholand.safe_step import RULES, Spectral, distance_inside, safe_step_size
+from ortholand.safe_step import RULES, Spectral, safe_step_size, spectral_bound
 from tests import needs
 
 ATTRACTIONS = ("coupled", "decoupled", "after")
@@ -55,18 +55,14 @@ def test_bounds_left_off_early_give_the_step_of_the_best(shape, name):
         torch.testing.assert_close(moves[0].moved, moves[1].moved, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(("sharp", "power"), [(False, 1 / 4), (True, 1 / 8)])
 @given(p=st.integers(1, 40), size=st.floats(-20, 0.3), seed=st.integers(0, 9))
-def test_the_distance_is_a_bound_inside_the_ball_and_tells_the_outside(p, size, seed):
+def test_the_distance_is_a_bound_and_a_sharp_one_a_better_one(sharp, power, p, size, seed):
     D = gaussian((p, p), seed)
     D = D + D.mT
     D *= 10**size / torch.linalg.matrix_norm(D, 2)
-    true, found = 10**size, float(distance_inside(D, torch.linalg.matrix_norm(D), 0.5))
-    if true <= 0.5:
-        assert true * (1 - 1e-12) <= found <= 0.5
-    else:
-        assert found <= true * (1 + 1e-12)
-    if true > 0.5 * p**0.25:  # surely outside, and seen to be
-        assert found > 0.5 * (1 - 1e-12)
+    found = float(spectral_bound(D, sharp=sharp))
+    assert 10**size * (1 - 1e-12) <= found <= 10**size * p**power * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("lam", [0.01, 1.0, 30.0])
@@ -78,7 +74,7 @@ def test_a_safe_step_stays_in_the_spectral_ball_from_anywhere_in_it(lam, eps):
         X = in_ball(n, p, eps * (seed + 1) / 41, seed)
         L = ol.landing_field(X, 10 ** (seed % 9 - 3) * gaussian((n, p), seed), lam)
         D = X.mT @ X - torch.eye(p, dtype=X.dtype)
-        d = distance_inside(D, torch.linalg.matrix_norm(D), eps)
+        d = spectral_bound(D, sharp=True).clamp(max=eps)
         eta = safe_step_size(L, d, lam=lam, eps=eps, rule="spectral")
         assert eta > 0
         assert distance(X - eta * L, spectral=True) <= eps * (1 + 1e-12)

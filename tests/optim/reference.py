@@ -60,10 +60,12 @@ def reference_step_length(X, L, lr, lam, eps, rule):
 def reference_share(X, L, D, t, lam, eps):
     """Of a trial step t that is measured, for iterates inside of the ball."""
     aim, d, E = eps * (1 - 1e-4), norm(D), residual(X - t * L)
-    reached = norm(E @ E) ** 0.5
+    bound = (lambda M: norm(M @ M) ** 0.5) if lam else (lambda M: norm(M @ M @ M @ M) ** 0.25)
+    reached = bound(E)
     free = d * (1 - 2 * lam * t) + (t * norm(L)) ** 2
     if max(free, d) <= aim or reached <= aim:
         return 1.0
-    delta = min(norm(D @ D) ** 0.5, eps)
-    slope, P, room = lam * t * delta, reached + delta, max(0.0, aim - delta)
+    delta = min(bound(D), eps)
+    slope, P = lam * t * delta, min(reached + delta, (t * norm(L)) ** 2)
+    room = max(0.0, aim - delta)
     return (slope + math.sqrt(slope**2 + P * room)) / P

@@ -42,15 +42,18 @@ def relative_gradient_times_x(X: Tensor, G: Tensor) -> Tensor:
     return tangent_from_gram(X, G, gram_minus_identity(X))
 
 
-def tangent_from_gram(X: Tensor, G: Tensor, D: Tensor, lam: float = 0.0) -> Tensor:
+def tangent_from_gram(
+    X: Tensor, G: Tensor, D: Tensor, lam: float = 0.0, W: Tensor | None = None
+) -> Tensor:
     """``(G S - X G^H X) / 2 + lam X D`` for tall X with residual ``D = S - I``: three products.
 
     The tangent part of the landing field in the right form and, with lam, its normal part, which
-    costs no extra product.
+    costs no extra product; two products if ``W = X^H G`` is known.
     """
     half = add_product(G, G, D, beta=0.5, alpha=0.5)  # (G + G D) / 2
-    inner = G.mH @ X
-    return add_product(half, X, lam * D - inner / 2 if lam else inner / -2)
+    inner = product(G.mH, X) if W is None else W.mH
+    pull = D if lam == 1 else lam * D
+    return add_product(half, X, torch.sub(pull, inner, alpha=0.5) if lam else inner / -2)
 
 
 def riemannian_gradient(X: Tensor, G: Tensor, metric: str = "euclidean") -> Tensor:

@@ -1,5 +1,6 @@
 """Move, then land: a Newton-Schulz step at the point that the tangent move has reached."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -22,17 +23,17 @@ from ortholand.geometry.matrices import (
     sym,
 )
 from ortholand.landing.attraction import (
-    FARTHEST,
     Attraction,
     LandingOptions,
     LimitedMove,
     Move,
+    is_valid,
     unless_zero,
 )
 from ortholand.landing.gram import Coefficients, Gram, plus_identity, times, trace
 from ortholand.landing.point import Direction, Point
 from ortholand.safe_step import (
-    SafeStepRule,
+    FARTHEST,
     farthest_before_landing,
     largest_step_before_landing,
     share_of_tangent_move,
@@ -198,28 +199,32 @@ def settle(
         may_look: whether values may be read. If all moves are safe, D is then never formed.
     """
     rule, limit = options.rule, farthest_before_landing(options.aim)
-    sound = is_finite(t * norm)
-    if isinstance(lr, Tensor):
-        sound = sound & (lr >= 0)
-    if rule is None:
-        return Stop(None, q, C, sound, None)
-    if not rule.is_measured:
-        return Stop(None, q, C, sound & (frobenius_norm(start.D()) < FARTHEST), t < lr)
-    if may_look and bool((frobenius_norm(C) + q + unknown <= 1 + limit).all()):
-        return Stop(None, q, C, sound, t < lr)
+    if rule is None or not rule.is_measured:
+        taken, limited = is_valid(is_finite(t * norm), options.lr), None
+        if rule is not None:
+            taken, limited = taken & (frobenius_norm(start.D()) < FARTHEST), t < lr
+        return Stop(None, q, C, taken, limited)
+    if may_look:
+        far = frobenius_norm(C) + (q + unknown)
+        if bool((far <= 1 + limit).all()):
+            return Stop(None, q, C, far < math.inf, t < lr)
     reached = spectral_bound(C) + (q - 1) + unknown
-    safe, D = reached <= limit, start.D()
+    D = start.D()
     Q, below = start.drift(t, D), max_abs(D)
     delta = torch.maximum(frobenius_norm(D).clamp(max=options.eps), below)
-    drift = 0.0 if Q is None else frobenius_norm(Q) + (1 + 2 / limit) * start.tilt(t)
-    share = torch.where(safe, 1.0, share_of_tangent_move(reached, delta, drift, limit))
+    drift, P = None, reached + delta
+    if Q is not None:
+        drift = frobenius_norm(Q) + (1 + 2 / limit) * start.tilt(t)
+        P = P + drift
+    P = torch.minimum(P, (t * norm).square())
+    share = share_of_tangent_move(P, drift, limit - delta).masked_fill_(reached <= limit, 1.0)
     square = share.square()
     C = torch.lerp(D, C, share_of(square, C))
     if Q is not None:
         C = torch.addcmul(C, Q, per_matrix(share - square, C))
     q = torch.addcmul(1 - square, square, q)
-    taken = sound & (below < FARTHEST) & is_finite(reached)
-    return Stop(share, q, C, taken, t * share < lr)
+    taken = torch.add(below, reached, alpha=0) < FARTHEST  # 0 times infinity is NaN
+    return Stop(share, q, C, is_valid(taken, options.lr), t * share < lr)
 
 
 def share_of(value: Tensor, M: Tensor) -> Tensor:

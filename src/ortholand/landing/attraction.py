@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ortholand.geometry.matrices import is_finite
 from ortholand.landing.point import Direction, Point
-from ortholand.safe_step import SafeStepRule
+from ortholand.safe_step import FARTHEST, SafeStepRule
 
 
 @dataclass(frozen=True)
@@ -152,36 +152,40 @@ def find_attraction(name: str) -> Attraction:
 
 
 class Length(NamedTuple):
-    """How far matrices go, with by-products of finding out."""
+    """How far matrices go."""
 
     eta: Tensor  # min(lr, safe step), (...)
-    distance: Tensor  # or a bound of it, in the norm of the rule
+    taken: Tensor  # which of them may go
     limited: Tensor | None  # where the safe step was less than lr; None: nowhere
 
 
-def limited(step: Tensor, distance: Tensor, lr: float | Tensor) -> Length:
-    """A safe step, or lr if that is less."""
-    eta = torch.minimum(step, lr) if isinstance(lr, Tensor) else step.clamp(max=lr)
-    return Length(eta, distance, eta < lr)
+def bounded_length(
+    safe: Tensor | None, norm: Tensor, d: Tensor, pull: float | Tensor, options: LandingOptions
+) -> Length:
+    """A safe step that is known before the move, or lr if that is less; None: no safe step.
 
-
-def may_go(norm: Tensor, eta: Tensor, distance: Tensor, pull: float, options: LandingOptions) -> Tensor:
-    """Whether a field is finite and something moves, or will: not at distance 1 or beyond.
-
-    If no step is safe for now, a matrix that is pulled back stays, but its moments continue:
-    they decay. Without a pull it would stay for ever, and counts as not stepped. ``eta * inf`` is
-    infinite for steps, and NaN for non-steps. An invalid tensor lr takes no step.
+    A matrix may move if its field is finite and something moves, or will: not at distance 1 or
+    beyond. If no step is safe for now, a matrix that is pulled back stays, but its moments
+    continue: they decay. Without a pull it would stay for ever, and counts as not stepped.
     """
     lr = options.lr
-    if isinstance(lr, Tensor):
-        norm = torch.where(lr >= 0, norm, math.inf)
-        eta = torch.where(lr == 0, 1.0, eta)
-    stuck = pull == 0 and (isinstance(lr, Tensor) or lr > 0)
-    finite = norm < eta * math.inf if stuck else is_finite(norm) & is_finite(eta)
-    return finite if options.rule is None else finite & (distance < FARTHEST)
+    if safe is None:
+        eta = torch.ones_like(norm) * lr
+        return Length(eta, is_valid(is_finite(norm) & is_finite(eta), lr), None)
+    eta = torch.minimum(safe, lr) if isinstance(lr, Tensor) else safe.clamp(max=lr)
+    taken = is_finite(norm) & (d < FARTHEST) & goes(eta, pull, lr)
+    return Length(eta, is_valid(taken, lr), eta < lr)
 
 
-FARTHEST = 1 - 2.0**-20  # distance from which X may be singular, up to rounding
+def goes(eta: Tensor, pull: float | Tensor, lr: float | Tensor) -> Tensor:
+    """Whether eta is a step, or something pulls, or lr is zero."""
+    moves = is_finite(eta) & ((eta > 0) | (pull > 0))
+    return moves | (lr == 0)
+
+
+def is_valid(taken: Tensor, lr: float | Tensor) -> Tensor:
+    """Which steps are taken, none with an invalid tensor lr; that of a number was checked before."""
+    return taken & (lr >= 0) if isinstance(lr, Tensor) else taken
 
 
 def unless_zero(lr: float | Tensor, moved: Tensor, X: Tensor) -> Tensor:

@@ -19,13 +19,14 @@ from ortholand.landing.attraction import (
     Length,
     LimitedMove,
     Move,
-    limited,
-    may_go,
+    bounded_length,
+    goes,
+    is_valid,
 )
 from ortholand.landing.gram import Coefficients, FieldGram, Gram, plus_square, times
 from ortholand.landing.point import Direction, Point
 from ortholand.safe_step import (
-    distance_inside,
+    FARTHEST,
     largest_step,
     share_of_pulled_move,
     spectral_bound,
@@ -41,7 +42,7 @@ class Coupled(Attraction):
     def step(self, point: Point, direction: Direction, options: LandingOptions) -> Move:
         """Move along the field, no further than is safe."""
         X = point.X
-        L, D, error = field(point, direction, options.lam)
+        L, D, d, error = field(point, direction, options.lam)
         norm = frobenius_norm(L)
 
         def bound() -> Tensor:
@@ -49,12 +50,11 @@ class Coupled(Attraction):
             return options.rule.bound(L)
 
         def reached(t: Tensor) -> Tensor:
-            return spectral_bound(gram_minus_identity(moved_along(X, L, t)))
+            return gram_minus_identity(moved_along(X, L, t))
 
-        eta, distance, short = length_along(
-            norm, D, error, bound, reached, options, may_look=point.may_look
+        eta, taken, short = length_along(
+            norm, D, d, error, bound, reached, options, may_look=point.may_look
         )
-        taken = may_go(norm, eta, distance, options.lam, options)
         return LimitedMove.of(moved_along(X, L, eta, out=L), taken, short)
 
     def coefficients(self, gram: Gram, options: LandingOptions) -> Coefficients:
@@ -66,13 +66,19 @@ class Coupled(Attraction):
             return field.bound(options.rule)
 
         def reached(t: Tensor) -> Tensor:
-            E = D - times(2 * lam * t, plus_square(D)) + times(t.square(), field.square)
-            return spectral_bound(E) + field.unknown * t.square()
+            return D - times(2 * lam * t, plus_square(D)) + times(t.square(), field.square)
 
-        eta, distance, short = length_along(
-            field.norm, D, gram.tangency_error, bound, reached, options, may_look=False
+        eta, taken, short = length_along(
+            field.norm,
+            D,
+            gram.d,
+            gram.tangency_error,
+            bound,
+            reached,
+            options,
+            field.unknown,
+            may_look=False,
         )
-        taken = may_go(field.norm, eta, distance, lam, options)
         a, b = field.tangent
         return Coefficients(times(-eta, a + lam * D), times(-eta, b), taken, short)
 
@@ -81,16 +87,19 @@ def field(point: Point, direction: Direction, lam: float) -> Landing:
     """The landing field: left form for square X, right form for tall X."""
     if is_square(point.X):
         return landing_from_relative(point.X, direction.generator, lam)
-    return landing_from_gradient(point.X, direction.generator, lam, point.D, direction.size)
+    B, _, W, size = direction.of_length_one
+    return landing_from_gradient(point.X, B, lam, point.D, W, size)
 
 
 def length_along(
     norm: Tensor,
     D: Tensor,
+    d: Tensor,
     error: Tensor | float,
     bound: Callable[[], Tensor],
     reached: Callable[[Tensor], Tensor],
     options: LandingOptions,
+    unknown: Tensor | None = None,
     *,
     may_look: bool,
 ) -> Length:
@@ -103,27 +112,37 @@ def length_along(
     Args:
         norm: ``||L||_F``.
         D: ``X^H X - I``, or another matrix of the same singular values.
+        d: ``||D||_F``.
         error: bound of ``||Sym(X^H R)||``, R the tangent part of L, which is due to rounding.
         bound: gives the rule's bound of L.
-        reached: gives a bound of the distance after a step.
+        reached: gives ``Y^H Y - I`` after a step.
         options: how matrices land.
+        unknown: bound of the error of ``L^H L`` in that; None: zero.
         may_look: whether values may be read.
     """
     rule, lr, lam, aim = options.rule, options.lr, options.lam, options.aim
-    d = frobenius_norm(D)
-    if rule is None:
-        return Length(torch.ones_like(norm) * lr, d, None)
-    if not rule.is_measured:
-        return limited(largest_step(bound(), d, lam, aim, error), d, lr)
+    if rule is None or not rule.is_measured:
+        safe = None if rule is None else largest_step(bound(), d, lam, aim, error)
+        return bounded_length(safe, norm, d, lam, options)
     t = trial_step(lr, norm, D.shape[-1], 1 / (2 * lam) if lam > 0 else math.inf)
-    length, astray = t * length_of(norm, d, options), 2 * t * error
-    free = torch.addcmul(d, length, length).addcmul_(t, d, value=-2 * lam) + astray
-    safe = torch.maximum(free, d) <= aim
-    if may_look and bool(safe.all()):
-        return limited(t, d, lr)
-    delta, far = distance_inside(D, d, options.eps), reached(t)
-    share = share_of_pulled_move(far, delta, lam * t * delta, aim - delta - astray)
-    return limited(torch.where(safe | (far <= aim), t, t * share), delta, lr)
+    square = (t * length_of(norm, d, options)).square()
+    free = torch.addcmul(d + square, t, d, value=-2 * lam)
+    astray = t * error if isinstance(error, Tensor) else None
+    free = torch.maximum(free if astray is None else free.add_(astray, alpha=2), d)
+    if may_look and bool((free <= aim).all()):
+        return Length(t, free < math.inf, t < lr)
+    sharp = lam == 0  # where nothing attracts, a matrix must not look as if it were at the edge
+    distance, far = spectral_bound(D, sharp=sharp), spectral_bound(reached(t), sharp=sharp)
+    far = far if unknown is None else torch.addcmul(far, unknown, t.square())
+    delta = distance.clamp(max=options.eps)  # all iterates are in the ball
+    slope, room = t * delta if lam == 1 else lam * t * delta, aim - delta
+    room = room if astray is None else room.sub_(astray, alpha=2)
+    share = share_of_pulled_move(torch.minimum(far + delta, square), slope, room)
+    eta = torch.where(torch.minimum(free, far) <= aim, t, t * share)
+    taken = torch.add(distance.square(), norm, alpha=0) <= FARTHEST * d  # 0 times infinity is NaN
+    if lam == 0:
+        taken = taken & goes(eta, lam, lr)
+    return Length(eta, is_valid(taken, lr), eta < lr)
 
 
 def length_of(norm: Tensor, d: Tensor, options: LandingOptions) -> Tensor:

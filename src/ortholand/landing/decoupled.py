@@ -22,14 +22,15 @@ from ortholand.landing.attraction import (
     Length,
     LimitedMove,
     Move,
-    limited,
-    may_go,
+    bounded_length,
+    goes,
+    is_valid,
     unless_zero,
 )
 from ortholand.landing.gram import Coefficients, FieldGram, Gram, inner, plus_square, times
 from ortholand.landing.point import Direction, Point
 from ortholand.safe_step import (
-    distance_inside,
+    FARTHEST,
     largest_step_decoupled,
     share_of_tangent_move,
     spectral_bound,
@@ -44,24 +45,23 @@ class Decoupled(Attraction):
 
     def step(self, point: Point, direction: Direction, options: LandingOptions) -> Move:
         """Move along the tangent and the normal part, each with its own factor."""
-        X, D, B = point.X, point.D, direction.generator
+        X, D, (B, _, W, size) = point.X, point.D, direction.of_length_one
         if is_square(X):
-            R, error = product(B, X), 0.0
+            R, d, error = product(B, X), frobenius_norm(D), 0.0
         else:
-            R, _, error = landing_from_gradient(X, B, 0.0, D, direction.size)
+            R, _, d, error = landing_from_gradient(X, B, 0.0, D, W, size)
         norm, XD = frobenius_norm(R), product(X, D)
 
         def reached(t: Tensor) -> Tensor:
-            Y = moved_along(X, R, t).sub_(XD, alpha=options.omega)
-            return spectral_bound(gram_minus_identity(Y))
+            return gram_minus_identity(moved_along(X, R, t).sub_(XD, alpha=options.omega))
 
         def bound() -> Tensor:
             assert options.rule is not None
             return options.rule.bound(R)
 
         normal = frobenius_norm(XD)
-        eta, omega, taken, short = lengths(
-            norm, normal, D, error, bound, reached, options, may_look=point.may_look
+        omega, (eta, taken, short) = lengths(
+            norm, normal, D, d, error, bound, reached, options, may_look=point.may_look
         )
         moved = moved_along(moved_along(X, R, eta), XD, omega)
         return LimitedMove.of(unless_zero(options.lr, moved, X), taken, short)
@@ -77,17 +77,25 @@ class Decoupled(Attraction):
             mixed = product(D, skew(product(gram.W, 2 * b)))
             DD = plus_square(D)
             Z = add_product(D - 2 * omega * DD, D, DD, alpha=omega**2)
-            E = Z + times(2 * omega * t, sym(mixed)) + times(t.square(), field.square)
-            return spectral_bound(E) + field.unknown * t.square()
+            return Z + times(2 * omega * t, sym(mixed)) + times(t.square(), field.square)
 
         def bound() -> Tensor:
             assert options.rule is not None
             return field.bound(options.rule)
 
-        eta, omega, taken, short = lengths(
-            field.norm, normal, D, gram.tangency_error, bound, reached, options, may_look=False
+        pull, (eta, taken, short) = lengths(
+            field.norm,
+            normal,
+            D,
+            gram.d,
+            gram.tangency_error,
+            bound,
+            reached,
+            options,
+            field.unknown,
+            may_look=False,
         )
-        new_a = times(-eta, a) - times(omega, D)
+        new_a = times(-eta, a) - times(pull, D)
         new_a = unless_zero(options.lr, new_a, torch.zeros_like(a))
         return Coefficients(new_a, times(-eta, b), taken, short)
 
@@ -96,54 +104,45 @@ def lengths(
     norm: Tensor,
     normal: Tensor,
     D: Tensor,
+    d: Tensor,
     error: Tensor | float,
     bound: Callable[[], Tensor],
     reached: Callable[[Tensor], Tensor],
     options: LandingOptions,
+    unknown: Tensor | None = None,
     *,
     may_look: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """eta, omega, which matrices may step, and which are limited.
+) -> tuple[Tensor, Length]:
+    """Omega for each matrix, and how far it goes along R.
 
     The pull alone keeps a matrix in the spectral ball, because omega is at most 1/2. So a measured
     step is shortened along R only. Arguments as of ``coupled.length_along``, and ``normal``, which
     is ``||X D||_F``.
     """
-    rule, lr, aim, d = options.rule, options.lr, options.aim, frobenius_norm(D)
+    rule, lr, aim = options.rule, options.lr, options.aim
     omega = torch.full_like(d, options.omega)
     if rule is None:
-        eta, distance, short = torch.ones_like(norm) * lr, d, None
-    elif rule.is_measured:
-        eta, distance, short = _measured(norm, normal, D, error, reached, options, may_look)
-    else:
+        return omega, bounded_length(None, norm + d, d, omega, options)
+    if not rule.is_measured:
         # Near the edge of a ball of radius almost 1 a full pull would overshoot; this cannot.
         gentle = d * (1 - d) / normal.square().clamp(min=torch.finfo(d.dtype).tiny)
         omega = torch.minimum(omega, gentle.clamp(min=0))
         safe = largest_step_decoupled(bound(), d, normal, omega, aim, error)
-        eta, distance, short = limited(safe, d, lr)
-    taken = may_go(norm + d, torch.maximum(eta, omega), distance, options.omega, options)
-    return eta, omega, taken, short
-
-
-def _measured(
-    norm: Tensor,
-    normal: Tensor,
-    D: Tensor,
-    error: Tensor | float,
-    reached: Callable[[Tensor], Tensor],
-    options: LandingOptions,
-    may_look: bool,
-) -> Length:
-    lr, omega, aim, d = options.lr, options.omega, options.aim, frobenius_norm(D)
+        return omega, bounded_length(safe, norm + d, d, omega, options)
     t = trial_step(lr, norm, D.shape[-1])
-    astray = 2 * t * error
-    pulled = d - 2 * omega * d * (1 - d)
-    free = pulled + (t * norm + omega * normal).square() + astray
+    length, astray = t * norm, 2 * t * error
+    free = d - 2 * omega * d * (1 - d) + (length + omega * normal).square() + astray
     is_gentle = omega * normal.square() <= d * (1 - d)
     safe = (torch.maximum(free, d) <= aim) & is_gentle
     if may_look and bool(safe.all()):
-        return limited(t, d, lr)
-    delta, far = distance_inside(D, d, options.eps), reached(t)
-    drift = 2 * t * omega * delta * (1 + delta).sqrt() * norm + astray
-    share = share_of_tangent_move(far, delta, drift, aim)
-    return limited(torch.where(safe | (far <= aim), t, t * share), delta, lr)
+        return omega, Length(t, safe, t < lr)
+    sharp = options.omega == 0  # as in coupled.length_along
+    distance, far = spectral_bound(D, sharp=sharp), spectral_bound(reached(t), sharp=sharp)
+    far = far if unknown is None else torch.addcmul(far, unknown, t.square())
+    delta = distance.clamp(max=options.eps)
+    drift = 2 * omega * delta * (1 + delta).sqrt() * length + astray
+    P = torch.minimum(far + delta + drift, length.square())
+    share = share_of_tangent_move(P, drift, aim - delta)
+    eta = torch.where(safe | (far <= aim), t, t * share)
+    taken = torch.add(distance.square(), norm, alpha=0) <= FARTHEST * d
+    return omega, Length(eta, is_valid(taken & goes(eta, omega, lr), lr), eta < lr)

@@ -205,8 +205,7 @@ class AdamMoments:
             B, size = relative_gradient(X, G), None
         else:
             size = frobenius_norm(G)
-            K, _ = point.without_multiplier(product(X.mH, G))
-            B = add_product(G, X, K, alpha=-1)
+            B = add_product(G, X, point.multiplier(product(X.mH, G)), alpha=-1)
         mean, length, numbers = self.mean(B, state)
         return Direction(mean, length, size=size), {"exp_avg": mean, **numbers}
 
@@ -226,9 +225,7 @@ class AdamMoments:
         beta1, beta2 = self.betas
         step = state["step"].to(norm.dtype) + 1
         norm = norm.clamp(max=1e18 * math.sqrt(p))
-        square = torch.addcmul(
-            beta2 * state["exp_avg_sq"].to(norm.dtype), norm, norm, value=(1 - beta2) / p
-        )
+        square = torch.addcmul(beta2 * state["exp_avg_sq"], norm, norm, value=(1 - beta2) / p)
         root = (square / one_minus_power(beta2, step)).sqrt() + self.eps
         length = (root * one_minus_power(beta1, step)).reciprocal()
         return length, {"exp_avg_sq": square, "step": step}

@@ -52,6 +52,10 @@ class Point:
             self._is_landed = self.may_look and bool((probed(self.X) <= rounding).all())
         return self._is_landed
 
+    def multiplier(self, M: Tensor) -> Tensor:
+        """``K = Sym(S^-1 M)``, for ``M = X^H B`` of tall X."""
+        return sym(M) if self.is_landed else multiplier(self.D, M)
+
     def without_multiplier(self, M: Tensor) -> tuple[Tensor, Tensor]:
         """``K = Sym(S^-1 M)`` and ``W = M - S K``, for ``M = X^H B`` of tall X.
 
@@ -59,11 +63,9 @@ class Point:
         that is constant on the manifold adds to B: for ``B = X C``, C Hermitian, it is zero
         wherever X is. ``X^H (B - X K)`` is W.
         """
-        if self.is_landed:
-            K = sym(M)
-            return K, M - K
-        K = multiplier(self.D, M)
-        return K, subtract_product_(M - K, self.D, K)
+        K = self.multiplier(M)
+        W = M - K
+        return K, W if self.is_landed else subtract_product_(W, self.D, K)
 
 
 class Direction(NamedTuple):
@@ -78,6 +80,16 @@ class Direction(NamedTuple):
     def generator(self) -> Tensor:
         """``length B``."""
         return self.B if self.length is None else self.B * per_matrix(self.length, self.B)
+
+    @property
+    def of_length_one(self) -> "Direction":
+        """The same direction by a generator whose length is 1."""
+        if self.length is None:
+            return self
+        W = None if self.W is None else self.W * per_matrix(self.length, self.W)
+        return Direction(
+            self.generator, None, W, None if self.size is None else self.length * self.size
+        )
 
 
 def cleaned(point: Point, B: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from ortholand.geometry.views import View, as_matrices, as_weight
 from ortholand.landing.batches import batches
 from ortholand.landing.step import LIMITED, SKIPPED, Slot, StateKind, count_of, descent
 from ortholand.optim.plan import Plan
-from ortholand.optim.weights import check_memory
+from ortholand.optim.weights import check_memory, number_of_matrices
 
 
 class ReferenceEngine:
@@ -57,9 +57,7 @@ def _step(slots: list[Slot], plan: Plan) -> None:
         for members in batches(kinds, plan.foreach, on_device=on_device)
     ]
     for device in {batch.taken.device for batch in flags}:
-        here = [batch for batch in flags if batch.taken.device == device]
-        _count(SKIPPED, [(b.slots, b.taken.logical_not()) for b in here], plan)
-        _count(LIMITED, [(b.slots, b.limited) for b in here if b.limited is not None], plan)
+        _count([batch for batch in flags if batch.taken.device == device], plan)
 
 
 def _kind_of(slot: Slot, plan: Plan) -> tuple[int, int, torch.dtype, torch.device, float]:
@@ -82,7 +80,7 @@ def _step_batch(slots: list[Slot], plan: Plan) -> _Flags:
     result = step(X, descent(G, plan.maximize), state)
     (moved, taken, new_state), limited = result[:3], getattr(result, "limited", None)
     moved = follow(W, X, moved, scale)
-    taken = taken & _is_finite(moved, new_state, slots[0].weight.dtype, plan)
+    taken = _finite(taken, moved, new_state, slots[0].weight.dtype, plan)
     mask = taken[..., None, None] if X.ndim > 2 else taken
     all_go = _may_look(taken, plan) and bool(taken.all())
     shapes = [as_matrices(slot.weight, view).shape[:-2] for slot in slots]
@@ -108,25 +106,24 @@ def _copy(to: list[Tensor], values: list[Tensor]) -> None:
         torch._foreach_copy_(to, values)
 
 
-def _is_finite(
-    moved: Tensor, state: dict[str, Tensor], dtype: torch.dtype, plan: Plan
-) -> Tensor | bool:
-    """Whether what would be stored is finite, where the step itself has not seen to that.
+def _finite(
+    taken: Tensor, moved: Tensor, state: dict[str, Tensor], dtype: torch.dtype, plan: Plan
+) -> Tensor:
+    """Which steps are taken and finite as they would be stored.
 
     A landing step with a safe step ends in the ball, and is not taken if its direction is not
     finite.
     """
     landing = plan.landing
     in_ball = landing is not None and landing.ends_in_ball
-    finite: Tensor | bool = True
     if not in_ball or dtype in HALF_TYPES or plan.scale != 1:
-        finite = finite_matrices(moved.to(dtype))
+        taken = taken & finite_matrices(moved.to(dtype))
     if landing is not None and in_ball and landing.moments.shows_state:
-        return finite
+        return taken
     for name, new in state.items():
         is_matrix = plan.state_kinds[name] == "matrix"
-        finite = finite & (finite_matrices(new) if is_matrix else torch.isfinite(new))
-    return finite
+        taken = taken & (finite_matrices(new) if is_matrix else torch.isfinite(new))
+    return taken
 
 
 def _may_look(taken: Tensor, plan: Plan) -> bool:
@@ -142,22 +139,19 @@ def _keep_weights(slots: list[Slot], parts: list[Tensor], view: View) -> None:
         keep_(slot.weight, value, slot.state)
 
 
-def _count(name: str, flags: Sequence[tuple[list[Slot], Tensor]], plan: Plan) -> None:
-    """Add the matrices that are marked to the counts of their weights."""
-    if not flags or (all(_may_look(f, plan) for _, f in flags) and not any(map(_any, flags))):
+def _count(batches: Sequence[_Flags], plan: Plan) -> None:
+    """Add the matrices that did not step, or stepped less than lr, to the counts of weights."""
+    skipped = torch.cat([batch.taken.reshape(-1) for batch in batches]).logical_not()
+    short = [batch for batch in batches if batch.limited is not None]
+    owners = [(SKIPPED, slot) for batch in batches for slot in batch.slots]
+    owners += [(LIMITED, slot) for batch in short for slot in batch.slots]
+    marks = torch.cat([skipped, *(batch.limited.reshape(-1) for batch in short)]).to(torch.int64)
+    if _may_look(marks, plan) and not bool(marks.any()):
         return
-    slots = [slot for members, _ in flags for slot in members]
-    marks = torch.cat([f.reshape(-1) for _, f in flags]).to(torch.int64)
-    shapes = [as_matrices(slot.weight, plan.view).shape[:-2] for slot in slots]
-    parts = marks.split([shape.numel() for shape in shapes])
-    counts = [count_of(name, slot.state, marks.device) for slot in slots]
-    torch._foreach_add_(
-        counts, [part.sum() if part.numel() > 1 else part.reshape(()) for part in parts]
-    )
-
-
-def _any(flags: tuple[list[Slot], Tensor]) -> bool:
-    return bool(flags[1].any())
+    parts = marks.split([number_of_matrices(slot.weight, plan.view) for _, slot in owners])
+    counts = [count_of(name, slot.state, marks.device) for name, slot in owners]
+    sums = [part.sum() if part.numel() > 1 else part.reshape(()) for part in parts]
+    torch._foreach_add_(counts, sums)
 
 
 def _as_weights(parts: list[Tensor], slots: list[Slot], view: View) -> list[Tensor]:

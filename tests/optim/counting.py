@@ -1,0 +1,80 @@
+"""What a step does on a device: counted on meta tensors, where every operation is one launch."""
+
+import math
+from collections import Counter
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+VIEWS = (
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "transpose",
+    "unsqueeze",
+    "squeeze",
+    "expand",
+    "diagonal",
+    "split",
+    "split_with_sizes",
+    "slice",
+    "select",
+    "unbind",
+    "detach",
+    "alias",
+    "permute",
+    "t",
+    "_conj",
+    "real",
+    "view_as_real",
+    "lift_fresh",
+    "empty",
+    "empty_like",
+    "new_empty",
+)
+PRODUCTS = ("mm", "bmm", "addmm", "addmm_", "baddbmm", "baddbmm_")
+READS = ("item", "_local_scalar_dense", "nonzero", "is_nonzero", "equal")
+
+
+class Counted(TorchDispatchMode):
+    """Launches, multiplications in products, and host reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.work, self.reads = Counter(), 0, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::")
+        if name in READS:
+            self.reads.append(name)
+        if name in PRODUCTS:
+            A, B = args[1:3] if "add" in name else args[:2]
+            self.work += math.prod(A.shape) * B.shape[-1]
+        if name not in VIEWS:
+            self.names[name] += 1
+        return out
+
+    @property
+    def launches(self):
+        return sum(self.names.values())
+
+
+def counted(make, shapes, steps=2, **options):
+    """What the last of some steps does on weights of these shapes."""
+    weights = [nn.Parameter(torch.empty(shape, device="meta")) for shape in shapes]
+    for weight in weights:
+        weight.grad = torch.empty_like(weight)
+    optimizer = make(weights, **options)
+    optimizer._awaits_values = False
+    for _ in range(steps - 1):
+        optimizer.step()
+    with Counted() as counts:
+        optimizer.step()
+    return counts
+
+
+def products(make, n, p, **options):
+    """Multiplications of a step of an n x p matrix, in units of n p^2."""
+    return counted(make, [(n, p)], **options).work / (n * p * p)
