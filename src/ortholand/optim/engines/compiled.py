@@ -82,27 +82,29 @@ class CompiledEngine:
 
         What else a slot must be is checked beyond Python.
         """
-        if _group_refusal(plan) is not None or isinstance(plan.scale_option, str):
+        if torch.compiler.is_compiling() or not _steps_at_once(plan):
             return None
-        weights, gradients, own = [], [], []
         names = plan.state_kinds
         n_state = len(names) + len(COUNTS)
+        weights, gradients, own = [], [], []
         for p in params:
             G = p.grad
             if G is not None:
                 state = states.get(p)
                 if state is None or len(state) != n_state or not state.keys() >= COUNTED:
                     return None
+                if p.is_inference():
+                    return None
                 weights.append(p)
                 gradients.append(G)
                 own.append(state)
-        moved = [*weights]
+        moved = weights
         for name in names:
-            moved += [state.get(name) for state in own]
-        plain = PLAIN_TYPES.issuperset(map(type, moved)) and PLAIN_TYPES.issuperset(
-            map(type, gradients)
-        )
-        if not plain or native.operations() is None or any(map(Tensor.is_inference, weights)):
+            moved = [*moved, *(state.get(name) for state in own)]
+        if not (
+            PLAIN_TYPES.issuperset(map(type, moved))
+            and PLAIN_TYPES.issuperset(map(type, gradients))
+        ):
             return None
         return Tensors(moved, gradients, own)
 
@@ -112,7 +114,8 @@ class CompiledEngine:
 
     def step(self, tensors: "Tensors", plan: Plan) -> bool:
         """Step all of them, or none; whether it did."""
-        return _stepped(tensors, plan.at_scale(float(plan.scale_option)))
+        scale = plan.scale_option
+        return _stepped(tensors, plan if scale == 1 else plan.at_scale(float(scale)))
 
 
 class Tensors(NamedTuple):
@@ -138,6 +141,15 @@ def _group_refusal(plan: Plan) -> str | None:
     if "why not compiled" not in plan.notes:
         plan.notes["why not compiled"] = _parts_refusal(plan)
     return plan.notes["why not compiled"]
+
+
+def _steps_at_once(plan: Plan) -> bool:
+    """Whether a group of this plan may step in one call."""
+    if "at once" not in plan.notes:
+        one_scale = not isinstance(plan.scale_option, str)
+        at_once = one_scale and _group_refusal(plan) is None and native.operations() is not None
+        plan.notes["at once"] = at_once
+    return plan.notes["at once"]
 
 
 def _parts_refusal(plan: Plan) -> str | None:
