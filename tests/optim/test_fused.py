@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-from functools import partial
 
 import pytest
 import torch

@@ -323,5 +323,5 @@ def _warn_once(reason: str, warned: set[str]) -> None:
         warnings.warn(
             f"fused=True, but there is no compiled code: {reason}. torch's operations step "
             "instead, with the same results; leave fused out to silence this.",
-            stacklevel=8,
+            stacklevel=10,  # who called step
         )
