@@ -99,7 +99,8 @@ def _step_batch(slots: list[Slot], plan: Plan) -> _Flags:
 
 
 def _copy(to: list[Tensor], values: list[Tensor]) -> None:
-    if any(tensor.is_neg() for tensor in to):  # in lists, torch does not write to these views
+    # In lists, torch does not write to negated views.
+    if not torch.compiler.is_compiling() and any(tensor.is_neg() for tensor in to):
         for tensor, value in zip(to, values, strict=True):
             tensor.copy_(value)
     else:
