@@ -59,18 +59,20 @@ sdist: build/tools/bin/hatchling  ## the source distribution in dist/, with all 
 
 # By hatchling itself: pip would compile everything twice. Tested where nothing but the wheel and
 # torch is installed, and no compiler is found.
-wheel: build/tools/bin/hatchling  ## a wheel with compiled code in dist/, tested in an empty environment
+# Torch's headers are those of .venv.
+TORCH = ORTHOLAND_TORCH="$$($(BIN)/python -c 'import torch; print(*torch.__path__)')"
+wheel: build/tools/bin/hatchling .venv/dev.stamp  ## a wheel with compiled code in dist/, tested in an empty environment
 	rm -rf build/wheel dist/ortholand-*-py3-none-*linux*_$$(uname -m).whl
-	ORTHOLAND_PREBUILT=1 build/tools/bin/hatchling build -t wheel -d dist
+	$(TORCH) ORTHOLAND_PREBUILT=1 build/tools/bin/hatchling build -t wheel -d dist
 	$(PYTHON) -m venv build/wheel
 	build/wheel/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		dist/ortholand-*-py3-none-*linux*_$$(uname -m).whl
 	cd build/wheel && bin/python -I ../../tools/check_wheel.py
 
 # Needs g++-aarch64-linux-gnu, and qemu-user for its test.
-wheel-aarch64: build/tools/bin/hatchling  ## the same for aarch64, by a cross compiler
+wheel-aarch64: build/tools/bin/hatchling .venv/dev.stamp  ## the same for aarch64, by a cross compiler
 	rm -f dist/ortholand-*-py3-none-*linux*_aarch64.whl
-	ORTHOLAND_PREBUILT=aarch64 build/tools/bin/hatchling build -t wheel -d dist
+	$(TORCH) ORTHOLAND_PREBUILT=aarch64 build/tools/bin/hatchling build -t wheel -d dist
 
 build/tools/bin/hatchling:
 	$(PYTHON) -m venv build/tools

@@ -1,5 +1,8 @@
 """Builds wheels: pure ones, or with compiled code where ``ORTHOLAND_PREBUILT`` asks for it.
 
+Compiling needs torch's headers: ``ORTHOLAND_TORCH`` names the folder of an installed torch, if this
+Python has none. Its libraries are not needed, only the name of one.
+
 ``ORTHOLAND_PREBUILT=1`` compiles for this machine, ``ORTHOLAND_PREBUILT=aarch64`` for that one, by
 a cross compiler. Nothing is compiled for an editable installation, nor for a wheel that pip makes
 of a clone: there the compiler is used when code is first needed, for the very processor.
@@ -26,8 +29,9 @@ NATIVE = Path("src/ortholand/native")
 # PEP 600's manylinux_2_28, which torch's own wheels have: newest versions of symbols.
 MANYLINUX = "manylinux_2_28"
 NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
-# And no libraries but these.
-ALLOWED = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libstdc++.so.6", "libgcc_s.so.1"}
+# And no libraries but these; torch's is there before any of ours.
+TORCH = "libtorch_cpu.so"
+ALLOWED = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libstdc++.so.6", "libgcc_s.so.1", TORCH}
 LOADER = re.compile(r"ld-linux-[\w-]+\.so\.\d")
 
 
@@ -90,21 +94,42 @@ def load_recipe(path: Path) -> ModuleType:
 
 def build_all(recipe: ModuleType, machine: str, folder: Path) -> list[Path]:
     """Compile everything for a machine; the libraries and their manifest."""
-    compiler = find_compiler(machine)
+    compiler, headers = find_compiler(machine), find_headers()
     jobs = []
     if machine == "x86_64":
         flags = recipe.portable_flags(recipe.VECTORS[machine][0])
-        source = recipe.SOURCES / f"{recipe.PROCESSOR}.cpp"
+        source = recipe.FOLDER / f"{recipe.PROCESSOR}.cpp"
         jobs.append((folder / f"{recipe.PROCESSOR}.so", [*flags, str(source)]))
-    for vectors in recipe.VECTORS[machine]:
-        (folder / vectors).mkdir()
-        for unit in recipe.units():
-            flags = [*recipe.portable_flags(vectors), *recipe.definitions(unit.scalar, unit.size)]
-            jobs.append((folder / vectors / f"{unit.name}.so", [*flags, str(unit.path)]))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(run, ([*compiler, *recipe.FLAGS, *rest, "-o", str(to)] for to, rest in jobs)))
+    with tempfile.TemporaryDirectory() as stub:
+        # The name is all that is linked; torch's own library is for this machine only.
+        name = f"-Wl,-soname,{TORCH}"
+        run([*compiler, "-shared", name, "-x", "c++", "/dev/null", "-o", str(Path(stub) / TORCH)])
+        for vectors in recipe.VECTORS[machine]:
+            (folder / vectors).mkdir()
+            flags = recipe.portable_flags(vectors)
+            for unit in recipe.units():
+                arguments = unit.arguments(headers, Path(stub))
+                jobs.append((folder / vectors / f"{unit.name}.so", [*flags, *arguments]))
+        commands = [[*compiler, *recipe.FLAGS, *rest, "-o", str(to)] for to, rest in jobs]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(run, commands))
     libraries = [to for to, _ in jobs]
     return [*libraries, write_manifest(recipe, machine, compiler, folder, libraries)]
+
+
+def find_headers() -> Path:
+    """torch's headers."""
+    named = os.environ.get("ORTHOLAND_TORCH")
+    spec = None if named else importlib.util.find_spec("torch")
+    folder = Path(named) if named else Path(spec.origin).parent if spec and spec.origin else Path()
+    headers = folder / "include"
+    if not (headers / "torch/csrc/stable/library.h").exists():
+        raise RuntimeError(
+            "ORTHOLAND_PREBUILT needs the headers of torch 2.10 or newer, and found none in "
+            f"{headers}: name the folder of an installed torch in ORTHOLAND_TORCH, or leave "
+            "ORTHOLAND_PREBUILT out for a pure wheel."
+        )
+    return headers
 
 
 def find_compiler(machine: str) -> list[str]:

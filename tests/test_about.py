@@ -30,9 +30,9 @@ NAMES = {
 def _switched_off(monkeypatch):
     """Nothing is compiled for these tests; those of compiled code: native/test_prebuilt.py."""
     monkeypatch.setenv("ORTHOLAND_NATIVE", "0")
-    native._library.cache_clear()
+    native.forget()
     yield
-    native._library.cache_clear()
+    native.forget()
 
 
 def test_all_facts_are_there():

@@ -69,7 +69,7 @@ MUTANTS = [
         "Muon's shift on ranks", MUON, "return 4 * roundoff", "return 40 * roundoff", MUON_TESTS
     ),
     Mutant("skew enough", SRC + "optim/loading.py", "<= 1e-3 * size", "<= 1e-1 * size", LOADING),
-    Mutant("state count", COMPILED, "len(state) != verdict.n_state or ", "", RENEWED),
+    Mutant("state count", COMPILED, "len(state) != n_state or ", "", RENEWED),
     Mutant(
         "first order",
         DERIVATIVES,

@@ -11,6 +11,7 @@ import torch
 
 import ortholand
 from ortholand.native import build, code_path, library_folder, prebuilt, why_no_code
+from ortholand.native.recipe import Unit
 
 CPUINFO = Path("/proc/cpuinfo")
 
@@ -77,7 +78,7 @@ def _compiled_code() -> str:
         return f"none, torch's operations step: {why_no_code(torch.float32)}"
     if path.is_relative_to(prebuilt.FOLDER):
         return f"prebuilt for {path.parent.name}, by {prebuilt.made_by()}"
-    why_not = build.why_not_prebuilt("landing", "float", 0)
+    why_not = build.why_not_prebuilt(Unit("steps", "float"))
     return f"made here by {build.compiler()} for this processor" + (
         f"; {why_not}" if why_not else ""
     )

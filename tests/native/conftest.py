@@ -1,5 +1,6 @@
 """An empty cache of compiled code, for tests that fill it or break it; what builds wheels."""
 
+import ctypes
 import importlib.util
 import sys
 import types
@@ -9,10 +10,29 @@ import pytest
 import torch
 
 from ortholand import native
+from ortholand.native import recipe
+from ortholand.native.processor import registers
+from ortholand.native.recipe import Unit
 
 needs_compiler = pytest.mark.skipif(
     native.why_no_code(torch.float32) is not None, reason="no C++ compiler"
 )
+
+
+QUICK = Unit(recipe.PROCESSOR, "float")  # the quickest to compile
+
+
+@pytest.fixture
+def quick_source(monkeypatch):
+    """The processor query as a unit like the others."""
+    monkeypatch.setitem(recipe.SOURCES, QUICK.source, (recipe.PROCESSOR,))
+    functions = {"ortholand_processor": (None, ctypes.c_void_p)}
+    monkeypatch.setitem(native.SIGNATURES, QUICK.source, functions)
+
+
+def answers(library):
+    """Whether it is the processor query, and works."""
+    return not isinstance(library, str) and len(registers(library._name)) == 4
 
 
 @pytest.fixture
@@ -20,9 +40,9 @@ def fresh(tmp_path, monkeypatch):
     """An empty cache folder, and no compiled code in memory."""
     monkeypatch.setenv("ORTHOLAND_CACHE", str(tmp_path))
     monkeypatch.delenv("ORTHOLAND_NATIVE", raising=False)
-    native._library.cache_clear()
+    native.forget()
     yield tmp_path / "native"
-    native._library.cache_clear()
+    native.forget()
 
 
 @pytest.fixture(scope="session")

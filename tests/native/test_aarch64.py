@@ -9,7 +9,7 @@ from ortholand.native import recipe
 from ortholand.native.recipe import Unit
 
 CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
-UNIT = Unit("landing", "float", 3)
+UNIT = Unit("steps", "float", 3)
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64" or not (shutil.which(CROSS) and shutil.which(EMULATOR)),
@@ -33,7 +33,8 @@ int main(int, char** arguments) {
         if (e % entries % 4 == 0) X[e] = 1;
         G[e] = (e * 7 % 11 - 5) / 10.0f;
     }
-    Options o = {0.1, 1, 0.5, 0.5, 0.4, 0.25, 0, 0, 0.9, 0.99, 1e-8, 0, FROBENIUS, 0, 0, 0, 2};
+    Options o = {0.1, 1, 0.5, 0.5, 0.4, 0.25, 0, 0, 0, 0.9, 0.99, 1e-8,
+                 COUPLED, FROBENIUS, 0, NONE, 0, 2};
     Parameter parameter = {X.data(), G.data(), nullptr, nullptr, nullptr, count, 3, 1,
                            count, entries, int64_t(count) * entries, 0, 0};
     for (int i = 0; i < 3; ++i) step(&o, &parameter, 1, 3);
@@ -57,8 +58,8 @@ def stepped(hook, machine, folder, monkeypatch):
     assert hook.platform_tag(machine, made) == f"manylinux_2_28_{machine}"
     source, program = folder / "program.cpp", folder / "program"
     source.write_text(PROGRAM)
-    options = ["-std=c++17", "-pthread", f"-I{recipe.SOURCES}", "-DSIZE=3", "-o", str(program)]
-    hook.run([compiler, str(source), *options, "-ldl"])
+    options = ["-std=c++17", "-pthread", f"-I{recipe.FOLDER}", "-DSCALAR=float", "-DSIZE=3"]
+    hook.run([compiler, str(source), *options, "-ldl", "-o", str(program)])
     library = folder / recipe.VECTORS[machine][0] / f"{UNIT.name}.so"
     return [float(word) for word in hook.run([*runner, str(program), str(library)]).split()]
 

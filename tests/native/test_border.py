@@ -1,262 +1,354 @@
-"""No address leaves Python unless what is there is what compiled code will take it for."""
+"""Nothing that torch.ops.ortholand is given makes it touch memory that is not the tensors' own.
 
-import ctypes
+What it cannot take it refuses, before anything has moved; whoever steps then, a step is right.
+"""
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from ortholand.native import address, array_address
-from ortholand.native.border import (
-    Extent,
-    address_if_dense,
-    address_if_plain,
-    addresses_if_plain,
-)
-from ortholand.native.layout import Layout, layout_of
+import ortholand as ol
+from ortholand import native
+from ortholand.native import recipe
+from ortholand.optim.engines import compiled
+from tests.native.conftest import needs_compiler
+
+pytestmark = needs_compiler
+
+# How ops.cpp names what it refuses.
+DEVICE, TYPE, SHAPE, STATE_SHAPE, LAYOUT, OTHER_LAYOUT, MEMORY, SIZE = range(-1, -9, -1)
+SETTINGS = [
+    0.1,
+    1.0,
+    1.0,
+    0.5,
+    0.5,
+    0.6,
+    0.5,
+    0.9,
+    0.0,
+    0.9,
+    0.99,
+    1e-8,
+    0.0,
+    1.0,
+    0.0,
+    0.0,
+    0.0,
+    0.0,
+]
+NO_MOMENTS, MOMENTUM, ADAM = range(3)
 
 
 class Wrapped(torch.Tensor):
     """A subclass may have no memory of its own."""
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64], ids=str)
-def test_what_is_plain_has_its_address(dtype):
-    x = torch.zeros(4, 3, 3, dtype=dtype)
-    assert address(x, dtype, 36) == x.data_ptr()
-    assert address(x[1:3], dtype, 18) == x.data_ptr() + 9 * dtype.itemsize
-    assert address(x[3], dtype, 9) == x[3].data_ptr()
-    assert address(torch.zeros((), dtype=dtype), dtype, 1) != 0
+def settings(moments=NO_MOMENTS, kernels=False):
+    values = [*SETTINGS]
+    values[15], values[17] = moments, kernels
+    return torch.tensor(values, dtype=torch.float64)
 
 
-def test_parameters_and_their_gradients():
-    p = nn.Parameter(torch.zeros(2, 2))
-    p.grad = torch.zeros(2, 2)
-    assert address(p, torch.float32, 4) == p.data_ptr()
-    assert address(p.grad, torch.float32, 4) == p.grad.data_ptr()
+def call(moved, gradients, moments=NO_MOMENTS, kernels=False, only_check=True):
+    """What landing_step says, once the kernels are there."""
+    step = native.operations().landing_step
+    for _ in range(3):
+        answers = step(moved, gradients, settings(moments, kernels), only_check)
+        asked = [answer - 1 for answer in answers[1:] if answer > 0 and answers[0] == 0]
+        if not asked:
+            return answers
+        for columns in asked:
+            native.add_kernels(moved[0].dtype, columns)
+    raise AssertionError("asks for kernels again and again")
 
 
-def test_nothing_is_somewhere():
-    assert address(torch.zeros(0, 3), torch.float32, 0) == 0
+def eye(n=6, p=4):
+    return torch.eye(n)[:, :p].contiguous()
 
 
-def freed(offset):
-    x = torch.zeros(8)[offset : offset + 3]
+def freed(x):
     x.untyped_storage().resize_(0)
     return x
 
 
-def cut():
-    x = torch.zeros(8)[4:7]
-    x.untyped_storage().resize_(24)
+def cut(x, by=4):
+    x.untyped_storage().resize_(x.untyped_storage().nbytes() - by)
     return x
 
 
-KINDS = {
-    "subclass": (lambda: torch.zeros(3).as_subclass(Wrapped), "got a Wrapped"),
-    "not a tensor": (lambda: [0.0] * 3, "got a list"),
-    "device": (lambda: torch.zeros(3, device="meta"), "got one on meta"),
-    "sparse": (lambda: torch.zeros(3).to_sparse(), "got one of layout torch.sparse_coo"),
-    "blocked": (lambda: torch.zeros(3).to_mkldnn(), "got one of layout torch._mkldnn"),
-    "dtype": (lambda: torch.zeros(3, dtype=torch.float64), "got torch.float64: use tensor.to"),
+def test_what_is_plain_is_taken():
+    X = eye()
+    before = X.clone()
+    assert call([X], [torch.ones(6, 4)]) == []
+    assert torch.equal(X, before)  # that was a check
+    call([X], [torch.ones(6, 4)], only_check=False)
+    assert not torch.equal(X, before)
+
+
+BAD_WEIGHTS = {
+    "type": (lambda: eye().half(), TYPE),
+    "integers": (lambda: eye().long(), TYPE),
+    "complex": (lambda: eye().to(torch.complex64), TYPE),
+    "vector": (lambda: torch.ones(4), SIZE),
+    "number": (lambda: torch.ones(()), SIZE),
+    "empty": (lambda: torch.ones(0, 4), SIZE),
+    "many columns": (lambda: torch.ones(140, 129), SIZE),
+    "gaps": (lambda: torch.ones(6, 8)[:, ::2], LAYOUT),
+    "expanded": (lambda: torch.ones(1, 4).expand(6, 4), LAYOUT),
+    "overlapping": (lambda: torch.ones(12).as_strided((3, 2), (1, 1)), LAYOUT),
+    "freed": (lambda: freed(eye()), MEMORY),
+    "freed, with offset": (lambda: freed(torch.ones(7, 4)[1:]), MEMORY),
+    "cut": (lambda: cut(eye()), MEMORY),
+    "cut, with offset": (lambda: cut(torch.ones(7, 4)[1:]), MEMORY),
+    "cut columns": (lambda: cut(torch.ones(4, 6).mT), MEMORY),
 }
 
-VALUES = {
-    "too few": (lambda: torch.zeros(2), r"takes 3 numbers .* got 2 \(shape \(2,\)\)"),
-    "too many": (lambda: torch.zeros(2, 2), r"takes 3 numbers .* got 4 \(shape \(2, 2\)\)"),
-    "gaps": (lambda: torch.zeros(6)[::2], r"got strides \(2,\): use tensor.contiguous"),
-    "expanded": (lambda: torch.zeros(1).expand(3), r"got strides \(0,\)"),
-    "negated": (lambda: torch._neg_view(torch.zeros(3)), "marked as negated: use .*resolve_neg"),
-    "freed": (lambda: freed(0), "got a storage of 0 bytes"),
-    "freed, with offset": (lambda: freed(2), "got a storage of 0 bytes"),
-    "cut": (cut, "got a storage of 24 bytes"),
+
+@pytest.mark.parametrize("name", BAD_WEIGHTS)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_weights_that_are_refused_wherever_they_stand(name, place):
+    make, code = BAD_WEIGHTS[name]
+    moved, gradients = [eye() for _ in range(2)], [torch.ones(6, 4) for _ in range(2)]
+    bad = make()
+    moved.insert(place, bad)
+    gradients.insert(place, torch.ones(bad.shape, dtype=bad.dtype))
+    before = [x.clone() for x in moved if x is not bad]
+    expected = [0, 0, 0]
+    expected[place] = code
+    for only_check in (True, False):
+        assert call(moved, gradients, only_check=only_check) == [0, *expected]
+    after = [x for x in moved if x is not bad]
+    assert all(torch.equal(x, y) for x, y in zip(after, before, strict=True))
+
+
+BAD_GRADIENTS = {
+    "type": (lambda: torch.ones(6, 4).double(), TYPE),
+    "shape": (lambda: torch.ones(4, 6), SHAPE),
+    "dimensions": (lambda: torch.ones(6, 4, 1), SHAPE),
+    "too few": (lambda: torch.ones(5, 4), SHAPE),
+    "layout": (lambda: torch.ones(4, 6).mT, OTHER_LAYOUT),
+    "expanded": (lambda: torch.ones(1).expand(6, 4), OTHER_LAYOUT),
+    "gaps": (lambda: torch.ones(6, 8)[:, ::2], OTHER_LAYOUT),
+    "freed": (lambda: freed(torch.ones(6, 4)), MEMORY),
+    "cut": (lambda: cut(torch.ones(6, 4)), MEMORY),
 }
 
 
-THREE, ONE = Extent.of(torch.Size((3,))), Extent.of(torch.Size())
+@pytest.mark.parametrize("name", BAD_GRADIENTS)
+def test_gradients_and_matrix_states_that_are_refused(name):
+    make, code = BAD_GRADIENTS[name]
+    assert call([eye()], [make()]) == [0, code]
+    of_state = STATE_SHAPE if code == SHAPE else code
+    assert call([eye(), make()], [torch.ones(6, 4)], MOMENTUM) == [0, of_state]
 
 
-def refused_among_others(x):
-    """Wherever it stands among tensors that are plain."""
-    plain = [torch.zeros(3), torch.zeros(())]
-    places = [
-        addresses_if_plain([x, *plain], torch.float32, (THREE, THREE, ONE)),
-        addresses_if_plain([plain[0], x, plain[1]], torch.float32, (THREE, THREE, ONE)),
-        addresses_if_plain([*plain, x], torch.float32, (THREE, ONE, THREE)),
-    ]
-    return places == [None] * 3
+BAD_NUMBERS = {
+    "type": (lambda: torch.ones(3).double(), TYPE),
+    "too few": (lambda: torch.ones(2), STATE_SHAPE),
+    "another shape": (lambda: torch.ones(3, 1), STATE_SHAPE),
+    "gaps": (lambda: torch.ones(6)[::2], OTHER_LAYOUT),
+    "expanded": (lambda: torch.ones(1).expand(3), OTHER_LAYOUT),
+    "freed": (lambda: freed(torch.ones(3)), MEMORY),
+    "cut": (lambda: cut(torch.ones(3)), MEMORY),
+}
 
 
-def test_addresses_of_several():
-    x = torch.zeros(4, 3, 3)
-    p = nn.Parameter(torch.zeros(4, 3, 3))
-    tensors = [p, x, x[1], torch.zeros(())]
-    extents = [Extent.of(tensor.shape) for tensor in tensors]
-    expected = [tensor.data_ptr() for tensor in tensors]
-    assert addresses_if_plain(tensors, torch.float32, extents) == expected
-    nothing = torch.zeros(0, 3)
-    assert addresses_if_plain([nothing], torch.float32, [Extent.of(nothing.shape)]) == [0]
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("name", BAD_NUMBERS)
+def test_numbers_that_are_refused(name, which):
+    make, code = BAD_NUMBERS[name]
+    X = torch.stack([eye()] * 3)
+    numbers = [torch.zeros(3), torch.zeros(3)]
+    gradients = [torch.ones_like(X)]
+    assert call([X, torch.zeros_like(X), *numbers], gradients, ADAM, kernels=True) == []
+    numbers[which] = make()
+    answers = call([X, torch.zeros_like(X), *numbers], gradients, ADAM, kernels=True)
+    assert answers == [0, code]
 
 
-def test_several_must_have_their_shapes():
-    """As many numbers of another shape are another state: that is an error to tell of."""
-    for shape in ((3, 2), (6,), (1, 2, 3)):
-        x = torch.zeros(shape)
-        assert addresses_if_plain([x], torch.float32, [Extent.of(torch.Size((2, 3)))]) is None
+LISTS = [
+    (1, 0, NO_MOMENTS),
+    (0, 1, NO_MOMENTS),
+    (2, 1, NO_MOMENTS),
+    (1, 1, MOMENTUM),
+    (3, 1, MOMENTUM),
+    (2, 1, ADAM),
+]
 
 
-def test_what_is_missing_or_of_no_compiled_type_has_no_address():
-    assert addresses_if_plain([None], torch.float32, [THREE]) is None
-    half = torch.zeros(3, dtype=torch.float16)
-    assert addresses_if_plain([half], torch.float16, [THREE]) is None
-    with pytest.raises(ValueError, match="zip"):
-        addresses_if_plain([torch.zeros(3)], torch.float32, [THREE, THREE])
+@pytest.mark.parametrize(("moved", "gradients", "moments"), LISTS)
+@pytest.mark.parametrize("only_check", [True, False])
+def test_lists_that_do_not_fit(moved, gradients, moments, only_check):
+    with pytest.raises(RuntimeError, match="each weight must have a gradient and its state"):
+        call([eye()] * moved, [torch.ones(6, 4)] * gradients, moments, only_check=only_check)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_kinds_that_are_refused(name):
-    make, message = KINDS[name]
-    x = make()
-    assert address_if_plain(x, torch.float32, 3) is None
-    assert refused_among_others(x)
-    with pytest.raises(TypeError, match=message):
-        address(x, torch.float32, 3)
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda x: x[:17],
+        lambda x: x.float(),
+        lambda x: torch.stack([x, x], dim=1)[:, 0],
+        freed,
+        lambda x: cut(x, 8),
+    ],
+)
+def test_settings_that_do_not_fit(bad):
+    with pytest.raises(RuntimeError, match="settings are 18 numbers"):
+        native.operations().landing_step([eye()], [torch.ones(6, 4)], bad(settings()), False)
 
 
-@pytest.mark.parametrize("name", VALUES)
-def test_values_that_are_refused(name):
-    make, message = VALUES[name]
-    x = make()
-    assert address_if_plain(x, torch.float32, 3) is None
-    assert refused_among_others(x)
-    with pytest.raises(ValueError, match=message):
-        address(x, torch.float32, 3)
+def unreadable():
+    return {
+        "meta": torch.ones(6, 4, device="meta"),
+        "sparse": torch.ones(6, 4).to_sparse(),
+        "blocked": torch.ones(6, 4).to_mkldnn(),
+    }
 
 
-@pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad])
-def test_what_transforms_show_is_refused(transform):
+@pytest.mark.parametrize("name", ["meta", "sparse", "blocked"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_torch_does_not_hand_over_what_is_elsewhere(name, place):
+    tensors = [eye(), torch.ones(6, 4)]
+    tensors[place] = unreadable()[name]
+    with pytest.raises(RuntimeError):
+        call(tensors[:1], tensors[1:], only_check=False)
+
+
+def test_nor_negated_weights_but_it_resolves_gradients():
+    with pytest.raises(RuntimeError, match="negation"):
+        call([torch._neg_view(eye())], [torch.ones(6, 4)], only_check=False)
+    X, Y, G = eye(), eye(), torch.arange(24.0).view(6, 4) / 30
+    call([X], [torch._neg_view(-G)], only_check=False)
+    call([Y], [G], only_check=False)
+    assert torch.equal(X, Y)
+
+
+def test_nor_what_vmap_shows():
     def refused(x):
-        assert address_if_plain(x, torch.float32, 3) is None
-        assert refused_among_others(x)
-        with pytest.raises(TypeError, match="without memory of its own"):
-            address(x, torch.float32, 3)
+        assert not native.all_below(10.0, [x])
+        with pytest.raises(RuntimeError):
+            call([x], [torch.ones(6, 4)], only_check=False)
         return x.sum()
 
-    transform(refused)(torch.zeros(2, 3) if transform is torch.vmap else torch.zeros(3))
+    torch.vmap(refused)(torch.ones(2, 6, 4))
 
 
-def test_types_that_no_compiled_code_has():
-    x = torch.zeros(3, dtype=torch.complex64).conj()
-    with pytest.raises(TypeError, match=r"use one of torch.float32, torch.float64, torch.int64"):
-        address(x, torch.complex64, 3)
+LAYOUTS = [
+    ((9, 4), (4, 1), False),
+    ((9, 4), (1, 9), False),
+    ((4, 9), (9, 1), True),
+    ((5, 1), (1, 1), True),
+    ((7, 9, 4), (36, 4, 1), True),
+    ((7, 2, 9, 4), (72, 36, 4, 1), True),
+    ((7, 2, 9, 4), (72, 1, 8, 2), True),
+    ((7, 2, 9, 4), (72, 1, 8, 2), False),
+    ((80, 2, 9, 4), (1, 80, 640, 160), False),
+    ((1, 3, 3), (77, 3, 1), True),
+]
 
 
-SHAPE, COLUMNS = torch.Size((4, 3)), (1, 4)
+@pytest.mark.parametrize(("shape", "strides", "kernels"), LAYOUTS)
+def test_any_order_of_memory_steps_the_same(shape, strides, kernels):
+    """As far as strides can describe it; gradient and state lie as the weight does."""
+    rows = shape[-2:] if kernels else (shape[0], torch.Size(shape[1:]).numel())
+    stack = shape[:-2] if kernels else ()
+    start = ol.random_orthogonal(*stack, *rows, seed=0).reshape(shape)
+    G = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    plain = [start.clone(), torch.zeros(shape)]
+    call(plain, [G], MOMENTUM, kernels, only_check=False)
+    strided = [torch.empty_strided(shape, strides).copy_(x) for x in (start, 0 * start, G)]
+    call(strided[:2], strided[2:], MOMENTUM, kernels, only_check=False)
+    assert not torch.equal(plain[0], start)
+    for x, y in zip(plain, strided[:2], strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
 
 
-def test_what_is_dense_has_its_address():
-    x = torch.zeros(3, 4).mT
-    assert address_if_dense(x, torch.float32, SHAPE, COLUMNS) == x.data_ptr()
-    one = torch.zeros(4, 1)  # strides of a dimension of size 1 mean nothing
-    assert address_if_dense(one, torch.float32, one.shape, (1, 99)) == one.data_ptr()
+@pytest.mark.parametrize(
+    ("shape", "strides", "kernels"),
+    [
+        ((9, 4), (8, 2), False),  # gaps
+        ((9, 4), (0, 1), False),  # overlaps
+        ((2, 3, 4), (3, 1, 6), False),  # the first dimension is in the midst
+        ((2, 3, 2, 9, 4), (1, 2, 6, 48, 12), True),  # a stack of three levels
+    ],
+)
+def test_orders_that_strides_cannot_tell(shape, strides, kernels):
+    tensors = [torch.zeros(2000).as_strided(shape, strides) for _ in range(2)]
+    assert call(tensors[:1], tensors[1:], kernels=kernels) == [0, LAYOUT]
 
 
-def cut_columns():
-    x = torch.zeros(3, 4).mT
-    x.untyped_storage().resize_(44)
-    return x
+# By an optimizer ----------------------------------------------------------------------------------
 
 
-DENSE = {
-    "other strides": lambda: torch.zeros(4, 3),
-    "shape": lambda: torch.zeros(4, 3).mT,
-    "dtype": lambda: torch.zeros(3, 4, dtype=torch.float64).mT,
-    "gaps": lambda: torch.zeros(3, 8)[:, ::2].mT,
-    "negated": lambda: torch._neg_view(torch.zeros(3, 4)).mT,
-    "cut": cut_columns,
-    "device": lambda: torch.zeros(3, 4, device="meta").mT,
-    "subclass": lambda: torch.zeros(3, 4).as_subclass(Wrapped).mT,
+def made(X, G, **options):
+    p = nn.Parameter(X)
+    p.grad = G
+    return p, ol.LandingSGD([p], lr=0.1, momentum=0.9, **options)
+
+
+ODD = {
+    "gradient subclass": lambda p, o: setattr(p, "grad", p.grad.as_subclass(Wrapped)),
+    "gradient negated": lambda p, o: setattr(p, "grad", torch._neg_view(-p.grad)),
+    "gradient expanded": lambda p, o: setattr(p, "grad", torch.ones(1).expand(6, 4)),
+    "gradient with gaps": lambda p, o: setattr(p, "grad", torch.ones(6, 8)[:, ::2]),
+    "state subclass": lambda p, o: o.state[p].update(
+        momentum_buffer=o.state[p]["momentum_buffer"].as_subclass(Wrapped)
+    ),
+    "state negated": lambda p, o: o.state[p].update(
+        momentum_buffer=torch._neg_view(-o.state[p]["momentum_buffer"])
+    ),
+    "state column-major": lambda p, o: o.state[p].update(
+        momentum_buffer=o.state[p]["momentum_buffer"].mT.contiguous().mT
+    ),
+    "weight negated": lambda p, o: setattr(p, "data", torch._neg_view(-p.data)),
+    "weight with gaps": lambda p, o: setattr(p, "data", torch.ones(6, 8)[:, ::2].copy_(p.data)),
 }
 
 
-@pytest.mark.parametrize("name", DENSE)
-def test_what_is_not_dense_at_these_strides_is_refused(name):
-    assert address_if_dense(DENSE[name](), torch.float32, SHAPE, COLUMNS) is None
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("others", [0, 5])
+def test_odd_tensors_step_as_by_the_reference(name, others):
+    """Alone and among others, by whoever can."""
+    ends = []
+    for fused in (None, False):
+        weights = [nn.Parameter(eye()) for _ in range(1 + others)]
+        optimizer = ol.LandingSGD(weights, lr=0.1, momentum=0.9, fused=fused)
+        for k in range(3):
+            for i, p in enumerate(weights):
+                p.grad = torch.randn(6, 4, generator=torch.Generator().manual_seed(7 * k + i))
+            if k == 1:
+                ODD[name](weights[0], optimizer)
+            optimizer.step()
+        ends.append([p.detach().clone() for p in weights])
+    for x, y in zip(*ends, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
 
 
-def test_strides_that_overlap_are_refused():
-    x = torch.zeros(12)
-    for strides in ((0, 1), (1, 1), (4, 1), (1, 2)):
-        tensor = x.as_strided((3, 2), strides)
-        assert address_if_dense(tensor, torch.float32, tensor.shape, strides) is None
+def test_reasons_are_told():
+    def reason(X, G, **options):
+        _, optimizer = made(X, G, **options)
+        return ol.explain(optimizer)[0].reason
+
+    assert reason(eye(), torch.ones(6, 4)) == ""
+    assert "float16 is not compiled" in reason(eye().half(), torch.ones(6, 4).half())
+    assert "more than 128 columns" in reason(torch.eye(130), torch.ones(130, 130))
+    assert "gradient that is a Wrapped" in reason(eye(), torch.ones(6, 4).as_subclass(Wrapped))
+    gaps = torch.zeros(6, 8)[:, ::2].copy_(eye())
+    assert "strides (8, 2): use weight.contiguous()" in reason(gaps, torch.ones(6, 4))
 
 
-@pytest.mark.parametrize(
-    ("shape", "strides", "view", "layout"),
-    [
-        ((9, 4), (4, 1), "matrix", (9, 4, 1, 4, 1, 1, 0, 0)),
-        ((9, 4), (1, 9), "matrix", (9, 4, 1, 1, 9, 1, 0, 0)),
-        ((4, 9), (9, 1), "kernel", (9, 4, 1, 1, 9, 1, 0, 0)),
-        ((5, 1), (1, 1), "kernel", (5, 1, 1, 1, 1, 1, 0, 0)),
-        ((7, 9, 4), (36, 4, 1), "kernel", (9, 4, 7, 4, 1, 7, 36, 252)),
-        ((7, 2, 9, 4), (72, 36, 4, 1), "kernel", (9, 4, 14, 4, 1, 14, 36, 504)),
-        ((7, 2, 9, 4), (72, 1, 8, 2), "kernel", (9, 4, 14, 8, 2, 2, 1, 72)),
-        ((7, 2, 9, 4), (72, 1, 8, 2), "matrix", (72, 7, 1, 1, 72, 1, 0, 0)),
-        ((80, 2, 9, 4), (1, 80, 640, 160), "matrix", (80, 72, 1, 1, 80, 1, 0, 0)),
-    ],
-)
-def test_layouts(shape, strides, view, layout):
-    assert layout_of(shape, strides, view) == Layout(*layout)
+def test_every_answer_has_a_reason():
+    assert set(compiled.REFUSALS) | {compiled.NO_KERNELS} == {*range(-1, -10, -1), -100}
+    text = (recipe.FOLDER / "ops.cpp").read_text()
+    for name, number in (("OTHER_LAYOUT", OTHER_LAYOUT), ("NO_KERNELS", -9), ("SIZE", SIZE)):
+        assert f"{name} = {number}" in text
 
 
-@pytest.mark.parametrize(
-    ("shape", "strides", "view"),
-    [
-        ((9, 4), (8, 2), "matrix"),  # gaps
-        ((9, 4), (0, 1), "matrix"),  # overlaps
-        ((2, 3, 4), (3, 1, 6), "matrix"),  # the first dimension is in the midst
-        ((2, 3, 2, 9, 4), (1, 2, 6, 48, 12), "kernel"),  # a stack of three levels
-    ],
-)
-def test_layouts_that_strides_cannot_tell(shape, strides, view):
-    assert layout_of(shape, strides, view) is None
-
-
-class Subclass(np.ndarray):
-    """What it has in memory is its own affair."""
-
-
-def read_only():
-    x = np.zeros((2, 3))
-    x.setflags(write=False)
-    return x
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_arrays_have_addresses(dtype):
-    x = np.arange(6, dtype=dtype).reshape(2, 3)
-    found = array_address(x, np.dtype(dtype), 6)
-    assert found == x.ctypes.data
-    size = np.dtype(dtype).itemsize
-    assert ctypes.string_at(found, 6 * size) == x.tobytes()
-
-
-@pytest.mark.parametrize(
-    ("array", "error"),
-    [
-        (np.zeros((2, 3), np.float32), TypeError),
-        (np.zeros((2, 3), ">f8"), TypeError),
-        ([0.0] * 6, TypeError),
-        (torch.zeros(6, dtype=torch.float64), TypeError),
-        (np.zeros((2, 3)).view(Subclass), TypeError),
-        (read_only(), TypeError),
-        (np.zeros((3, 3)), ValueError),
-        (np.zeros((3, 2)).T, ValueError),
-        (np.zeros((4, 3))[::2], ValueError),
-        (np.zeros(0), ValueError),
-    ],
-)
-def test_other_arrays_are_refused(array, error):
-    with pytest.raises(error):
-        array_address(array, np.dtype(np.float64), 6)
+def test_weights_that_keep_their_place_in_autograd():
+    p, optimizer = made(eye(), torch.ones(6, 4))
+    optimizer.step()
+    assert p.is_leaf
+    assert p.grad_fn is None
+    (p**2).sum().backward()  # warns of nothing

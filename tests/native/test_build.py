@@ -16,27 +16,30 @@ from torch import nn
 import ortholand as ol
 from ortholand import native
 from ortholand.cache import cache_folder
-from ortholand.native import build
+from ortholand.native import build, recipe
 from ortholand.native.safekeeping import is_sealed, seal_of, seal_path
-from tests.native.conftest import needs_compiler
+from tests.native.conftest import QUICK, answers, needs_compiler
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
 SOMEBODY_ELSE = 54321
-SOURCE = ("bounded", "float", 0)  # the quickest to compile
-ZEROS = [torch.zeros(3)]
+SOURCE = QUICK
+
+
+@pytest.fixture(autouse=True)
+def _a_quick_source(quick_source):
+    """All libraries are looked for, made and kept alike: one stands for them."""
 
 
 def is_there():
     """Whether compiled code can be had and works, by a new look at the cache."""
-    native._library.cache_clear()
-    return native.all_below(1.0, ZEROS) and not native.all_below(0.0, ZEROS)
+    native.forget()
+    return answers(native._library(SOURCE))
 
 
 def why_not():
-    """The reason of a new look at the cache that finds nothing; steps are taken all the same."""
+    """The reason of a new look at the cache that finds nothing."""
     assert not is_there()
-    step(orthogonal=False)  # asks for this source only
-    reason = native._library(*SOURCE)
+    reason = native._library(SOURCE)
     assert isinstance(reason, str)
     return reason
 
@@ -54,13 +57,6 @@ def is_running(pid):
     return True
 
 
-def step(orthogonal):
-    X = nn.Parameter(torch.eye(3))
-    X.grad = torch.full((3, 3), 0.5).triu()
-    ol.LandingSGD([X], lr=0.1, orthogonal=orthogonal).step()
-    assert not torch.equal(X, torch.eye(3))
-
-
 def put(path, content):
     """Another file under that name. (Not written into: the old one may be mapped.)"""
     path.unlink()
@@ -72,7 +68,7 @@ def put(path, content):
 def library(fresh):
     """A cached library."""
     assert is_there()
-    return build.library_path(*SOURCE)
+    return build.library_path(SOURCE)
 
 
 @pytest.fixture
@@ -82,13 +78,12 @@ def no_compiling(monkeypatch):
 
 @needs_compiler
 def test_it_is_compiled_once_and_kept(fresh, monkeypatch, request):
-    assert native.kernel(torch.float32, 2) is not None
-    library = build.library_path("landing", "float", 2)
+    assert is_there()
+    library = build.library_path(SOURCE)
     kept = {library, seal_path(library)}
     assert set(fresh.iterdir()) == kept  # nothing else is left behind
-    native._library.cache_clear()
     request.getfixturevalue("no_compiling")
-    assert native.kernel(torch.float32, 2) is not None
+    assert is_there()
     assert set(fresh.iterdir()) == kept
 
 
@@ -101,15 +96,15 @@ def test_nobody_else_can_read_or_write_it_whatever_the_umask(fresh):
         os.umask(old)
     assert fresh.stat().st_mode & 0o777 == 0o700
     assert all(path.stat().st_mode & 0o077 == 0 for path in fresh.iterdir())
-    assert is_sealed(build.library_path(*SOURCE))
+    assert is_sealed(build.library_path(SOURCE))
 
 
 @needs_compiler
 def test_many_at_once_leave_one_library(fresh):
     with ThreadPoolExecutor(3) as pool:
-        found = [pool.submit(build.load, *SOURCE, ["ortholand_all_below"]) for _ in range(3)]
-    assert all(future.result().ortholand_all_below for future in found)
-    library = build.library_path(*SOURCE)
+        found = [pool.submit(build.load, SOURCE, ["ortholand_processor"]) for _ in range(3)]
+    assert all(answers(future.result()) for future in found)
+    library = build.library_path(SOURCE)
     assert set(fresh.iterdir()) == {library, seal_path(library)}
     assert is_sealed(library)
 
@@ -135,7 +130,7 @@ def sealed_garbage(library):
 
 def foreign(library):
     """Whole, and loadable, and something else."""
-    command = [*build.compile_command("float", 0), "-x", "c++", "/dev/null", "-o", str(library)]
+    command = ["c++", "-shared", "-fPIC", "-x", "c++", "/dev/null", "-o", str(library)]
     library.unlink()
     subprocess.run(command, check=True)
     library.chmod(0o700)
@@ -191,9 +186,9 @@ def test_a_source_without_its_function_is_tried_once(fresh, monkeypatch):
     made = []
     compiled = build._compile
     monkeypatch.setattr(build, "_compile", lambda *to: made.append(to) or compiled(*to))
-    monkeypatch.setitem(native.SIGNATURES["bounded"], "ortholand_missing", ())
+    monkeypatch.setitem(native.SIGNATURES[SOURCE.source], "ortholand_missing", (None,))
     assert "lacks a function" in why_not()
-    assert len([to for to in made if "bounded" in to[1].name]) == 1
+    assert len(made) == 1
 
 
 class TestTheFolderMustBeOurs:
@@ -351,7 +346,7 @@ class TestTheFolderMustBeOurs:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("ORTHOLAND_CACHE", "relative")
         assert is_there()
-        assert build.library_path(*SOURCE).parent == tmp_path / "relative" / "native"
+        assert build.library_path(SOURCE).parent == tmp_path / "relative" / "native"
 
     @needs_compiler
     def test_where_nobody_owns_files_that_is_not_asked(self, fresh, monkeypatch):
@@ -402,7 +397,6 @@ class TestWhatCannotBeMade:
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setattr(pwd, "getpwuid", unknown)
         assert "set HOME, XDG_CACHE_HOME or ORTHOLAND_CACHE" in why_not()
-        step(orthogonal=True)
         assert "no home folder" in str(native.why_no_code(torch.float64, 3))
         with pytest.raises(RuntimeError, match="set XDG_CACHE_HOME to a folder"):
             cache_folder()
@@ -474,10 +468,8 @@ class TestWhatCannotBeMade:
         compiler.chmod(0o700)
         monkeypatch.setenv("CXX", str(compiler))
         monkeypatch.setattr(build, "COMPILE_SECONDS", 0.5)
-        for source in native.SIGNATURES:
-            for scalar in ("float", "double"):
-                reason = native._library(source, scalar, 0)
-                assert "the compiler took more than 0.5 s" in reason
+        for unit in recipe.units():
+            assert "the compiler took more than 0.5 s" in native._library(unit)
         assert calls.read_text() == "x\n"
         assert len(pids.read_text().split()) == 3
         for pid in map(int, pids.read_text().split()):
@@ -526,7 +518,7 @@ class TestWhatCannotBeMade:
             os.kill(int(pid.read_text()), signal.SIGKILL)
 
     def test_from_sources_that_are_not_there(self, fresh, tmp_path, monkeypatch):
-        monkeypatch.setattr(build, "FOLDER", tmp_path)
+        monkeypatch.setattr(recipe, "FOLDER", tmp_path)
         assert "the sources cannot be read" in why_not()
 
     @needs_compiler
@@ -535,3 +527,22 @@ class TestWhatCannotBeMade:
             pytest.skip("it is loaded")
         monkeypatch.setenv("ORTHOLAND_SANITIZE", "1")
         assert "make sanitize" in why_not()
+
+    @pytest.mark.parametrize("version", ["2.6.0", "2.9.1+cpu"])
+    def test_for_a_torch_that_is_too_old(self, fresh, monkeypatch, version):
+        monkeypatch.setattr(build, "version", lambda _: version)
+        reason = native.why_no_code(torch.float32)
+        assert reason == f"compiled steps need torch 2.10 or newer, and this is {version}"
+        X = nn.Parameter(torch.eye(3))
+        (row,) = ol.explain(ol.LandingSGD([X]))
+        assert (row.engine, row.reason) == ("reference", reason)
+
+
+@needs_compiler
+def test_the_first_step_compiles_two_libraries_and_no_more(fresh, monkeypatch):
+    """The border, and the steps of one type; matrices side by side have code of their own."""
+    X = nn.Parameter(ol.random_orthogonal(12, 12, seed=0))
+    X.grad = torch.ones(12, 12)
+    ol.LandingSGD([X], lr=0.1, fused=True).step()
+    made = sorted(path.name.rpartition("-")[0] for path in fresh.glob("*.so"))
+    assert made == ["ops", "steps-float-0"]

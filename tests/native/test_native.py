@@ -10,7 +10,8 @@ from torch import nn
 
 import ortholand as ol
 from ortholand import native
-from ortholand.native import build
+from ortholand.native import build, recipe
+from ortholand.optim.engines import compiled
 from tests.native.conftest import needs_compiler
 
 
@@ -41,24 +42,28 @@ def test_without_compiled_code_torch_steps(fresh, monkeypatch, caplog, why):
         monkeypatch.setenv("ORTHOLAND_CACHE", str(fresh.parent / "file"))
     else:
         monkeypatch.setenv("ORTHOLAND_NATIVE", "0")
-    assert native.kernel(torch.float32, 2) is None
+    assert native.operations() is None
     assert torch.equal(step_once(), step_once(fused=False))
     assert ("torch's operations are used" in caplog.text) == (why != "switched off")
     assert REASONS[why] in str(native.why_no_code(torch.float32, 2))
 
 
 @needs_compiler
-@pytest.mark.parametrize("size", [0, 2, 100, 1000])
-def test_no_reason_where_there_is_code(size):
-    assert native.why_no_code(torch.float64, size) is None
+@pytest.mark.parametrize(("n", "p"), [(0, None), (2, None), (128, None), (1000, 100)])
+def test_no_reason_where_there_is_code(n, p):
+    assert native.why_no_code(torch.float64, n, p) is None
+
+
+@pytest.mark.parametrize(("n", "p"), [(129, None), (1000, 129)])
+def test_no_code_for_many_columns(n, p):
+    assert "more than 128 columns" in native.why_no_code(torch.float64, n, p)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64], ids=str)
 def test_types_that_are_not_compiled(dtype):
     name = str(dtype).removeprefix("torch.")
     assert native.why_no_code(dtype) == f"{name} is not compiled: float32 and float64 are"
-    assert native.kernel(dtype, 3) is None
-    assert native.large_steps(dtype) is None
+    assert native.search_steps(dtype) is None
 
 
 def test_a_reason_is_remembered_until_the_cache_is_cleared(fresh, monkeypatch):
@@ -68,15 +73,9 @@ def test_a_reason_is_remembered_until_the_cache_is_cleared(fresh, monkeypatch):
         assert reason is not None
         patch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("asked again"))
         assert native.why_no_code(torch.float32) == reason
-    native._library.cache_clear()
+    native.forget()
     monkeypatch.setenv("ORTHOLAND_NATIVE", "0")
     assert native.why_no_code(torch.float32) == native.SWITCHED_OFF
-
-
-@pytest.mark.parametrize("size", [-1, 0, native.LARGEST_SIZE + 1])
-def test_no_kernel_of_sizes_it_has_no_room_for(size):
-    assert native.kernel(torch.float32, size) is None
-    assert not native.has_kernel(torch.float32, size)
 
 
 @needs_compiler
@@ -100,7 +99,8 @@ def test_all_below_of_nothing():
 
 def test_all_below_does_not_vouch_for_what_it_cannot_read():
     for x in (
-        torch.zeros(2, 3).mT,
+        torch.zeros(6)[::2],
+        torch.zeros(1).expand(3),
         torch.zeros(3, dtype=torch.bfloat16),
         torch.zeros(1).to("meta"),
         torch.zeros(3, 3).to_sparse(),
@@ -108,11 +108,19 @@ def test_all_below_does_not_vouch_for_what_it_cannot_read():
         assert not native.all_below(1.0, [x])
 
 
-def test_the_options_have_the_layout_of_the_c_structure():
-    fields = (build.FOLDER / "steps.h").read_text().split("struct Options {")[1].split("};")[0]
+def test_the_settings_are_the_options_of_the_c_structure():
+    """Numbers, choices, threads: as many as are sent, in that order."""
+    text = (recipe.FOLDER / "steps.h").read_text()
+    fields = text.split("struct Options {")[1].split("};")[0]
     names = [n.strip() for line in fields.split(";") for n in line.split(" ", 1)[-1].split(",")]
     flat = [name.split()[-1] for name in names if name]
-    assert tuple(flat) == native.Options._fields
+    numbers = "lr scale lam eps aim farthest omega momentum dampening beta1 beta2 adam_eps"
+    choices = "attraction rule maximize moments nesterov threads"
+    assert flat == [*numbers.split(), *choices.split()]
+    optimizer = ol.LandingSGD([nn.Parameter(torch.eye(3))], lr=0.25, lam=3.0, maximize=True)
+    sent = compiled._settings(optimizer.plan(optimizer.param_groups[0])).tolist()
+    assert len(sent) == len(flat)  # the view, in place of the threads
+    assert (sent[0], sent[2], sent[14]) == (0.25, 3.0, 1.0)
 
 
 WITHOUT_THREADS = """

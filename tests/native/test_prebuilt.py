@@ -16,12 +16,11 @@ import ortholand as ol
 from ortholand import about, native
 from ortholand.native import build, prebuilt, recipe
 from ortholand.native.recipe import Unit
-from tests.native.conftest import needs_compiler
+from tests.native.conftest import QUICK, answers, needs_compiler
 
 ROOT = Path(__file__).parents[2]
-ZEROS = [torch.zeros(3)]
-UNITS = [Unit("bounded", scalar, 0) for scalar in recipe.SCALARS]  # quick to compile
-SOURCE = UNITS[0]
+SOURCE = QUICK
+UNITS = [SOURCE, Unit("ops")]
 
 pytestmark = [
     needs_compiler,
@@ -32,11 +31,17 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _a_quick_source(quick_source):
+    """All libraries are looked for alike: the quickest to compile stands for them."""
+
+
 @pytest.fixture(scope="module")
 def made(hook, tmp_path_factory):
-    """What a wheel brings, of one source."""
+    """What a wheel brings, of two sources."""
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(recipe.SOURCES, SOURCE.source, (recipe.PROCESSOR,))
         patch.setattr(recipe, "units", lambda: iter(UNITS))
         hook.build_all(recipe, "x86_64", folder)
     return folder
@@ -58,12 +63,12 @@ def no_compiler(monkeypatch):
 
 def works():
     """Whether compiled code can be had and works, by a new look."""
-    native._library.cache_clear()
-    return native.all_below(1.0, ZEROS) and not native.all_below(0.0, ZEROS)
+    native.forget()
+    return answers(native._library(SOURCE))
 
 
 def origin():
-    return Path(native._library(*SOURCE)._name)
+    return Path(native._library(SOURCE)._name)
 
 
 def library(package):
@@ -90,6 +95,14 @@ def test_it_is_taken_without_a_compiler_and_nothing_is_written(package, fresh, n
     assert not fresh.exists()
 
 
+def test_its_operations_work(package, fresh, no_compiler):
+    assert works()
+    assert native.all_below(1.0, [torch.zeros(3)])
+    assert not native.all_below(0.0, [torch.zeros(3)])
+    assert native._library(Unit("ops"))._name.startswith(str(package))
+    assert not fresh.exists()
+
+
 def test_it_is_taken_where_there_is_a_compiler(package, fresh, monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("compiled"))
     assert works()
@@ -100,26 +113,27 @@ def test_it_is_taken_where_there_is_a_compiler(package, fresh, monkeypatch):
 def test_it_can_be_switched_off(package, monkeypatch):
     monkeypatch.setenv("ORTHOLAND_NATIVE", "0")
     assert not works()
-    assert native._library(*SOURCE) == native.SWITCHED_OFF
+    assert native._library(SOURCE) == native.SWITCHED_OFF
 
 
 def test_a_source_tree_has_none(fresh):
     assert not prebuilt.FOLDER.exists()
     assert works()
-    assert build.library_path(*SOURCE).exists()
-    assert build.why_not_prebuilt(*SOURCE) is None
+    assert build.library_path(SOURCE).exists()
+    assert build.why_not_prebuilt(SOURCE) is None
 
 
 def test_sanitizers_get_their_own(package, monkeypatch):
     monkeypatch.setenv("ORTHOLAND_SANITIZE", "1")
-    assert build._prebuilt(SOURCE, ()) is None
+    assert not build.is_prebuilt()
+    assert build.why_not_prebuilt(SOURCE) is None
 
 
 def test_compiling_is_announced_once(fresh, caplog):
     caplog.set_level(logging.INFO, logger="ortholand.native")
     build._announce.cache_clear()
     assert works()
-    assert native.all_below(1.0, [torch.zeros(3, dtype=torch.float64)])  # another library
+    assert answers(native._library(SOURCE._replace(scalar="double")))  # another library
     assert len([r for r in caplog.records if "Compiling for this processor" in r.message]) == 1
     assert str(fresh) in caplog.text
     caplog.clear()
@@ -165,7 +179,7 @@ def no_library_with_its_seal(package):
 def another_library_with_its_seal(package):
     path = library(package)
     path.unlink()
-    shutil.copy(package / "processor.so", path)
+    shutil.copy(path.with_name("ops.so"), path)
     reseal(package, path)
 
 
@@ -208,7 +222,7 @@ def no_answer_from_the_processor(package):
 def a_wrong_answer_from_the_processor(package):
     path = package / "processor.so"
     path.unlink()
-    shutil.copy(package / "x86-64" / f"{SOURCE.name}.so", path)
+    shutil.copy(package / "x86-64" / "ops.so", path)
 
 
 def no_question_to_the_processor(package):
@@ -243,7 +257,7 @@ def test_what_is_damaged_is_compiled_instead(package, fresh, damage, caplog):
     caplog.set_level(logging.INFO, logger="ortholand.native")
     damage(package)
     assert works()
-    assert build.library_path(*SOURCE).exists()
+    assert build.library_path(SOURCE).exists()
     assert DAMAGE[damage] in caplog.text
 
 
@@ -251,7 +265,7 @@ def test_what_is_damaged_is_compiled_instead(package, fresh, damage, caplog):
 def test_what_is_damaged_and_cannot_be_compiled_is_told(package, damage, no_compiler):
     damage(package)
     assert not works()
-    reason = native._library(*SOURCE)
+    reason = native._library(SOURCE)
     assert DAMAGE[damage] in reason
     assert "no C++ compiler found" in reason
 
@@ -261,7 +275,7 @@ def test_explain_tells_what_is_missing(package, no_compiler):
     X.grad = torch.ones(3, 3).triu()
     optimizer = ol.LandingSGD([X], lr=0.1)
     told = str(ol.explain(optimizer))
-    assert "landing-float-3.so" in told  # this package has no code of landing
+    assert "steps-float-0.so" in told  # this package has no code of steps
     assert "no C++ compiler found" in told
     optimizer.step()
     assert not torch.equal(X, torch.eye(3))
@@ -280,7 +294,8 @@ def test_the_processor_s_vectors_are_picked(package, monkeypatch, vectors):
 def test_every_library_is_another_one(made):
     libraries = sorted(made.rglob("*.so"))
     assert len(libraries) == 1 + len(UNITS) * len(recipe.VECTORS["x86_64"])
-    assert len({path.read_bytes() for path in libraries}) == len(libraries)
+    borders = [path.read_bytes() for path in libraries if path.stem == "ops"]
+    assert len(set(borders)) == len(borders)
 
 
 def disassembly(path):
@@ -290,16 +305,15 @@ def disassembly(path):
 
 
 def test_libraries_use_the_vectors_they_are_for_and_no_wider_ones(made):
-    for unit in UNITS:
-        oldest, middle, newest = (
-            disassembly(made / vectors / f"{unit.name}.so") for vectors in recipe.VECTORS["x86_64"]
-        )
-        assert "%xmm" in oldest
-        assert "%ymm" not in oldest
-        assert "%ymm" in middle
-        assert "%zmm" not in middle
-        assert "%k1" not in middle
-        assert "%k1" in newest
+    oldest, middle, newest = (
+        disassembly(made / vectors / "ops.so") for vectors in recipe.VECTORS["x86_64"]
+    )
+    assert "%xmm" in oldest
+    assert "%ymm" not in oldest
+    assert "%ymm" in middle
+    assert "%zmm" not in middle
+    assert "%k1" not in middle
+    assert "%k1" in newest
     question = disassembly(made / "processor.so")
     assert "xgetbv" in question
     assert "%ymm" not in question
@@ -310,20 +324,20 @@ def test_libraries_use_the_vectors_they_are_for_and_no_wider_ones(made):
 
 class TestAbout:
     @pytest.fixture
-    def landing(self, package, monkeypatch):
+    def steps(self, package, monkeypatch):
         """The unit that stands for all; this package has another one in its place."""
-        unit = Unit("landing", "float", 0)
+        unit = Unit("steps", "float")
         for vectors in recipe.VECTORS["x86_64"]:
             path = package / vectors / f"{unit.name}.so"
             shutil.copy(package / vectors / f"{SOURCE.name}.so", path)
             reseal(package, path)
-        monkeypatch.setitem(native.SIGNATURES, "landing", native.SIGNATURES["bounded"])
+        monkeypatch.setitem(native.SIGNATURES, "steps", native.SIGNATURES[SOURCE.source])
         return package
 
-    def test_prebuilt_code(self, landing, no_compiler):
+    def test_prebuilt_code(self, steps, no_compiler):
         told = about.facts()["compiled code"]
-        assert told.startswith(f"prebuilt for {library(landing).parent.name}, by ")
-        assert json.loads((landing / recipe.MANIFEST).read_text())["compiler"] in told
+        assert told.startswith(f"prebuilt for {library(steps).parent.name}, by ")
+        assert json.loads((steps / recipe.MANIFEST).read_text())["compiler"] in told
 
     def test_code_that_is_made_here(self, fresh):
         assert about.facts()["compiled code"].startswith(f"made here by {build.compiler()}")
@@ -331,7 +345,7 @@ class TestAbout:
     def test_code_that_is_made_here_because_of_damage(self, package):
         told = about.facts()["compiled code"]
         assert told.startswith(f"made here by {build.compiler()}")
-        assert "landing-float-0.so" in told
+        assert "steps-float-0.so" in told
 
     def test_none(self, fresh, no_compiler):
         told = about.facts()["compiled code"]
@@ -343,14 +357,15 @@ class TestAbout:
 
 class TestTheRecipe:
     def test_it_has_every_source_type_and_size(self):
-        by_size = ("landing", "tall")
-        wanted = {
-            (source, scalar, native._compiled_size(size))
-            for source in native.SIGNATURES
+        sizes = {"steps": range(recipe.LANES_UP_TO + 1), "search": (0,)}
+        wanted = {Unit("ops")} | {
+            Unit(source, scalar, size)
+            for source in sizes
             for scalar in native.SCALARS.values()
-            for size in (range(native.LARGEST_SIZE) if source in by_size else (0,))
+            for size in sizes[source]
         }
         assert set(recipe.units()) == wanted
+        assert all(path.exists() for unit in wanted for path in unit.paths)
 
     def test_it_is_known_without_torch(self, hook):
         loaded = hook.load_recipe(ROOT / hook.NATIVE / "recipe.py")
@@ -368,7 +383,8 @@ class TestTheHook:
     def wheel(self, hook, monkeypatch):
         """The hook of a wheel's build, with one source."""
         loaded = hook.load_recipe(ROOT / hook.NATIVE / "recipe.py")
-        monkeypatch.setattr(loaded, "units", lambda: iter(UNITS))
+        monkeypatch.setitem(loaded.SOURCES, SOURCE.source, (recipe.PROCESSOR,))
+        monkeypatch.setattr(loaded, "units", lambda: iter([loaded.Unit(*SOURCE)]))
         monkeypatch.setattr(hook, "load_recipe", lambda _: loaded)
         self_made = hook.PrebuiltHook()
         self_made.root, self_made.target_name = str(ROOT), "wheel"
@@ -387,18 +403,18 @@ class TestTheHook:
         inside = {Path(place) for place in data["force_include"].values()}
         folder = Path("ortholand/native/libraries")
         assert folder / recipe.MANIFEST in inside
-        assert folder / "x86-64-v3" / "bounded-double-0.so" in inside
+        assert folder / "x86-64-v3" / f"{SOURCE.name}.so" in inside
         assert all(Path(path).exists() for path in data["force_include"])
         wheel.finalize("standard", data, "")
         assert not any(Path(path).exists() for path in data["force_include"])
 
-    @pytest.mark.parametrize("unit", {unit.source: unit for unit in recipe.units()}.values())
+    @pytest.mark.parametrize("unit", [Unit("steps", "double"), Unit("search", "double")])
     def test_every_source_keeps_the_promise_of_its_tag(self, unit, hook, tmp_path):
         """One library of each: what it asks of the system is the same for all types and sizes."""
         made = tmp_path / f"{unit.name}.so"
         flags = *recipe.FLAGS, *recipe.portable_flags("x86-64-v3")
-        flags = *flags, *recipe.definitions(unit.scalar, unit.size)
-        subprocess.run(["c++", *flags, str(unit.path), "-o", str(made)], check=True)
+        arguments = unit.arguments(tmp_path, tmp_path)
+        subprocess.run(["c++", *flags, *arguments, "-o", str(made)], check=True)
         assert hook.platform_tag("x86_64", [made]) == "manylinux_2_28_x86_64"
 
     @pytest.mark.parametrize("wanted", [None, "", "0"])
@@ -423,6 +439,16 @@ class TestTheHook:
         monkeypatch.setenv("CXX", "false")
         with pytest.raises(RuntimeError, match="gave 1"):
             self.initialized(wheel)
+
+    def test_without_torch(self, wheel, hook, monkeypatch, tmp_path):
+        monkeypatch.setenv("ORTHOLAND_PREBUILT", "1")
+        monkeypatch.setenv("ORTHOLAND_TORCH", str(tmp_path))
+        with pytest.raises(RuntimeError, match=r"headers of torch 2\.10 .*found none in"):
+            self.initialized(wheel)
+        monkeypatch.delenv("ORTHOLAND_TORCH")
+        monkeypatch.setattr(hook.importlib.util, "find_spec", lambda _: None)
+        with pytest.raises(RuntimeError, match="name the folder of an installed torch"):
+            hook.find_headers()
 
     @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
     def test_without_a_compiler(self, hook, monkeypatch, machine):

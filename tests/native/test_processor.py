@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ortholand.native import build, processor
 from ortholand.native.processor import AVX2_GENERATION, AVX512_GENERATION, NEEDED, widest
-from ortholand.native.recipe import FLAGS, SOURCES, VECTORS, portable_flags
+from ortholand.native.recipe import FLAGS, FOLDER, VECTORS, portable_flags
 from tests.native.conftest import needs_compiler
 
 ALL = 2**32 - 1
@@ -83,7 +83,7 @@ def question(tmp_path_factory):
     """The compiled question, as wheels have it."""
     library = tmp_path_factory.mktemp("processor") / "processor.so"
     flags = [*FLAGS, *portable_flags("x86-64")]
-    build._compile([build.compiler(), *flags, str(SOURCES / "processor.cpp")], library)
+    build._compile([build.compiler(), *flags, str(FOLDER / "processor.cpp")], library)
     return library
 
 

@@ -10,7 +10,7 @@ import itertools
 import os
 from array import array
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import numpy as np
@@ -22,7 +22,8 @@ from torch import nn
 
 import ortholand as ol
 from ortholand import native
-from ortholand.native import build
+from ortholand.native import build, recipe
+from ortholand.native.recipe import Unit
 from ortholand.native.safekeeping import seal_path
 
 pytestmark = [
@@ -50,29 +51,28 @@ def compiled():
         os._exit(0)
     os.waitpid(child, 0)
     assert all(map(is_compiled, LIBRARIES))
+    for dtype, lanes in LANES.items():
+        for size in range(recipe.LANES_UP_TO + 1):  # of the others, none are asked for
+            if size in (0, *lanes):
+                native.add_kernels(dtype, size)
+            else:
+                native._library(Unit("ops")).ortholand_add_kernels(
+                    dtype is torch.float64, size, None, None
+                )
 
 
-def is_compiled(library):
-    dtype, rows, columns = library
-    if columns is None and rows is not None:
-        return native.search_steps(dtype) is not None
-    if rows is None:
-        return native.all_below(1.0, [torch.zeros(1, dtype=dtype)])
-    if rows > columns:
-        return native.tall_kernel(dtype, rows, columns, native.LANES_FROM) is not None
-    return native.why_no_code(dtype, rows) is None
+def is_compiled(unit):
+    return not isinstance(native._library(unit), str)
 
 
 LIBRARIES = [
-    (dtype, rows, columns)
-    for dtype, lanes in LANES.items()
-    for rows, columns in (
-        *[(size, size) for size in (*lanes, 0, LARGEST)],
-        *[(size + 1, size) for size in lanes],
-        (300, 9),
-        (None, None),
-        (1, None),  # the search of small matrices
-    )
+    Unit("ops"),
+    *(
+        Unit("steps", native.SCALARS[dtype], size)
+        for dtype, lanes in LANES.items()
+        for size in (0, *lanes)
+    ),
+    *(Unit("search", scalar) for scalar in native.SCALARS.values()),
 ]
 
 
@@ -94,7 +94,8 @@ def broken(tmp_path_factory):
     folder = tmp_path_factory.mktemp("broken")
     source, library = folder / "broken.cpp", folder / "broken.so"
     source.write_text(BROKEN)
-    build._compile([*build.compile_command("float", 0), str(source)], library)
+    command = [build.compiler(), *recipe.FLAGS, *build._sanitize_flags(), str(source)]
+    build._compile(command, library)
     return ctypes.CDLL(str(library))
 
 
@@ -133,46 +134,80 @@ class TestWrongAccessesAreFound:
         report = report_of(lambda: broken.index(4), tmp_path / "report")
         assert "runtime error: index 4 out of bounds" in report
 
-    def test_in_the_library_s_own_code(self, tmp_path):
-        x = torch.zeros(5)
-        spans = array("q", [x.data_ptr(), x.numel() + 1])
-        code = native._library("bounded", "float", 0)
-        arguments = spans.buffer_info()[0], 1, 1.0
-        report = report_of(lambda: code.ortholand_all_below(*arguments), tmp_path / "report")
-        assert "AddressSanitizer: heap-buffer-overflow" in report
-        assert "bounded.cpp" in report or "/bounded-float-0" in report
-
-    def test_a_parameter_that_is_too_short(self, tmp_path):
-        X, G = torch.eye(20), torch.zeros(19, 20)
-        row = [X.data_ptr(), G.data_ptr(), 0, 0, 0, 1, 20, 1, 1, 0, 0, 0, 0]
-        packed = array("q", row)
-        options = native.Options(*[0.1] * 12, *[0] * 6).pack()
-        step = native.kernel(torch.float32, 20)
-        start = packed.buffer_info()[0]
-        report = report_of(lambda: step(options, start, 1, 20), tmp_path / "report")
-        assert "AddressSanitizer: heap-buffer-overflow" in report
-        # As a compiler inlines it; a library that was moved since it was loaded is named as a file.
-        assert any(name in report for name in ("tiles.h", "landing.cpp", "/landing-float-0"))
-
-    def test_a_tall_parameter_that_is_too_short(self, tmp_path):
-        X, G = torch.eye(20)[:, :9].contiguous(), torch.zeros(19, 9)
-        row = [X.data_ptr(), G.data_ptr(), 0, 0, 0, 1, 9, 1, 1, 0, 0, 0, 0]
-        packed = array("q", row)
-        options = native.Options(*[0.1] * 12, *[0] * 6).pack()
-        step = native.tall_kernel(torch.float32, 20, 9, 1)
-        start = packed.buffer_info()[0]
-        report = report_of(lambda: step(options, start, 1, 20, 9), tmp_path / "report")
-        assert "AddressSanitizer: heap-buffer-overflow" in report
-        assert "tall.cpp" in report or "/tall-float-0" in report
+    def test_in_kernels_whose_parameter_is_too_short(self, tmp_path):
+        """Called past the border, which would have refused it."""
+        for n, p in ((20, 20), (20, 9)):
+            X, G = torch.eye(20)[:, :p].contiguous(), torch.zeros(19, p)
+            row = [X.data_ptr(), G.data_ptr(), 0, 0, 0, 1, p, 1, 1, 0, 0, 0, 0]
+            packed, options = array("q", row), array("d", [0.1] * 12 + [0.0] * 3)
+            places = [ctypes.c_void_p(x.buffer_info()[0]) for x in (options, packed)]
+            library = native._library(Unit("steps", "float"))
+            step = ctypes.CFUNCTYPE(None)(
+                ctypes.cast(
+                    library.ortholand_landing if n == p else library.ortholand_tall,
+                    ctypes.c_void_p,
+                ).value
+            )
+            step.argtypes = None
+            rest = (1, p) if n == p else (1, ctypes.c_int64(n), p)
+            report = report_of(lambda f=step, a=(*places, *rest): f(*a), tmp_path / "report")
+            assert "AddressSanitizer: heap-buffer-overflow" in report
+            # As a compiler inlines it; a library that was moved is named as a file.
+            names = ("tiles.h", "landing.cpp", "tall.cpp", "/steps-float-0")
+            assert any(name in report for name in names)
 
 
 def test_libraries_are_kept_apart_from_others():
-    library = build.library_path("bounded", "float", 0)
+    library = build.library_path(Unit("ops"))
     assert b"__asan_report_load" in library.read_bytes()
     assert seal_path(library).exists()
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("ORTHOLAND_SANITIZE")
-        assert build.library_path("bounded", "float", 0) != library
+        assert build.library_path(Unit("ops")) != library
+
+
+# The border ---------------------------------------------------------------------------------------
+
+
+@st.composite
+def strided(draw):
+    """A tensor of some numbers in memory that may be too short, or overlap, or have gaps."""
+    dtype = draw(st.sampled_from([*LANES, torch.float16, torch.int64]))
+    shape = draw(st.lists(st.integers(0, 9), min_size=0, max_size=4))
+    strides = [draw(st.integers(0, 40)) for _ in shape]
+    if draw(st.booleans()):
+        strides = torch.empty(shape).stride()
+    offset = draw(st.integers(0, 3))
+    reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    memory = torch.zeros(max(offset + reach + 1, 1), dtype=dtype)
+    x = memory.as_strided(shape, strides, offset)
+    if draw(st.sampled_from([False, False, True])):
+        memory.untyped_storage().resize_(draw(st.integers(0, 40)))
+    return x
+
+
+@settings(max_examples=300, derandomize=True)
+@given(
+    tensors=st.lists(strided(), min_size=1, max_size=6),
+    same=st.sampled_from(["all", "first", "none"]),
+    moments=st.integers(0, 2),
+    kernels=st.booleans(),
+)
+def test_whatever_the_border_is_given(tensors, same, moments, kernels):
+    """It steps, or refuses, or torch does; and never touches other memory."""
+    states = (0, 1, 3)[moments]
+    if same == "all":
+        tensors = [tensors[0]] * (2 + states)
+    if same == "first":
+        tensors = [*[tensors[0]] * 3, *tensors[1:]]
+    settings = torch.tensor(
+        [0.1, 1, 1, 0.5, 0.5, 0.6, 0.5, 0.9, 0, 0.9, 0.99, 1e-8, 0, 1, 0, moments, 0, kernels],
+        dtype=torch.float64,
+    )
+    moved, gradients = tensors[: 1 + states], tensors[1 + states : 2 + states]
+    with suppress(RuntimeError):  # lists that do not fit
+        native.operations().landing_step(moved, gradients, settings, False)
+    native.all_below(1.0, tensors)
 
 
 # Steps --------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-from functools import partial
 
 import pytest
 import torch
@@ -11,11 +10,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ortholand as ol
-from ortholand.native import LARGEST_SIZE, kernel
+from ortholand.native import LARGEST_SIZE, why_no_code
 from tests.native.agreement import assert_same
 
 pytestmark = pytest.mark.skipif(
-    kernel(torch.float64, 3) is None, reason="no C++ compiler: there are no compiled steps"
+    why_no_code(torch.float64) is not None, reason="no C++ compiler: there are no compiled steps"
 )
 
 ADAM = {"adam": True}
@@ -161,20 +160,11 @@ def test_what_compiled_code_cannot_do_is_left_to_torch():
     assert not left_to_torch(nn.Parameter(ol.random_orthogonal(7, 6, seed=0)))
     assert not left_to_torch(nn.Parameter(ol.random_orthogonal(7, 6, seed=0)), attraction="after")
     assert not left_to_torch(nn.Parameter(square().detach().mT))
-    assert not left_to_torch(nn.Parameter(ol.random_orthogonal(300, 129, seed=0)))
-    assert left_to_torch(nn.Parameter(ol.random_orthogonal(300, 129, seed=0)), momentum=0.9)
-    assert left_to_torch(nn.Parameter(ol.random_orthogonal(129, 300, seed=0)), attraction="after")
-    assert left_to_torch(nn.Parameter(ol.random_orthogonal(129, 129, seed=0).mT))
-    assert not left_to_torch(nn.Parameter(ol.random_orthogonal(129, 129, seed=0)))
+    assert not left_to_torch(nn.Parameter(ol.random_orthogonal(300, 128, seed=0)))
+    assert left_to_torch(nn.Parameter(ol.random_orthogonal(300, 129, seed=0)))
+    assert left_to_torch(nn.Parameter(ol.random_orthogonal(129, 129, seed=0)))
     large = nn.Parameter(ol.random_orthogonal(2, 129, 129, seed=0))
-    assert not left_to_torch(large, view="kernel")
-    assert not left_to_torch(large, view="kernel", attraction="after", momentum=0.9)
-    assert not left_to_torch(large, view="kernel", attraction="decoupled")
-    assert not left_to_torch(large, view="kernel", momentum=0.9, nesterov=True)
-    assert left_to_torch(
-        nn.Parameter(ol.random_orthogonal(140, 130, seed=0)), attraction="decoupled"
-    )
-    assert left_to_torch(square(), lr=torch.tensor(0.1))
+    assert left_to_torch(large, view="kernel")
 
 
 def test_square_convolutions_step_in_both_views():
@@ -208,140 +198,10 @@ def test_autograd_notices_that_the_weight_was_written_to():
         loss.backward()
 
 
-LARGE = {
-    "many columns": (300, 140),
-    "many rows": (140, 300),
-    "square": (150, 150),
-    "power of two": (256, 256),
-    "one more": (129, 129),
-    "tall": (300, 7),
-    "wide": (7, 300),
-    "column": (40, 1),
-    "row": (1, 40),
-    "stack of one": (1, 1, 200, 30),
-    "stack": (2, 131, 131),
-    "stack of wide ones": (3, 130, 150),
-}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("shape", LARGE.values(), ids=LARGE)
-def test_large_matrices_agree(shape, dtype):
-    square = []
-    if shape[-2] == shape[-1]:  # else it is not compiled
-        square = [{"momentum": 0.9}, *({"attraction": "after", "momentum": m} for m in (0.0, 0.9))]
-    for options in ({}, {"maximize": True}, *square, {"safe_step": None}, {"lam": 0.0}):
-        for lr, scale in ((0.1, 1.0), (0.0, 1.0), (3.0, 1.0 if "safe_step" in options else 100.0)):
-            settings = {"lr": lr / (10 if "safe_step" in options else 1), **options}
-            # With lam=0 nothing leads away from the edge, and later steps are roots of rounding.
-            settings["n_steps"] = 1 if options.get("lam") == 0.0 else 3
-            runs = [run(shape, dtype, fused, scale=scale, **settings) for fused in (True, False)]
-            assert_same(*runs, dtype, factor=10)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("attraction", ["coupled", "decoupled", "after"])
-@pytest.mark.parametrize("direction", DIRECTIONS)
-def test_large_squares_agree_in_every_direction(direction, attraction, dtype):
-    options = {"attraction": attraction, **DIRECTIONS[direction]}
-    cases = ((0.01, 1.0), (0.1, 1.0), (0.0, 1.0), (3.0, 100.0), (1e-42, 1.0))
-    for (lr, scale), rule in itertools.product(cases, ("spectral", "frobenius")):
-        settings = {"lr": lr, "safe_step": rule, "n_steps": 4, **options}
-        runs = [run((2, 131, 131), dtype, f, scale=scale, **settings) for f in (True, False)]
-        assert_same(*runs, dtype, factor=10)
-
-
-@pytest.mark.parametrize("attraction", ["coupled", "decoupled", "after"])
-def test_damped_and_nesterov_buffers_of_large_squares(attraction):
-    for options in ({"dampening": 0.3}, {"dampening": 1.0}, {"nesterov": True}):
-        runs = [
-            run((140, 140), torch.float64, fused, n_steps=6, lr=0.01, attraction=attraction,
-                momentum=0.9, safe_step=None, **options)
-            for fused in (True, False)
-        ]  # fmt: skip
-        assert_same(*runs, torch.float64, factor=10)
-        assert runs[0][1]["momentum_buffer"].abs().max() > 0
-
-
-def test_decoupled_large_squares_anywhere_in_the_ball():
-    """Near its edge the free bounds do not tell, and the reference steps."""
-    for distance, omega in itertools.product((0.01, 0.3, 0.49, 0.9, 0.99), (0.05, 0.5)):
-        weights, counts = [], []
-        for fused in (True, False):
-            X = start((140, 140), torch.float64)
-            with torch.no_grad():
-                X.copy_(ol.random_orthogonal(140, 140, seed=1, dtype=torch.float64))
-                X[:3] *= (1 + distance) ** 0.5
-            X.grad = torch.randn(140, 140, generator=torch.Generator().manual_seed(0)).double()
-            options = {"attraction": "decoupled", "omega": omega, "eps": 0.995}
-            optimizer = ol.LandingSGD([X], lr=0.02, fused=fused, **options)
-            for _ in range(3):
-                optimizer.step()
-            weights.append(X.detach())
-            counts.append((optimizer.skipped_steps(), optimizer.limited_steps()))
-            assert ol.orthogonality_error(X, spectral=True) < 0.995
-        torch.testing.assert_close(*weights, rtol=1e-12, atol=1e-12)
-        assert counts[0] == counts[1]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("shape", [(150, 150), (2, 129, 129)], ids=str)
-@pytest.mark.parametrize("attraction", ["after", "coupled", "decoupled"])
-@pytest.mark.parametrize("lr", [1e-3, 0.05, 0.0, 10.0])
-def test_large_squares_agree_with_adam(shape, dtype, attraction, lr):
-    """From lr = 0.05 on the free bound of the safe step does not do: 0.05^2 * 150 is 0.37."""
-    for options in ({}, {"maximize": True}, {"safe_step": "frobenius"}):
-        runs, limited = [], []
-        for fused in (True, False):
-            X = start(shape, dtype)
-            view = "kernel" if X.ndim > 2 else "matrix"
-            settings = {"lr": lr, "attraction": attraction, "view": view, **options}
-            optimizer = ol.LandingAdam([X], fused=fused, **settings)
-            for seed in range(3):
-                X.grad = torch.randn(
-                    shape, generator=torch.Generator().manual_seed(seed), dtype=dtype
-                )
-                optimizer.step()
-            runs.append((X.detach(), optimizer.state[X]))
-            limited.append(optimizer.limited_steps())
-        assert_same(*runs, dtype, factor=10)
-        assert limited[0] == limited[1]
-        assert (limited[0] > 0) == (lr == 10.0)
-
-
-def test_a_matrix_far_off_lands_by_the_reference():
-    """Where the moved point tells too little of the distance, it is measured."""
-    for distance, taken in ((0.3, True), (0.45, True)):
-        weights = []
-        for fused in (True, False):
-            X = start((140, 140), torch.float64)
-            with torch.no_grad():
-                X *= (1 + distance) ** 0.5
-            X.grad = torch.ones_like(X) / 140
-            optimizer = ol.LandingSGD([X], lr=0.1, attraction="after", fused=fused)
-            optimizer.step()
-            assert (optimizer.skipped_steps() == 0) == taken
-            weights.append(X.detach())
-        torch.testing.assert_close(*weights, rtol=1e-13, atol=1e-13)
-
-
-def test_large_convolutions_agree_in_the_view_matrix():
-    shape = (20, 5, 3, 3)
-    G = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    weights = []
-    for fused in (True, False):
-        weight = nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(1)))
-        ol.orthogonalize_(weight, view="matrix")
-        weight.grad = G.clone()
-        ol.LandingSGD([weight], lr=0.1, fused=fused).step()
-        weights.append(weight)
-    torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("shape", [(140, 140), (50, 20), (20, 50)], ids=str)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30], ids=str)
 @pytest.mark.parametrize("attraction", ["coupled", "decoupled", "after"])
-def test_a_bad_gradient_leaves_a_large_matrix_alone(shape, bad, attraction):
+def test_a_bad_gradient_leaves_a_matrix_alone(shape, bad, attraction):
     X = start(shape, torch.float32)
     momentum = 0.9 if shape[0] == shape[1] else 0.0
     optimizer = ol.LandingSGD([X], lr=0.1, momentum=momentum, attraction=attraction)
@@ -355,24 +215,3 @@ def test_a_bad_gradient_leaves_a_large_matrix_alone(shape, bad, attraction):
     assert ol.orthogonality_error(X, spectral=True) <= 0.5
     if shape[0] == shape[1] and not huge:
         assert not optimizer.state[X]["momentum_buffer"].any()
-
-
-@pytest.mark.parametrize(
-    ("make", "shape", "most"),
-    [
-        (partial(ol.LandingSGD, lr=0.1), (200, 200), 2.0),
-        (partial(ol.LandingSGD, lr=0.1), (2000, 50), 1.2),
-        (partial(ol.LandingSGD, lr=0.1, attraction="after"), (200, 200), 2.0),
-        (partial(ol.LandingSGD, lr=0.1, attraction="after", momentum=0.9), (200, 200), 3.0),
-        (partial(ol.LandingAdam, lr=1e-3), (200, 200), 3.0),
-    ],
-)
-def test_temporaries_of_a_large_step_are_few(make, shape, most):
-    from ortholand.lab.study.timing import peak_bytes
-
-    X = start(shape, torch.float32)
-    X.grad = torch.full(shape, 1e-3)  # where the safe step would bind, it asks for products
-    optimizer = make([X])
-    optimizer.step()
-    assert optimizer.limited_steps() == 0
-    assert peak_bytes(optimizer.step) <= (most + 0.02) * 4 * X.numel()

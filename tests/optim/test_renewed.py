@@ -222,9 +222,10 @@ CHANGES = {
 }  # fmt: skip
 
 
-def outcome(method, change, seeds=6):
+def outcome(method, change, groups, seeds=6):
     """What has become of weights and state, and of the errors, step by step."""
     optimizer, seen = made(method), []
+    del optimizer.param_groups[groups:]
     for seed in range(seeds):
         set_gradients(optimizer, seed)
         try:
@@ -267,10 +268,12 @@ def assert_same(a, b):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_is_changed_between_steps_counts(method, change, monkeypatch):
-    quick = outcome(method, CHANGES[change])
-    monkeypatch.setattr(compiled.CompiledEngine, "renew", lambda *_: None)
-    assert_same(quick, outcome(method, CHANGES[change]))
+@pytest.mark.parametrize("groups", [1, 2])
+def test_what_is_changed_between_steps_counts(method, change, groups, monkeypatch):
+    """One group is checked and stepped in one call, several are all checked first."""
+    quick = outcome(method, CHANGES[change], groups)
+    monkeypatch.setattr(compiled.CompiledEngine, "gathered", lambda *_: None)
+    assert_same(quick, outcome(method, CHANGES[change], groups))
 
 
 def test_an_error_in_one_group_leaves_the_others():

@@ -1,5 +1,6 @@
 """L-BFGS by compiled code: the same iterates as in Python, and nothing else that a user sees."""
 
+import ctypes
 import gc
 import math
 import threading
@@ -366,3 +367,45 @@ def test_hostile_costs_end_on_the_manifold(n, p, seed, kind, memory):
     assert np.linalg.norm(result.x.T @ result.x - np.eye(p)) < 1e-12
     assert result.nfev == len(calls)
     assert len(result.history["fun"]) == result.nit + 1
+
+
+# Addresses of arrays -----------------------------------------------------------------------------
+
+
+class Subclass(np.ndarray):
+    """What it has in memory is its own affair."""
+
+
+def read_only():
+    x = np.zeros((2, 3))
+    x.setflags(write=False)
+    return x
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_arrays_have_addresses(dtype):
+    x = np.arange(6, dtype=dtype).reshape(2, 3)
+    found = small.array_address(x, np.dtype(dtype), 6)
+    assert found == x.ctypes.data
+    size = np.dtype(dtype).itemsize
+    assert ctypes.string_at(found, 6 * size) == x.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("array", "error"),
+    [
+        (np.zeros((2, 3), np.float32), TypeError),
+        (np.zeros((2, 3), ">f8"), TypeError),
+        ([0.0] * 6, TypeError),
+        (torch.zeros(6, dtype=torch.float64), TypeError),
+        (np.zeros((2, 3)).view(Subclass), TypeError),
+        (read_only(), TypeError),
+        (np.zeros((3, 3)), ValueError),
+        (np.zeros((3, 2)).T, ValueError),
+        (np.zeros((4, 3))[::2], ValueError),
+        (np.zeros(0), ValueError),
+    ],
+)
+def test_other_arrays_are_refused(array, error):
+    with pytest.raises(error):
+        small.array_address(array, np.dtype(np.float64), 6)

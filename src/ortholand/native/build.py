@@ -1,12 +1,12 @@
-"""Loads the C++ sources of this folder as libraries, compiling them first if necessary.
+"""Loads compiled code as libraries, compiling it first if necessary.
 
-Libraries that came with the package are used (:mod:`.prebuilt`). Otherwise each is compiled when a
-type and size of matrix first needs it, in a second or two, and kept in the user's cache folder for
-later runs (:mod:`.safekeeping`).
+Libraries that came with the package are used (:mod:`.prebuilt`). Otherwise each is compiled when it
+is first needed, in seconds, and kept in the user's cache folder (:mod:`.safekeeping`).
 """
 
 import ctypes
 import hashlib
+import importlib.util
 import logging
 import os
 import platform
@@ -17,21 +17,15 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from ortholand.native import prebuilt
 from ortholand.native.prebuilt import PrebuiltError
-from ortholand.native.recipe import FLAGS, Unit, definitions
-from ortholand.native.recipe import SOURCES as FOLDER
-from ortholand.native.safekeeping import (
-    ELSEWHERE,
-    NoCodeError,
-    is_sealed,
-    own_folder,
-    seal_of,
-    seal_path,
-)
+from ortholand.native.recipe import FLAGS, FOLDER, OLDEST_TORCH, Unit
+from ortholand.native.safekeeping import ELSEWHERE, NoCodeError, is_sealed, own_folder, seal_path
+from ortholand.native.safekeeping import write_seal as _write_seal
 
 log = logging.getLogger(__name__)
 
@@ -47,74 +41,73 @@ _too_slow: set[str] = set()  # the compilers that exceeded it in this process
 LONGEST_COMPLAINT = 200  # characters of what a compiler says
 
 
-def load(source: str, scalar: str, size: int, symbols: Sequence[str]) -> ctypes.CDLL:
-    """The compiled source for a type and size of matrix: prebuilt, cached, or compiled now.
+def load(unit: Unit, symbols: Sequence[str] = ()) -> ctypes.CDLL:
+    """A library: prebuilt, cached, or compiled now.
 
     Args:
-        source: the file's name without ``.cpp``.
-        scalar: type of the entries in C++.
-        size: rows of the matrices if they are compiled by size, else 0.
+        unit: which one.
         symbols: functions that it must have.
 
     Raises:
         NoCodeError: if no code can be had here.
     """
-    unit = Unit(source, scalar, size)
-    try:
-        library = _prebuilt(unit, symbols)
-        return _compiled(unit, symbols) if library is None else library
-    except PrebuiltError as why_not:
+    why_not = why_not_prebuilt(unit, symbols)
+    if why_not is None and is_prebuilt():
+        return _opened(prebuilt.library_path(unit), symbols)
+    if why_not is not None:
         log.info("The code that came with the package is not used: %s", why_not)
-        try:
-            return _compiled(unit, symbols)
-        except NoCodeError as error:
-            raise NoCodeError(f"{why_not}; {error}") from error
+    try:
+        path = library_path(unit)
+        kept = _kept(path, symbols)
+        return _made(unit, path, symbols) if kept is None else kept
+    except NoCodeError as error:
+        raise NoCodeError(f"{why_not}; {error}" if why_not else str(error)) from error
 
 
-def why_not_prebuilt(source: str, scalar: str, size: int) -> str | None:
+def is_prebuilt() -> bool:
+    """Whether this installation came with libraries, and sanitizers do not need their own."""
+    return prebuilt.FOLDER.is_dir() and not _sanitizing()
+
+
+def why_not_prebuilt(unit: Unit, symbols: Sequence[str] = ()) -> str | None:
     """Why code that came with the package is not used; None if it is, or if there is none."""
     try:
-        _prebuilt(Unit(source, scalar, size), ())
+        if is_prebuilt():
+            _opened(prebuilt.library_path(unit), symbols)
     except PrebuiltError as reason:
         return str(reason)
+    except (OSError, AttributeError) as error:
+        return f"prebuilt code cannot be loaded: {error}"
     return None
 
 
-def _prebuilt(unit: Unit, symbols: Sequence[str]) -> ctypes.CDLL | None:
-    """The library that came with the package; None if none did, or if sanitizers need their own.
-
-    Raises:
-        PrebuiltError: if it cannot be used.
-    """
-    if _sanitizing() or not prebuilt.is_there():
-        return None
+def library_path(unit: Unit) -> Path:
+    """Where a compiled unit is kept; the name identifies everything that goes into it."""
+    identity = hashlib.sha256("\n".join([*compile_command(unit), _processor()]).encode())
     try:
-        return _opened(prebuilt.library_path(unit), symbols)
-    except (OSError, AttributeError) as error:
-        raise PrebuiltError(f"prebuilt code cannot be loaded: {error}") from error
-
-
-def _compiled(unit: Unit, symbols: Sequence[str]) -> ctypes.CDLL:
-    try:
-        path = library_path(*unit)
+        for path in (*unit.paths, *sorted(FOLDER.glob("*.h"))):
+            identity.update(path.read_bytes())
     except OSError as error:
         raise NoCodeError(f"the sources cannot be read ({error}): install again") from error
-    kept = _kept(path, symbols)
-    return _made(unit, path, symbols) if kept is None else kept
+    return own_folder() / f"{unit.name}-{identity.hexdigest()[:16]}.so"
 
 
-def library_path(source: str, scalar: str, size: int) -> Path:
-    """Where the compiled source is kept; the name identifies everything that goes into it."""
-    identity = hashlib.sha256("\n".join([*compile_command(scalar, size), _processor()]).encode())
-    for path in (FOLDER / f"{source}.cpp", *sorted(FOLDER.glob("*.h"))):
-        identity.update(path.read_bytes())
-    return own_folder() / f"{Unit(source, scalar, size).name}-{identity.hexdigest()[:16]}.so"
-
-
-def compile_command(scalar: str, size: int) -> list[str]:
-    """The compiler and its flags."""
+def compile_command(unit: Unit) -> list[str]:
+    """The compiler and all that it is told, but for the output."""
+    folder = Path()
+    if not unit.scalar:
+        _check_torch()
+        spec = importlib.util.find_spec("torch")
+        folder = Path(spec.origin or "").parent if spec else folder
     flags = *FLAGS, *_machine_flags(), *_sanitize_flags()
-    return [compiler(), *flags, *definitions(scalar, size)]
+    return [compiler(), *flags, *unit.arguments(folder / "include", folder / "lib")]
+
+
+def _check_torch() -> None:
+    found = version("torch")
+    if tuple(map(int, found.split(".")[:2])) < OLDEST_TORCH:
+        wanted = ".".join(map(str, OLDEST_TORCH))
+        raise NoCodeError(f"compiled steps need torch {wanted} or newer, and this is {found}")
 
 
 def _kept(path: Path, symbols: Sequence[str]) -> ctypes.CDLL | None:
@@ -134,8 +127,7 @@ def _made(unit: Unit, path: Path, symbols: Sequence[str]) -> ctypes.CDLL:
         # the move, so that nothing they do in the meantime can matter here.
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder) / path.name
-            command = compile_command(unit.scalar, unit.size)
-            _compile([*command, str(FOLDER / f"{unit.source}.cpp")], made)
+            _compile(compile_command(unit), made)
             made.chmod(0o700)
             _write_seal(made)
             library = _opened(made, symbols)
@@ -153,7 +145,7 @@ def _made(unit: Unit, path: Path, symbols: Sequence[str]) -> ctypes.CDLL:
 @cache
 def _announce(folder: Path) -> None:
     """Log, once per process, why a few seconds pass."""
-    log.info("Compiling for this processor, a second or two each; kept in %s", folder)
+    log.info("Compiling for this processor, some seconds each; kept in %s", folder)
 
 
 def _compile(command: Sequence[str], output: Path) -> None:
@@ -199,12 +191,6 @@ def _complaint(program: str, code: int, output: bytes) -> str:
     told = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "")
     said = f"{program} gave {code}" + (f", {told.strip()}" if told else "")
     return said[:LONGEST_COMPLAINT]
-
-
-def _write_seal(library: Path) -> None:
-    seal = seal_path(library)
-    seal.touch(mode=0o600)
-    seal.write_text(seal_of(library.read_bytes()))
 
 
 def _opened(path: Path, symbols: Sequence[str]) -> ctypes.CDLL:

@@ -29,11 +29,6 @@ class Manifest(NamedTuple):
     seals: dict[str, str]  # by name in the folder
 
 
-def is_there() -> bool:
-    """Whether this installation came with libraries, whole or not."""
-    return FOLDER.is_dir()
-
-
 def library_path(unit: Unit) -> Path:
     """The library of a unit, checked, for the widest vectors that the processor has.
 

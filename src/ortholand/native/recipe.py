@@ -1,7 +1,7 @@
 """What is compiled, and how: all that a wheel's build must know.
 
-The build has no torch, so this imports only the standard library, and ``hatch_build.py`` loads this
-file by its path.
+The build imports nothing of the package, so this has only the standard library, and
+``hatch_build.py`` loads this file by its path.
 """
 
 import hashlib
@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-SOURCES = Path(__file__).parent
+FOLDER = Path(__file__).parent
 PROCESSOR = "processor"  # says which of the others may be loaded, so it must run everywhere
 SCALARS = ("float", "double")
-LANES_UP_TO = 8  # matrices up to this size are computed side by side, and compiled by size
+LANES_UP_TO = 8  # columns of matrices that are computed side by side, and compiled by size
+SOURCES = {"ops": ("ops",), "steps": ("landing", "tall"), "search": ("search",)}
 FLAGS = (
     "-O3",
     "-std=c++17",
@@ -23,6 +24,7 @@ FLAGS = (
     "-fPIC",
     "-pthread",
 )
+OLDEST_TORCH = (2, 10)  # whose stable ABI has lists; code made with a newer one runs there too
 # By machine: vector widths that a wheel has code for, with the compiler's name of each.
 VECTORS: dict[str, tuple[str, ...]] = {
     "x86_64": ("x86-64", "x86-64-v3", "x86-64-v4"),
@@ -32,44 +34,49 @@ MANIFEST = "manifest.json"
 
 
 class Unit(NamedTuple):
-    """One library: a source, compiled for a type and size."""
+    """One library."""
 
-    source: str  # the file's name without .cpp
-    scalar: str  # type of the entries in C++
-    size: int  # rows of the matrices where they are compiled by size, else 0
+    source: str  # of SOURCES: "ops" is the border to torch, which calls the "steps"
+    scalar: str = ""  # type of the entries in C++; the border serves all
+    size: int = 0  # columns of matrices side by side; 0 for all matrices
 
     @property
     def name(self) -> str:
         """The library's name."""
-        return "-".join(map(str, self))
+        return f"{self.source}-{self.scalar}-{self.size}" if self.scalar else self.source
 
     @property
-    def path(self) -> Path:
-        """The source."""
-        return SOURCES / f"{self.source}.cpp"
+    def paths(self) -> list[Path]:
+        """The sources."""
+        return [FOLDER / f"{name}.cpp" for name in SOURCES[self.source]]
+
+    def arguments(self, torch_headers: Path, torch_libraries: Path) -> list[str]:
+        """What a compiler is told besides the flags: definitions, sources, what is linked."""
+        sources = [str(path) for path in self.paths]
+        if self.scalar:
+            return [f"-DSCALAR={self.scalar}", f"-DSIZE={self.size}", *sources]
+        major, minor = OLDEST_TORCH
+        version = f"-DTORCH_TARGET_VERSION={major << 56 | minor << 48:#x}"
+        libraries = f"-L{torch_libraries}", "-Wl,--no-as-needed", "-ltorch_cpu"
+        return [version, "-isystem", str(torch_headers), *sources, *libraries]
 
 
 def units() -> Iterator[Unit]:
     """Everything to compile, except the processor query."""
-    for path in sorted(SOURCES.glob("*.cpp")):
-        if path.stem != PROCESSOR:
-            sizes = range(LANES_UP_TO + 1) if path.stem in ("landing", "tall") else (0,)
-            yield from (Unit(path.stem, scalar, size) for scalar in SCALARS for size in sizes)
-
-
-def definitions(scalar: str, size: int) -> list[str]:
-    """The compiler flags that distinguish the units of a source."""
-    return [f"-DSCALAR={scalar}", f"-DSIZE={size}"]
+    yield Unit("ops")
+    for scalar in SCALARS:
+        yield Unit("search", scalar)
+        yield from (Unit("steps", scalar, size) for size in range(LANES_UP_TO + 1))
 
 
 def portable_flags(vectors: str) -> list[str]:
     """Flags for a library that runs on every processor with these vectors, and on older systems."""
-    return [f"-march={vectors}", "-s", "-include", str(SOURCES / "portable.h")]
+    return [f"-march={vectors}", "-s", "-include", str(FOLDER / "portable.h")]
 
 
 def sources_seal() -> str:
     """The seal of all sources: prebuilt code is used only if it was made from these."""
-    paths = sorted((*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")))
+    paths = sorted((*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")))
     return seal_of(b"".join(path.name.encode() + b"\n" + path.read_bytes() for path in paths))
 
 

@@ -155,3 +155,10 @@ def is_sealed(library: Path) -> bool:
     if len(there) < 2:
         return False
     return seal_path(library).read_bytes() == seal_of(library.read_bytes()).encode()
+
+
+def write_seal(library: Path) -> None:
+    """Write down what a library is now."""
+    seal = seal_path(library)
+    seal.touch(mode=0o600)
+    seal.write_text(seal_of(library.read_bytes()))

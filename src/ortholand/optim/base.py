@@ -25,11 +25,10 @@ from ortholand.landing.attraction import redefined
 from ortholand.landing.description import LandingStep
 from ortholand.landing.step import COUNTS, LIMITED, SKIPPED, MatrixStep, Slot, StateKind
 from ortholand.optim.checks import check_common_options, gradient_error, scalar_lr
-from ortholand.optim.engines import claimed, claimed_plain, renewed
+from ortholand.optim.engines import claimed_at_once, claimed_plain
 from ortholand.optim.loading import load_bit_for_bit
 from ortholand.optim.plain import Agreement
-from ortholand.optim.plan import Plan, why_not_compiled
-from ortholand.optim.watching import watched_on_demand
+from ortholand.optim.plan import Plan
 from ortholand.optim.weights import (
     check_entries_apart,
     check_start,
@@ -65,8 +64,6 @@ class OrthogonalOptimizer(Optimizer):
 
     warns_of_frozen_weights: ClassVar[bool] = True
     keeps_generators: ClassVar[bool] = False  # whether ``generator`` is the library's
-
-    profile_hook_step = staticmethod(watched_on_demand)  # by which torch wraps ``step``
 
     _awaits_values = False  # whether a weight was on the meta device when it was to be checked
     _is_starting = False  # whether the constructor is adding groups, which it checks afterwards
@@ -149,9 +146,7 @@ class OrthogonalOptimizer(Optimizer):
                 self._compare_ranks()
         runs: list[Callable[[], None]] = []
         for group in self.param_groups:  # all checks first: an error leaves everything as it was
-            plan = self.plan(group)
-            run = renewed(group["params"], self.state, plan)
-            runs += self._claimed(group, plan) if run is None else (run,)
+            runs += self._claimed(group, self.plan(group))
         with without_autocast(self._weights):
             for run in runs:
                 run()
@@ -184,9 +179,10 @@ class OrthogonalOptimizer(Optimizer):
         return [p for group in self.param_groups for p in group["params"]]
 
     def _claimed(self, group: Group, plan: Plan) -> list[Callable[[], None]]:
-        slots = self._slots(group, plan)
         if group["orthogonal"]:
-            return claimed(slots, plan)
+            slots, only = partial(self._slots, group, plan), len(self.param_groups) == 1
+            return claimed_at_once(group, self.state, plan, slots, only=only)
+        slots = self._slots(group, plan)
         return claimed_plain(slots, plan, partial(self.plain_step, group=group))
 
     def plan(self, group: Group) -> Plan:
@@ -211,19 +207,17 @@ class OrthogonalOptimizer(Optimizer):
         why_not = f"{type(self).__name__} has no landing step" if landing is None else ""
         if landing is not None and changed:
             landing, why_not = None, f"overridden {', '.join(changed)}"
-        fused = group.get("fused", False)
         return Plan(
             orthogonal=group["orthogonal"],
             view=group["view"],
             maximize=group["maximize"],
             foreach=group["foreach"],
-            fused=fused,
+            fused=group.get("fused", False),
             sharded=group.get("sharded", "rows"),
             state_kinds=self.state_kinds(group) if group["orthogonal"] else {},
             matrix_step=lambda X, G, state: self.matrix_step(X, G, state, group),
             landing=landing,
             why_not_landing=why_not,
-            why_not_compiled=why_not_compiled(landing, why_not, fused, group["foreach"]),
             name_of=lambda p: name_of(group, position_of(p, group)),
             rescaled=partial(self._rescaled_plan, group),
             terms=self._terms,

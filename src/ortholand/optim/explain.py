@@ -96,7 +96,7 @@ def explain(optimizer: OrthogonalOptimizer) -> Explanation:
 
 def _group_rows(optimizer: OrthogonalOptimizer, group: dict[str, Any]) -> Iterator[WeightExplained]:
     # A separate plan, which counts every warning as already given.
-    plan = replace(optimizer.plan(group), warned=_Everything(), verdicts={})
+    plan = replace(optimizer.plan(group), warned=_Everything(), notes={})
     params = group["params"]
     for i, p in enumerate(params):
         name = name_of(group, i).strip("'")

@@ -35,11 +35,8 @@ class Plan:
     scale: float = 1.0  # and this times what steps by this plan; 1 before :meth:`at_scale`
     lasts: bool = True  # whether results can be reused in the next step
     why_not_landing: str = ""  # why engines must call matrix_step, where landing is None
-    why_not_compiled: str | None = None  # why compiled code cannot step any weight of the group
     warned: set[str] = field(default_factory=set)  # the optimizer's own: what it has warned of
-    packed: dict[int, bytes] = field(default_factory=dict)  # options for compiled code, by threads
-    verdicts: dict[Any, Any] = field(default_factory=dict)  # compiled code's, by shape and type
-    standing: dict[int, Any] = field(default_factory=dict)  # those of the last step, by weight's id
+    notes: dict[str, Any] = field(default_factory=dict)  # what engines have found out about it
     scaled: dict[float, "Plan"] = field(default_factory=dict)  # plans by scale, while they last
 
     def scale_of(self, shape: torch.Size) -> float:
@@ -56,17 +53,3 @@ class Plan:
             if self.lasts:
                 self.scaled[scale] = plan
         return plan
-
-
-def why_not_compiled(
-    landing: LandingStep | None, why_not_landing: str, fused: bool | None, foreach: bool | None
-) -> str | None:
-    """Why compiled code cannot step any weight of a group; None if it may."""
-    if landing is None:
-        return why_not_landing
-    if fused is False:
-        return "fused=False"
-    if fused is None and foreach is not None:
-        # A user who asks for batches or single steps gets them, as in torch.
-        return f"foreach={foreach} without fused=True"
-    return getattr(landing, "why_not_compiled", "no compiled code")

@@ -12,7 +12,7 @@ from ortholand.geometry.rounding import COMPENSATION, ROUNDING_STATE, SEED, prep
 from ortholand.geometry.scales import FAN, check_scale_fits, scale_of
 from ortholand.geometry.views import View, matrices_shape
 from ortholand.landing.step import COUNTS, Slot, StateKind, prepare_counts
-from ortholand.native.border import PLAIN_TYPES
+from ortholand.native import PLAIN_TYPES
 from ortholand.sharding.exchange import same_on_all_ranks
 from ortholand.sharding.manifold import apparent_scale, distances
 from ortholand.sharding.placement import is_dtensor, is_here, zeros_per_matrix

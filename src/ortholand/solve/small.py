@@ -5,6 +5,7 @@ of arithmetic and forty of Python. So ``native/search.cpp`` repeats the method, 
 its rules, and stops where the loop has something to decide. A test holds the two equal.
 """
 
+import ctypes
 import math
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from ortholand.native import array_address, search_steps
+from ortholand.native import search_steps
 from ortholand.solve.manifold_cost import ManifoldCost, Point
 from ortholand.solve.manifolds.stiefel import SquareStiefel, Subspaces, TallStiefel
 from ortholand.solve.targets import RECENT, Targets
@@ -49,6 +50,25 @@ class Passed(NamedTuple):
     flattest: float
     in_vain: int
     rows: np.ndarray  # one for each iteration
+
+
+def array_address(array: Any, dtype: np.dtype, size: int) -> int:
+    """Where the numbers of a NumPy array are: ``size`` of them, of that type, one after the other.
+
+    Raises:
+        TypeError: if it is no such array, or cannot be written to.
+        ValueError: if there are more or fewer, or with gaps.
+    """
+    if type(array) is not np.ndarray or array.dtype != dtype:
+        given = getattr(array, "dtype", type(array).__name__)
+        raise TypeError(f"Compiled code takes NumPy arrays of {dtype}, got {given}.")
+    if array.size != size or not array.flags.c_contiguous:
+        raise ValueError(
+            f"Compiled code takes {size} numbers that lie one after the other in memory, got "
+            f"shape {array.shape} with strides {array.strides}: use np.ascontiguousarray."
+        )
+    buffer: Any = array
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))  # refuses what is read-only
 
 
 def is_compiled(cost: ManifoldCost, X: Any) -> bool:

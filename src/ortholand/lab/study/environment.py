@@ -10,7 +10,7 @@ from time import perf_counter
 import torch
 
 import ortholand
-from ortholand.native import LARGEST_SIZE, kernel
+from ortholand.native import why_no_code
 
 
 def versions() -> dict[str, str]:
@@ -18,7 +18,7 @@ def versions() -> dict[str, str]:
 
     Compiled and uncompiled steps differ in rounding.
     """
-    compiled = kernel(torch.float32, LARGEST_SIZE) is not None
+    compiled = why_no_code(torch.float32) is None
     return {
         "ortholand": ortholand.__version__,
         "torch": torch.__version__,

@@ -6,7 +6,7 @@ While torch's operations compute, autograd must be off: an engine sees to that i
 for compiled code of 10 microseconds even this counts.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from ortholand.landing.step import Slot
-from ortholand.optim.engines.compiled import CompiledEngine
+from ortholand.optim.engines.compiled import CompiledEngine, Tensors
 from ortholand.optim.engines.reference import ReferenceEngine
 from ortholand.optim.engines.sharded import ShardedEngine, split_spread
 from ortholand.optim.plan import Plan
 from ortholand.optim.weights import check_memory
 
 StepPlain = Callable[..., None]
-Run = Callable[[], None]
+Run = Callable[[], Any]
 
 
 class Engine(Protocol):
@@ -61,14 +61,29 @@ def claimed(slots: list[Slot], plan: Plan, engines: tuple[Engine, ...] = ENGINES
     return runs
 
 
-def renewed(
-    params: Iterable[Tensor], states: Mapping[Tensor, dict[str, Any]], plan: Plan
-) -> Run | None:
-    """The step of a group, checked but not done, from what compiled code knows of its last step.
+def claimed_at_once(
+    group: Mapping[str, Any],
+    states: Mapping[Tensor, dict[str, Any]],
+    plan: Plan,
+    prepare: Callable[[], list[Slot]],
+    *,
+    only: bool,
+) -> list[Run]:
+    """The step of a group, checked but not done, without preparing slots if there is no need.
 
-    None if there is no such shortcut: then prepare slots and ask the engines.
+    If it is the only group, compiled code checks and steps in one call, all weights or none.
     """
-    return COMPILED.renew(params, states, plan) if plan.standing else None
+    tensors = COMPILED.gathered(group["params"], states, plan)
+    if tensors is not None and only:
+        return [partial(_step_at_once, tensors, plan, prepare)]
+    if tensors is not None and COMPILED.takes(tensors, plan):
+        return [partial(COMPILED.step, tensors, plan)]
+    return claimed(prepare(), plan)
+
+
+def _step_at_once(tensors: Tensors, plan: Plan, prepare: Callable[[], list[Slot]]) -> None:
+    if not COMPILED.step(tensors, plan):
+        step_by_engines(prepare(), plan)
 
 
 def claimed_plain(slots: list[Slot], plan: Plan, step: StepPlain) -> list[Run]:

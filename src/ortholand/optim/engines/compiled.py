@@ -1,60 +1,66 @@
 """The engine of compiled code (:mod:`ortholand.native`), on the CPU.
 
-Matrices of up to 128 columns take the whole step at once, those of one shape in one call; larger
-ones step one by one: torch's products, and compiled passes between them. All input is checked
-first; ``matrix_step`` is the reference.
+Matrices of up to 128 columns take the whole step in one call of ``torch.ops.ortholand``, which
+checks all tensors before it moves any. ``matrix_step`` is the reference.
 """
 
 import warnings
-from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from ortholand.geometry.views import matrices_shape
-from ortholand.landing.description import LandingStep
+from ortholand import native
+from ortholand.landing.after import After
+from ortholand.landing.coupled import Coupled
+from ortholand.landing.decoupled import Decoupled
 from ortholand.landing.moments import AdamMoments, Momentum
-from ortholand.landing.step import COUNTS, LIMITED, SKIPPED, Slot, StateKind, count_of
-from ortholand.native import (
-    LARGEST_SIZE,
-    Options,
-    kernel,
-    tall_kernel,
-    why_no_code,
-)
-from ortholand.native.border import (
-    PLAIN_TYPES,
-    Extent,
-    address_if_dense,
-    address_if_plain,
-    addresses_if_plain,
-)
-from ortholand.native.layout import Layout, are_alike, layout_of
+from ortholand.landing.step import COUNTS, LIMITED, SKIPPED, Slot, count_of
+from ortholand.native import PLAIN_TYPES
 from ortholand.optim.plan import Plan
-from ortholand.optim.weights import batch_shape
-from ortholand.safe_step import SafeStepRule, farthest_before_landing
+from ortholand.optim.weights import check_memory
+from ortholand.safe_step import Frobenius, Spectral, farthest_before_landing
+
+# Parts that have a compiled twin (steps.h), by exact type: a subclass may do something else.
+ATTRACTIONS: dict[type, int] = {Coupled: 0, Decoupled: 1, After: 2}
+RULES: dict[type, int] = {type(None): 0, Frobenius: 1, Spectral: 3}
+MOMENTS = (Momentum, AdamMoments)
+
+# Why ops.cpp cannot take a weight, by its answer.
+TENSORS = "weight, gradient or state"
+REFUSALS = {
+    -1: f"{TENSORS} on another device than the CPU",
+    -2: f"{TENSORS} of another type than the others",
+    -3: "gradient of another shape",
+    -4: "state of another shape",
+    -5: "memory of strides {strides}: use weight.contiguous()",
+    -6: "gradient or state in another memory layout",
+    -7: f"memory of {TENSORS} that was freed",
+    -8: f"more than {native.LARGEST_SIZE} columns, where torch's products are as fast",
+    -100: f"{TENSORS} that is marked as negated, or not in plain memory of the CPU",
+}
+OTHER_LAYOUT, NO_KERNELS, UNREADABLE = -6, -9, -100
+REFUSED, STEPPED = 0, 1  # how a list of answers begins
+UNREADABLE_LIST = [REFUSED, UNREADABLE]
+COUNTED = frozenset(COUNTS)
+CPU = torch.device("cpu")
 
 
 class CompiledEngine:
-    """Steps real matrices in plain CPU memory; those with many columns one by one."""
+    """Steps real matrices in plain CPU memory."""
 
     name = "compiled"
 
     def refusal(self, slot: Slot, plan: Plan, *, alone: bool) -> str | None:  # noqa: ARG002
         """Why compiled code cannot step a weight."""
         why_not = _group_refusal(plan)
-        if why_not:
+        if why_not is not None:
             return why_not
-        verdict = _known_verdict(slot.weight, plan)
-        if verdict.why_not:
-            return verdict.why_not
-        if _row(slot, plan, verdict) is None:
-            return _memory_refusal(slot, plan.state_kinds)
-        return None
+        _, refused = _checked([slot], plan)
+        return refused[0][1] if refused else None
 
     def claim(
         self,
@@ -63,322 +69,251 @@ class CompiledEngine:
         *,
         alone: bool,  # noqa: ARG002
     ) -> tuple[Callable[[], None] | None, list[Slot]]:
-        """The step of all weights that compiled code can step, and those that it cannot.
-
-        Matrices of one shape and type step in one call.
-        """
+        """The step of all weights that compiled code can step, and those that it cannot."""
         if _group_refusal(plan) is not None:
             return None, slots
-        batches: dict[_Kind, _Batch] = {}
-        large: list[Slot] = []
-        refused: list[Slot] = []
-        standing: dict[int, _Verdict] = {}
-        for slot in slots:
-            verdict = _known_verdict(slot.weight, plan)
-            row = None if verdict.why_not else _row(slot, plan, verdict)
-            if row is None:
-                refused.append(slot)
-            elif verdict.kind is not None:
-                batches.setdefault(verdict.kind, _Batch()).add(row, verdict)
-                if verdict.contiguous:
-                    standing[id(slot.weight)] = verdict
-            else:
-                large.append(slot._replace(gradient=row.gradient))
-        if len(standing) == len(slots):
-            plan.standing.update(standing)
-        else:
-            plan.standing.clear()
-        if not batches and not large:
-            return None, refused
-        return partial(_run, batches, large, plan), refused
+        taken, refused = _checked(slots, plan)
+        return (partial(_run, taken, plan) if taken else None), [slot for slot, _ in refused]
 
-    def renew(
+    def gathered(
         self, params: Iterable[Tensor], states: Mapping[Tensor, dict[str, Any]], plan: Plan
-    ) -> Callable[[], None] | None:
-        """The step of a group whose weights and state are all as in an earlier step.
+    ) -> "Tensors | None":
+        """All that steps in a group, if there is nothing to prepare; None: prepare slots.
 
-        If None, prepare and claim them. All that this would check is checked here too, in one loop:
-        the memory of weight, gradient and state, their types and shapes, and that there is no
-        other state.
+        What else a slot must be is checked beyond Python.
         """
-        standing = plan.standing
-        batches: dict[_Kind, _Batch] = {}
-        batch, kind = _Batch(), None
+        if torch.compiler.is_compiling() or not _steps_at_once(plan):
+            return None
+        names = plan.state_kinds
+        n_state = len(names) + len(COUNTS)
+        weights, gradients, own = [], [], []
         for p in params:
             G = p.grad
-            if G is None:
-                continue
-            verdict = standing.get(id(p))  # a guess, checked below
-            if verdict is None or type(G) is not Tensor or p.is_inference():
-                return None
-            state, names = states[p], verdict.names
-            if len(state) != verdict.n_state or SKIPPED not in state or LIMITED not in state:
-                return None
-            tensors: list[Any] = [p, G, *map(state.get, names)]
-            places = addresses_if_plain(tensors, verdict.dtype, verdict.extents)
-            if places is None:
-                return None
-            if verdict.kind is not kind:
-                kind = cast("_Kind", verdict.kind)
-                batch = batches.setdefault(kind, _Batch())
-            batch.places += places
-            batch.places += verdict.rest
-            batch.states.append(state)
-            batch.gradients.append(G)
-            del tensors[1]
-            batch.written += tensors
-        return partial(_run, batches, [], plan)
+            if G is not None:
+                state = states.get(p)
+                if state is None or len(state) != n_state or not state.keys() >= COUNTED:
+                    return None
+                if p.is_inference():
+                    return None
+                weights.append(p)
+                gradients.append(G)
+                own.append(state)
+        moved = weights
+        for name in names:
+            moved = [*moved, *(state.get(name) for state in own)]
+        if not (
+            PLAIN_TYPES.issuperset(map(type, moved))
+            and PLAIN_TYPES.issuperset(map(type, gradients))
+        ):
+            return None
+        return Tensors(moved, gradients, own)
+
+    def takes(self, tensors: "Tensors", plan: Plan) -> bool:
+        """Whether compiled code can step all of them."""
+        return not _called(tensors, plan, only_check=True)
+
+    def step(self, tensors: "Tensors", plan: Plan) -> bool:
+        """Step all of them, or none; whether it did."""
+        scale = plan.scale_option
+        return _stepped(tensors, plan if scale == 1 else plan.at_scale(float(scale)))
 
 
-def _run(batches: Mapping["_Kind", "_Batch"], large: list[Slot], plan: Plan) -> None:
-    for (dtype, n, p, scale), batch in batches.items():
-        _step_whole(batch, dtype, n, p, _packed_options(plan.at_scale(scale)))
+class Tensors(NamedTuple):
+    """What compiled code steps."""
+
+    moved: list[Any]  # weights, and then their state, kind by kind
+    gradients: list[Tensor]
+    states: list[dict[str, Any]]  # with the counts
+
+    @classmethod
+    def of(cls, slots: list[Slot], names: Iterable[str]) -> "Tensors":
+        """The tensors of slots."""
+        moved = [slot.weight for slot in slots]
+        for name in names:
+            moved += [slot.state[name] for slot in slots]
+        return cls(moved, [slot.gradient for slot in slots], [slot.state for slot in slots])
 
 
 def _group_refusal(plan: Plan) -> str | None:
     """Why compiled code cannot step any weight of a group."""
-    if plan.why_not_compiled is not None:
-        return plan.why_not_compiled
     if torch.compiler.is_compiling():
         return "torch.compile sees torch's operations only"
+    if "why not compiled" not in plan.notes:
+        plan.notes["why not compiled"] = _parts_refusal(plan)
+    return plan.notes["why not compiled"]
+
+
+def _steps_at_once(plan: Plan) -> bool:
+    """Whether a group of this plan may step in one call."""
+    if "at once" not in plan.notes:
+        one_scale = not isinstance(plan.scale_option, str)
+        at_once = one_scale and _group_refusal(plan) is None and native.operations() is not None
+        plan.notes["at once"] = at_once
+    return plan.notes["at once"]
+
+
+def _parts_refusal(plan: Plan) -> str | None:
+    if plan.landing is None:
+        return plan.why_not_landing
+    if plan.fused is False:
+        return "fused=False"
+    if plan.fused is None and plan.foreach is not None:
+        # A user who asks for batches or single steps gets them, as in torch.
+        return f"foreach={plan.foreach} without fused=True"
+    options, moments = plan.landing.options, plan.landing.moments
+    if isinstance(options.lr, Tensor):
+        return "tensor lr, which compiled code would have to wait for"
+    if type(moments) not in MOMENTS:
+        return f"{type(moments).__name__}, which have no compiled form"
+    if options.landings != 1:
+        return f"{options.landings} landings, of which compiled code does one"
+    if type(options.attraction) not in ATTRACTIONS:
+        return f"attraction {options.attraction.name!r} has no compiled form"
+    if options.rule is not None and type(options.rule) not in RULES:
+        return f"safe_step {options.rule.name!r} has no compiled form"
     return None
 
 
-_Kind = tuple[torch.dtype, int, int, float]  # type, rows, columns and scale of what steps whole
+def _checked(slots: list[Slot], plan: Plan) -> tuple[list[Slot], list[tuple[Slot, str]]]:
+    """The weights that can step, and the others with the reasons.
+
+    Asks for the code that they need, and copies what lies in memory otherwise than its weight.
+    """
+    names = (*plan.state_kinds,)
+    refused = [(slot, _oddity(slot)) for slot in slots if not _is_plain(slot, names)]
+    taken = [slot for slot in slots if _is_plain(slot, names)] if refused else slots
+    laid_out: set[Tensor] = set()
+    while taken and (answers := _answers(taken, plan, names)):
+        asked, taken = taken, []
+        for slot, answer in zip(asked, answers, strict=True):
+            if answer > 0:
+                native.add_kernels(slot.weight.dtype, answer - 1)
+            if answer >= 0:
+                taken.append(slot)
+            elif answer == OTHER_LAYOUT and slot.weight not in laid_out:
+                laid_out.add(slot.weight)
+                taken.append(_laid_out(slot, plan))
+            else:
+                refused.append((slot, _reason(answer, slot, plan)))
+    return taken, refused
 
 
-class _Verdict(NamedTuple):
-    """Whether and how compiled code steps weights of one type, shape and memory layout."""
-
-    why_not: str  # empty if it can step them
-    dtype: torch.dtype
-    kind: _Kind | None = None  # None: by passes
-    contiguous: bool = True
-    names: tuple[str, ...] = ()  # of the state
-    n_state: int = 0  # with the counts
-    extents: tuple[Extent, ...] = ()  # of weight, gradient and state
-    rest: tuple[int, ...] = ()  # of ``struct Parameter``, after their addresses
-
-
-def _known_verdict(weight: Tensor, plan: Plan) -> _Verdict:
-    """The verdict on a weight, and on all like it."""
-    key = (weight.dtype, weight.shape, weight.stride())
-    verdict = plan.verdicts.get(key)
-    if verdict is None:
-        verdict = plan.verdicts[key] = _verdict(weight, plan)
-    return verdict
-
-
-def _verdict(weight: Tensor, plan: Plan) -> _Verdict:
-    assert plan.landing is not None
-    layout = layout_of(weight.shape, weight.stride(), plan.view)
-    n, p = matrices_shape(weight.shape, plan.view)[-2:]
-    whole = p <= LARGEST_SIZE
-    contiguous = weight.is_contiguous()
-    why_not = None if whole else "more than 128 columns"
-    if why_not is None and (layout is None or not (whole or contiguous)):
-        why_not = f"memory of strides {weight.stride()}: use weight.contiguous()"
-    if why_not is None:
-        why_not = why_no_code(weight.dtype, n, p)
-        if why_not is not None and plan.fused:
-            _warn_once(why_not, plan.warned)
-    if why_not is not None or layout is None:
-        return _Verdict(why_not or "", weight.dtype)
-    return _Verdict(
-        "",
-        weight.dtype,
-        kind=(weight.dtype, n, p, plan.scale_of(weight.shape)) if whole else None,
-        contiguous=contiguous,
-        names=tuple(plan.state_kinds),
-        n_state=len(plan.state_kinds) + len(COUNTS),
-        extents=_extents(weight.shape, plan),
-        rest=(*[0] * (_ADDRESSES - 2 - len(plan.state_kinds)), *layout[2:], 0, 0),
+def _is_plain(slot: Slot, names: Sequence[str]) -> bool:
+    """Whether torch hands over the very tensors: subclasses may have their own way."""
+    weight, gradient, state = slot
+    return (
+        type(weight) in PLAIN_TYPES
+        and type(gradient) in PLAIN_TYPES
+        and not weight.is_inference()
+        and (not names or all(type(state[name]) in PLAIN_TYPES for name in names))
     )
 
 
-def _extents(shape: torch.Size, plan: Plan) -> tuple[Extent, ...]:
-    """The extents of a weight, its gradient and its state."""
-    whole, numbers = Extent.of(shape), Extent.of(batch_shape(shape, plan.view))
-    state = [whole if kind == "matrix" else numbers for kind in plan.state_kinds.values()]
-    return (whole, whole, *state)
+def _oddity(slot: Slot) -> str:
+    weight, gradient, _ = slot
+    if type(weight) not in PLAIN_TYPES or type(gradient) not in PLAIN_TYPES:
+        return f"a {type(weight).__name__} with a gradient that is a {type(gradient).__name__}"
+    return "made in inference mode" if weight.is_inference() else "state that is no plain tensor"
 
 
-def _memory_refusal(slot: Slot, kinds: Mapping[str, StateKind]) -> str:
-    """Why weight, gradient or state are not real numbers in plain memory."""
-    p, G = slot.weight, slot.gradient
-    if type(p) not in PLAIN_TYPES or type(G) is not Tensor:
-        return f"a {type(p).__name__} with a gradient that is a {type(G).__name__}"
-    if not p.is_cpu:
-        return f"on the device {p.device.type!r}, not on the CPU"
-    if p.is_inference() or p.is_neg() or G.is_neg():
-        return "marked as negated, or made in inference mode"
-    if G.dtype is not p.dtype:
-        return f"gradient of {G.dtype}, weight of {p.dtype}"
-    if any(type(slot.state[name]) not in PLAIN_TYPES for name in kinds):
-        return "state that is not a plain tensor"
-    return "memory that was freed, or is marked as negated"
+def _answers(slots: list[Slot], plan: Plan, names: Sequence[str]) -> Sequence[int]:
+    """For each weight what ops.cpp says; nothing if all can step."""
+    if native.operations() is None:
+        return [NO_KERNELS] * len(slots)
+    answers = _called(Tensors.of(slots, names), plan, only_check=True)
+    if answers != UNREADABLE_LIST:
+        return answers[1:]
+    if len(slots) == 1:
+        return [UNREADABLE]
+    return [answer for slot in slots for answer in _answers([slot], plan, names) or (0,)]
 
 
-_CPU = torch.device("cpu")
-_ADDRESSES = 5  # in ``struct Parameter`` of ``steps.h``, whose layout and two counts follow
-_ROW_LENGTH = _ADDRESSES + len(Layout._fields) - 2 + 2
+def _reason(answer: int, slot: Slot, plan: Plan) -> str:
+    weight = slot.weight
+    if not weight.is_cpu:
+        return f"on the device {weight.device.type!r}, not on the CPU"
+    why_not = native.why_no_code(weight.dtype)
+    if why_not is None:
+        return REFUSALS[answer].format(strides=weight.stride())
+    if plan.fused:
+        _warn_once(why_not, plan.warned)
+    return why_not
 
 
-class _Row(NamedTuple):
-    """Where a weight, its gradient and its state are."""
-
-    places: list[int]  # their addresses, as ``struct Parameter`` of ``steps.h`` begins
-    state: dict[str, Any]
-    written: list[Tensor]  # autograd must know that they are written to
-    gradient: Tensor  # in memory as the weight is; held until the step is done
-
-
-class _Batch:
-    """Matrices of one kind, which step in one call."""
-
-    __slots__ = ("gradients", "places", "states", "written")
-
-    def __init__(self) -> None:
-        self.places: list[int] = []  # a ``struct Parameter`` of each weight
-        self.states: list[dict[str, Any]] = []
-        self.written: list[Tensor] = []
-        self.gradients: list[Tensor] = []
-
-    def add(self, row: _Row, verdict: _Verdict) -> None:
-        """Add a weight."""
-        self.places += row.places
-        self.places += verdict.rest
-        self.states.append(row.state)
-        self.written += row.written
-        self.gradients.append(row.gradient)
-
-
-def _row(slot: Slot, plan: Plan, verdict: _Verdict) -> _Row | None:
-    """The row of a weight; None unless everything is real numbers in plain memory."""
-    p, G = slot.weight, slot.gradient
-    if type(G) is not Tensor or p.is_inference():
-        return None
-    row = None
-    if verdict.contiguous and G.is_contiguous():
-        row = _contiguous_row(slot, verdict)
-    return _strided_row(slot, plan, verdict) if row is None else row
-
-
-def _contiguous_row(slot: Slot, verdict: _Verdict) -> _Row | None:
-    """The row of a contiguous weight, the usual case."""
-    p, G, state = slot
-    written = [p, *(state[name] for name in verdict.names)]
-    tensors = [p, G, *written[1:]]
-    places = addresses_if_plain(tensors, verdict.dtype, verdict.extents)
-    return None if places is None else _Row(places, state, written, G)
-
-
-def _strided_row(slot: Slot, plan: Plan, verdict: _Verdict) -> _Row | None:
-    """The row of a weight in any dense layout; tensors laid out differently are copied.
-
-    State is kept in the layout of its weight from then on.
-    """
-    p, state = slot.weight, slot.state
-    dtype, shape, strides = p.dtype, p.shape, p.stride()
-    G, written = _laid_out(slot.gradient, p), [p]
-    if G is None:
-        return None
-    places = [address_if_dense(tensor, dtype, shape, strides) for tensor in (p, G)]
-    for (name, kind), extent in zip(plan.state_kinds.items(), verdict.extents[2:], strict=True):
+def _laid_out(slot: Slot, plan: Plan) -> Slot:
+    """The slot with gradient and state in the memory layout of the weight; state is kept so."""
+    check_memory(slot, plan.name_of)  # it is read
+    weight, gradient, state = slot
+    for name, kind in plan.state_kinds.items():
         value = state[name]
-        if kind == "matrix":
-            value = _laid_out(value, p)
-            if value is None:
-                return None
-            state[name] = value
-            places.append(address_if_dense(value, dtype, shape, strides))
-        else:
-            places.append(address_if_plain(value, dtype, extent.numel))
-        written.append(value)
-    if None in places:
-        return None
-    return _Row(cast("list[int]", places), state, written, G)
+        state[name] = _copied(value, weight) if kind == "matrix" else value.contiguous()
+    return Slot(weight, _copied(gradient, weight), state)
 
 
-def _laid_out(tensor: Tensor, like: Tensor) -> Tensor | None:
-    """The tensor in another's memory layout; None if it cannot be read."""
-    if type(tensor) not in PLAIN_TYPES or not tensor.is_cpu:
-        return None
-    if tensor.shape != like.shape or tensor.dtype is not like.dtype:
-        return None
-    if are_alike(like.shape, tensor.stride(), like.stride()):
+@torch.no_grad()
+def _copied(tensor: Tensor, like: Tensor) -> Tensor:
+    if tensor.stride() == like.stride():
         return tensor
-    if not tensor.data_ptr():  # freed, and not to be read
-        return None
-    with torch.no_grad():
-        laid_out = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=_CPU)
-        return laid_out.copy_(tensor)
+    return torch.empty_strided(like.shape, like.stride(), dtype=tensor.dtype).copy_(tensor)
 
 
-def _step_whole(batch: _Batch, dtype: torch.dtype, n: int, p: int, options: bytes) -> None:
-    """Step matrices of one shape, each as a whole."""
-    packed = array("q", batch.places)
-    start, weights = packed.buffer_info()[0], len(batch.states)
-    increment_version(batch.written)
-    if n == p:
-        step = kernel(dtype, p)
-        assert step is not None  # refusal
-        step(options, start, weights, p)
-    else:
-        count = sum(packed[_ADDRESSES::_ROW_LENGTH])
-        step_tall = tall_kernel(dtype, n, p, count)
-        assert step_tall is not None  # refusal
-        step_tall(options, start, weights, n, p)
-    for i, name in ((2, SKIPPED), (1, LIMITED)):
-        counts = packed[_ROW_LENGTH - i :: _ROW_LENGTH]
-        if any(counts):
-            for state, count in zip(batch.states, counts, strict=True):
-                count_of(name, state, _CPU).add_(count)
+def _run(slots: list[Slot], plan: Plan) -> None:
+    """Step weights that were checked."""
+    scales = [plan.scale_of(slot.weight.shape) for slot in slots]
+    for scale in dict.fromkeys(scales):
+        members = [slot for slot, own in zip(slots, scales, strict=True) if own == scale]
+        if not _stepped(Tensors.of(members, plan.state_kinds), plan.at_scale(scale)):
+            raise RuntimeError(
+                "A weight, its gradient and its state must not change during a step, but did."
+            )
 
 
-def _packed_options(plan: Plan) -> bytes:
-    threads = torch.get_num_threads()
-    packed = plan.packed.get(threads)
-    if packed is None:
-        assert plan.landing is not None
-        packed = plan.packed[threads] = _options(plan, plan.landing, threads).pack()
-    return packed
+def _stepped(tensors: Tensors, plan: Plan) -> bool:
+    """Step weights, all or none: ops.cpp checks everything first. Whether they did."""
+    answers = _called(tensors, plan, only_check=False)
+    if answers and answers[0] != STEPPED:
+        return False
+    increment_version(tensors.moved)
+    if answers:
+        n = len(tensors.gradients)
+        _count(tensors.states, SKIPPED, answers[1 : n + 1])
+        _count(tensors.states, LIMITED, answers[n + 1 :])
+    return True
 
 
-def _options(plan: Plan, step: LandingStep, threads: int) -> Options:
-    options, moments = step.options, step.moments
+def _called(tensors: Tensors, plan: Plan, *, only_check: bool) -> Sequence[int]:
+    """What ops.cpp says about a step, or a check."""
+    moved, gradients, _ = tensors
+    try:
+        return native.operations().landing_step(moved, gradients, _settings(plan), only_check)
+    except RuntimeError:  # torch itself would not hand one of them over
+        return UNREADABLE_LIST
+
+
+def _count(states: Sequence[dict[str, Any]], name: str, numbers: Sequence[int]) -> None:
+    if any(numbers):
+        for state, number in zip(states, numbers, strict=True):
+            count_of(name, state, CPU).add_(number)
+
+
+def _settings(plan: Plan) -> Tensor:
+    """``struct Options`` of ``steps.h``, field by field, and the view."""
+    if "settings" not in plan.notes:
+        plan.notes["settings"] = torch.tensor(_numbers(plan), dtype=torch.float64, device="cpu")
+    return plan.notes["settings"]
+
+
+def _numbers(plan: Plan) -> list[float]:
+    landing: Any = plan.landing
+    options, moments = landing.options, landing.moments
     momentum = moments if isinstance(moments, Momentum) else Momentum()
     adam = moments if isinstance(moments, AdamMoments) else AdamMoments()
-    assert options.attraction.compiled is not None
-    assert moments.compiled is not None
-    assert not isinstance(options.lr, Tensor)
-    return Options(
-        lr=options.lr,
-        scale=plan.scale,
-        lam=options.lam,
-        eps=options.eps,
-        aim=options.aim,
-        farthest=farthest_before_landing(options.aim),
-        omega=options.omega,
-        momentum=momentum.momentum,
-        dampening=momentum.dampening,
-        beta1=adam.betas[0],
-        beta2=adam.betas[1],
-        adam_eps=adam.eps,
-        attraction=options.attraction.compiled,
-        rule=_rule_number(options.rule),
-        maximize=plan.maximize,
-        moments=moments.compiled,
-        nesterov=momentum.nesterov,
-        threads=threads,
-    )
-
-
-def _rule_number(rule: SafeStepRule | None) -> int:
-    if rule is None:
-        return 0
-    assert rule.compiled is not None
-    return rule.compiled
+    ball = [options.lam, options.eps, options.aim, farthest_before_landing(options.aim)]
+    sgd, adams = [momentum.momentum, momentum.dampening], [*adam.betas, adam.eps]
+    parts = [ATTRACTIONS[type(options.attraction)], RULES[type(options.rule)]]
+    kind = 2 if moments is adam else 1 if plan.state_kinds else 0
+    choices = [*parts, plan.maximize, kind, momentum.nesterov, plan.view == "kernel"]
+    return [*map(float, [options.lr, plan.scale, *ball, options.omega, *sgd, *adams, *choices])]
 
 
 def _warn_once(reason: str, warned: set[str]) -> None:
@@ -388,5 +323,5 @@ def _warn_once(reason: str, warned: set[str]) -> None:
         warnings.warn(
             f"fused=True, but there is no compiled code: {reason}. torch's operations step "
             "instead, with the same results; leave fused out to silence this.",
-            stacklevel=6,
+            stacklevel=10,  # who called step
         )

@@ -92,10 +92,19 @@ def _step_batch(slots: list[Slot], plan: Plan) -> _Flags:
         if is_matrix:
             parts = _as_weights(parts, slots, view)
         # As vectors: torch.compile loses what is written to a single float64 number.
-        torch._foreach_copy_(
+        _copy(
             [slot.state[name].unsqueeze(0) for slot in slots], [part.unsqueeze(0) for part in parts]
         )
     return _Flags(slots, taken, limited)
+
+
+def _copy(to: list[Tensor], values: list[Tensor]) -> None:
+    # In lists, torch does not write to negated views.
+    if not torch.compiler.is_compiling() and any(tensor.is_neg() for tensor in to):
+        for tensor, value in zip(to, values, strict=True):
+            tensor.copy_(value)
+    else:
+        torch._foreach_copy_(to, values)
 
 
 def _finite(
@@ -125,7 +134,7 @@ def _may_look(taken: Tensor, plan: Plan) -> bool:
 def _keep_weights(slots: list[Slot], parts: list[Tensor], view: View) -> None:
     values = _as_weights(parts, slots, view)
     if slots[0].weight.dtype not in HALF_TYPES:
-        torch._foreach_copy_([slot.weight for slot in slots], values)
+        _copy([slot.weight for slot in slots], values)
         return
     for slot, value in zip(slots, values, strict=True):
         keep_(slot.weight, value, slot.state)
