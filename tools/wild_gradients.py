@@ -232,9 +232,7 @@ class Ranks:
         n = sum(part.shape[0] for part in self.parts)
         shares = zip(self.parts, G.tensor_split(len(self.parts)), self.states, strict=True)
         steps = [
-            self.gram_step(
-                to_working_dtype(X)[None], B[None], state, Rows(X.shape[0], n)
-            )
+            self.gram_step(to_working_dtype(X)[None], B[None], state, Rows(X.shape[0], n))
             for X, B, state in shares
         ]
         while isinstance(steps[0], PendingStep):

@@ -19,6 +19,7 @@ from ortholand.geometry.matrices import (
     product,
 )
 
+
 def landing_field(X: Tensor, G: Tensor, lam: float = 1.0) -> Tensor:
     """The landing field ``Skew(G X^H) X + lam (X X^H - I) X`` (the paper's boxed equation).
 

@@ -99,7 +99,11 @@ class SafeStepRule:
 
     name: str
     spectral: ClassVar[bool] = False
-    is_measured = False
+
+    @property
+    def is_measured(self) -> bool:
+        """False: only the rule "spectral" is."""
+        return False
 
     def bound(self, L: Tensor) -> Tensor:
         """A bound for each matrix L. It is the root, because q would overflow."""
@@ -214,14 +218,14 @@ def centred_bound(D: Tensor) -> Tensor:
 FARTHEST = 1 - 2.0**-20  # distance from which X may be singular, up to rounding
 
 
-def is_inside(bound: Tensor, d: Tensor, reached: Tensor) -> Tensor:
-    """Whether ``||D||_2`` may be less than 1, and all numbers are finite.
+def is_inside(bound: Tensor, d: Tensor, length: Tensor) -> Tensor:
+    """Whether ``||D||_2`` may be less than 1, and the length of a step is finite.
 
     ``||D^2||_F / ||D||_F``, from a :func:`spectral_bound` and d, is at most ``||D||_2``, and equal
     to it if D has rank one.
     """
     room = torch.addcmul(d, bound, bound, value=-1 / FARTHEST)
-    return torch.add(room, reached, alpha=0) >= 0  # 0 times infinity is NaN
+    return torch.add(room, length, alpha=0) >= 0  # 0 times infinity is NaN
 
 
 def share_of_pulled_move(P: Tensor, slope: Tensor, room: Tensor) -> Tensor:

@@ -89,7 +89,9 @@ CASES = {
     "sgd-decoupled": Case(SGD, dict(lr=0.1, attraction="decoupled")),
     "sgd-safe": Case(SGD, dict(lr=0.02, lam=30.0, eps=0.1)),  # the safe step binds
     "momentum": Case(SGD, dict(lr=0.02, momentum=0.9, attraction="after")),
-    "momentum-dampened": Case(SGD, dict(lr=0.05, momentum=0.8, dampening=0.3, safe_step="frobenius")),
+    "momentum-dampened": Case(
+        SGD, dict(lr=0.05, momentum=0.8, dampening=0.3, safe_step="frobenius")
+    ),
     "momentum-nesterov": Case(
         SGD, dict(lr=0.02, momentum=0.9, nesterov=True, attraction="decoupled", foreach=False)
     ),

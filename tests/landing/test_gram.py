@@ -72,7 +72,10 @@ SGD = [
     {"momentum": 0.8, "dampening": 0.3, "maximize": True, "safe_step": None, "lr": 0.01},
 ]
 METHODS = [(ol.LandingSGD, {"lr": 0.1, **o}) for o in SGD]
-METHODS += [(ol.LandingAdam, {"lr": 0.02}), (ol.LandingAdam, {"lr": 0.02, "safe_step": "frobenius"})]
+METHODS += [
+    (ol.LandingAdam, {"lr": 0.02}),
+    (ol.LandingAdam, {"lr": 0.02, "safe_step": "frobenius"}),
+]
 METHODS += [(ol.LandingAdam, {"lr": 0.02, "safe_step": "spectral"})]
 MUON = [(ol.LandingMuon, {"lr": 0.02, **o}) for o in ({}, {"momentum": 0.0})]
 MUON += [(ol.LandingMuon, {"lr": 0.02, "nesterov": False, "safe_step": "frobenius"})]

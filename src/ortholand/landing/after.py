@@ -205,7 +205,7 @@ def settle(
             taken, limited = taken & (frobenius_norm(start.D()) < FARTHEST), t < lr
         return Stop(None, q, C, taken, limited)
     if may_look:
-        far = frobenius_norm(C) + (q + unknown)
+        far = torch.add(frobenius_norm(C) + (q + unknown), norm, alpha=0)  # NaN if norm is infinite
         if bool((far <= 1 + limit).all()):
             return Stop(None, q, C, far < math.inf, t < lr)
     reached = spectral_bound(C) + (q - 1) + unknown
@@ -216,14 +216,15 @@ def settle(
     if Q is not None:
         drift = frobenius_norm(Q) + (1 + 2 / limit) * start.tilt(t)
         P = P + drift
-    P = torch.minimum(P, (t * norm).square())
-    share = share_of_tangent_move(P, drift, limit - delta).masked_fill_(reached <= limit, 1.0)
+    added = (t * norm).square()
+    share = share_of_tangent_move(torch.minimum(P, added), drift, limit - delta)
+    share = share.masked_fill_(reached <= limit, 1.0)
     square = share.square()
     C = torch.lerp(D, C, share_of(square, C))
     if Q is not None:
         C = torch.addcmul(C, Q, per_matrix(share - square, C))
     q = torch.addcmul(1 - square, square, q)
-    taken = torch.add(below, reached, alpha=0) < FARTHEST  # 0 times infinity is NaN
+    taken = torch.addcmul(below, share, added, value=0) < FARTHEST  # 0 times infinity is NaN
     return Stop(share, q, C, is_valid(taken, options.lr), t * share < lr)
 
 

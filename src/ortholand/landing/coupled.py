@@ -133,8 +133,8 @@ def length_along(
     free = free if astray is None else free.add_(astray, alpha=2)
     if may_look and bool((torch.maximum(free, d) <= aim).all()):
         return Length(t, free < math.inf, t < lr)
-    bound = bound_for(options)
-    distance, far = bound(D), bound(reached(t))
+    distance_of = bound_for(options)
+    distance, far = distance_of(D), distance_of(reached(t))
     far = far if unknown is None else torch.addcmul(far, unknown, t.square())
     delta = distance.clamp(max=options.eps)  # all iterates are in the ball
     slope, room = t * delta if lam == 1 else lam * t * delta, aim - delta
@@ -142,7 +142,7 @@ def length_along(
     share = share_of_pulled_move(torch.minimum(far + delta, square), slope, room)
     # A field of zero gives 0 / 0, and may be followed by any step.
     eta = torch.where(torch.minimum(free, far) <= aim, t, torch.fmin(t, t * share))
-    taken = is_inside(distance, d, far)
+    taken = is_inside(distance, d, square)
     if lam == 0:
         taken = taken & goes(eta, lam, lr)
     return Length(eta, is_valid(taken, lr), eta < lr)

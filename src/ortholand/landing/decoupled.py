@@ -138,14 +138,14 @@ def lengths(
     safe = (torch.maximum(free, d) <= aim) & is_gentle
     if may_look and bool(safe.all()):
         return omega, Length(t, safe, t < lr)
-    bound = partial(spectral_bound, sharp=options.omega == 0)  # as in coupled.bound_for
-    bound = centred_bound if options.turns_alike else bound
-    distance, far = bound(D), bound(reached(t))
+    sharp = partial(spectral_bound, sharp=options.omega == 0)  # as in coupled.bound_for
+    distance_of = centred_bound if options.turns_alike else sharp
+    distance, far = distance_of(D), distance_of(reached(t))
     far = far if unknown is None else torch.addcmul(far, unknown, t.square())
     delta = distance.clamp(max=options.eps)
     drift = 2 * omega * delta * (1 + delta).sqrt() * length + astray
     P = torch.minimum(far + delta + drift, length.square())
     share = share_of_tangent_move(P, drift, aim - delta)
     eta = torch.where(safe | (far <= aim), t, t * share)
-    taken = is_inside(distance, d, far) & goes(eta, omega, lr)
+    taken = is_inside(distance, d, length) & goes(eta, omega, lr)
     return omega, Length(eta, is_valid(taken, lr), eta < lr)

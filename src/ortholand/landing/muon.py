@@ -25,7 +25,6 @@ from ortholand.geometry.matrices import (
     per_matrix,
     product,
     shared_gram_minus_identity,
-    sharp_gram_minus_identity,
     skew,
     subtract_product_,
     sym,

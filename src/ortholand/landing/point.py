@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ortholand.geometry.derivatives import multiplier
 from ortholand.geometry.matrices import (
-    add_product,
     gram_minus_identity,
     is_plain_cpu,
     per_matrix,

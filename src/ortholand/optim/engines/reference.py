@@ -143,10 +143,10 @@ def _keep_weights(slots: list[Slot], parts: list[Tensor], view: View) -> None:
 def _count(batches: Sequence[_Flags], plan: Plan) -> None:
     """Add the matrices that did not step, or stepped less than lr, to the counts of weights."""
     skipped = torch.cat([batch.taken.reshape(-1) for batch in batches]).logical_not()
-    short = [batch for batch in batches if batch.limited is not None]
+    short = [(batch.slots, batch.limited) for batch in batches if batch.limited is not None]
     owners = [(SKIPPED, slot) for batch in batches for slot in batch.slots]
-    owners += [(LIMITED, slot) for batch in short for slot in batch.slots]
-    marks = torch.cat([skipped, *(batch.limited.reshape(-1) for batch in short)]).to(torch.int64)
+    owners += [(LIMITED, slot) for slots, _ in short for slot in slots]
+    marks = torch.cat([skipped, *(limited.reshape(-1) for _, limited in short)]).to(torch.int64)
     if _may_look(marks, plan) and not bool(marks.any()):
         return
     parts = marks.split([number_of_matrices(slot.weight, plan.view) for _, slot in owners])

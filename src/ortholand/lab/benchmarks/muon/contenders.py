@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import ortholand as ol
-from ortholand.fields import tangent
-from ortholand.geometry.matrices import frobenius_norm, newton_schulz, tall
+from ortholand.geometry.derivatives import relative_gradient_times_x
+from ortholand.geometry.matrices import frobenius_norm, is_square, newton_schulz, tall
 from ortholand.lab.benchmarks.muon.directions import dual_ascent, spel
 from ortholand.landing.moments import generator
 from ortholand.landing.muon import MuonMoments
+from ortholand.landing.point import Point
 
 OURS, DUAL, SPEL = "landing-muon", "dual-ascent", "spel"
 INNER_STEPS = 10  # of the dual ascent in every step of a training
@@ -28,10 +29,9 @@ INNER_STEPS = 10  # of the dual ascent in every step of a training
 
 def our_direction(X: Tensor, G: Tensor) -> Tensor:
     """The direction of a step of LandingMuon without momentum."""
-    polar = MuonMoments(momentum=0.0).polar_generator(
-        X, generator(X, G), frobenius_norm(G), eps=0.5
-    )
-    return tangent(X, polar).tangent
+    moments = MuonMoments(momentum=0.0)
+    B = moments.polar_direction(Point(X), generator(X, G), frobenius_norm(G)).generator
+    return B @ X if is_square(X) else relative_gradient_times_x(X, B)
 
 
 # Of tall or square matrices, for (X, G).

@@ -145,7 +145,7 @@ class Descent:
         A = relative_gradient(X, self.problem.grad(X))
         if run.momentum and self.X in self.optimizer.state:
             A = A + run.momentum * self.optimizer.state[self.X]["momentum_buffer"]
-        L, d, _ = landing_from_relative(X, A, settings.lam)
+        L, _, d, _ = landing_from_relative(X, A, settings.lam)
         safe = safe_step_size(L, d, lam=settings.lam, eps=settings.eps, rule=PAPER_RULE)
         return min(settings.lr, float(safe))
 
