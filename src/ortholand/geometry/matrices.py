@@ -18,7 +18,9 @@ def skew(M: Tensor) -> Tensor:
 
 def sym(M: Tensor) -> Tensor:
     """Hermitian part ``(M + M^H) / 2`` of each square matrix."""
-    return (M + M.mH) * 0.5
+    if M.shape[-1] <= SMALL:
+        return (M + M.mH) * 0.5
+    return (M + M.mH.contiguous()).mul_(0.5)  # as in skew
 
 
 def identity_like(X: Tensor) -> Tensor:
@@ -173,10 +175,8 @@ def squared_column_norms(X: Tensor) -> Tensor:
     if not in_parts(X):
         squares = X.square() if not X.is_complex() else torch.view_as_real(X).square().sum(-1)
         return squares.sum(-2, dtype=sum_dtype(X))
-    norms = [torch.linalg.vector_norm(part, dim=-2, dtype=wide_dtype(X)) for part in parts(X)]
-    if X.stride(-2) < X.stride(-1):  # parts are of columns
-        return torch.cat(norms).square()
-    return torch.linalg.vector_norm(torch.stack(norms), dim=0).square()
+    sums = [squared_column_norms(part) for part in parts(X)]
+    return torch.cat(sums) if X.stride(-2) < X.stride(-1) else torch.stack(sums).sum(0)
 
 
 def newton_schulz(Y: Tensor) -> Tensor:
@@ -245,7 +245,7 @@ def frobenius_norm(M: Tensor) -> Tensor:
     )
 
 
-PART = 2**16  # entries of a matrix that torch widens at once: it makes a copy for that
+PART = 2**20  # entries of a matrix that torch widens at once: it makes a copy for that
 
 
 def in_parts(M: Tensor) -> bool:

@@ -125,11 +125,14 @@ def tangent(point: Point, direction: Direction) -> tuple[Tensor, Start]:
         return tangency_bound(X.shape[-2], X.dtype, frobenius_norm(point.D), size)
 
     if direction.W is not None:
-        R, W = add_product(B, X, direction.W.mH, beta=0.5, alpha=-0.5), direction.W
-    else:
-        K, W = point.without_multiplier(product(X.mH, B))
-        R = add_product(B, X, K + W.mH, beta=0.5, alpha=-0.5)
-    return R, Start(lambda: point.D, lambda: W, error)
+        R = add_product(B, X, direction.W.mH, beta=0.5, alpha=-0.5)
+        return R, Start(lambda: point.D, lambda: direction.W, error)
+    M = product(X.mH, B)
+    Z = M.mH  # K + W^H = M^H - K D, K the multiplier of B
+    if not point.is_landed:
+        Z = add_product(Z, point.multiplier(M), point.D, alpha=-1)
+    R = add_product(B, X, Z, beta=0.5, alpha=-0.5)
+    return R, Start(lambda: point.D, lambda: point.without_multiplier(M)[1], error)
 
 
 def _trial(

@@ -4,6 +4,7 @@ A *generator* represents a direction: for square X a skew matrix A, meaning ``A 
 n x p matrix B, meaning ``Skew(B X^H) X``, which is tangent for any B at any X.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -15,12 +16,11 @@ from ortholand.geometry.matrices import (
     is_plain_cpu,
     per_matrix,
     product,
-    real_dtype,
     subtract_product_,
     sym,
 )
 
-LANDED = 4  # units of rounding within which X counts as on the manifold
+LANDED = 16  # units of rounding within which X counts as on the manifold
 
 
 class Point:
@@ -98,7 +98,7 @@ def cleaned(point: Point, B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def probed(X: Tensor) -> Tensor:
-    """About ``||D||_F / sqrt(p)``: the length of ``D v`` for one generic unit vector v."""
-    v = torch.arange(1, X.shape[-1] + 1, dtype=real_dtype(X.dtype), device=X.device).sin()
-    v = (v / torch.linalg.vector_norm(v)).to(X.dtype)[:, None]
-    return torch.linalg.vector_norm(product(X.mH, product(X, v)) - v, dim=(-2, -1))
+    """About ``||D||_F / sqrt(p)``: the length of ``D v`` for one generic vector v of that length."""
+    p = X.shape[-1]
+    v = torch.linspace(1, 2, p, dtype=X.dtype, device=X.device)[:, None]
+    return torch.linalg.vector_norm(X.mH @ (X @ v) - v, dim=(-2, -1)) / math.sqrt(p)
