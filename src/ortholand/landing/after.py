@@ -19,6 +19,7 @@ from ortholand.geometry.matrices import (
     moved_along,
     per_matrix,
     product,
+    skew,
     squared_column_norms,
     sym,
 )
@@ -127,12 +128,16 @@ def tangent(point: Point, direction: Direction) -> tuple[Tensor, Start]:
     if direction.W is not None:
         R = add_product(B, X, direction.W.mH, beta=0.5, alpha=-0.5)
         return R, Start(lambda: point.D, lambda: direction.W, error)
+    # Without B's multiplier K: B - X K - X W^H is B - X Z^H, with Z = M - D K and W = Z - K.
     M = product(X.mH, B)
-    Z = M.mH  # K + W^H = M^H - K D, K the multiplier of B
-    if not point.is_landed:
-        Z = add_product(Z, point.multiplier(M), point.D, alpha=-1)
-    R = add_product(B, X, Z, beta=0.5, alpha=-0.5)
-    return R, Start(lambda: point.D, lambda: point.without_multiplier(M)[1], error)
+    if point.is_landed:
+        Z, W = M, lambda: skew(M)
+    else:
+        K = point.multiplier(M)
+        Z = add_product(M, point.D, K, alpha=-1)
+        W = lambda: Z - K  # noqa: E731
+    R = add_product(B, X, Z.mH, beta=0.5, alpha=-0.5)
+    return R, Start(lambda: point.D, W, error)
 
 
 def _trial(

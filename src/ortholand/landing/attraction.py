@@ -183,7 +183,7 @@ def goes(eta: Tensor, pull: float | Tensor, lr: float | Tensor) -> Tensor:
 
 
 def is_valid(taken: Tensor, lr: float | Tensor) -> Tensor:
-    """Which steps are taken: none with an invalid tensor lr. (Numbers were checked before.)"""
+    """Which steps are taken: none with an invalid tensor lr."""
     return taken & (lr >= 0) if isinstance(lr, Tensor) else taken
 
 

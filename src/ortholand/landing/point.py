@@ -98,7 +98,7 @@ def cleaned(point: Point, B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def probed(X: Tensor) -> Tensor:
-    """About ``||D||_F / sqrt(p)``: the length of ``D v`` for one generic vector v of that length."""
+    """About ``||D||_F / sqrt(p)``: the length of ``D v`` for one generic vector v."""
     p = X.shape[-1]
     v = torch.linspace(1, 2, p, dtype=X.dtype, device=X.device)[:, None]
     return torch.linalg.vector_norm(X.mH @ (X @ v) - v, dim=(-2, -1)) / math.sqrt(p)

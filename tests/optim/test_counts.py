@@ -1,0 +1,74 @@
+"""What a step costs where every operation is a launch: counted on meta tensors.
+
+Products include those in place, which torch's FlopCounterMode does not count.
+"""
+
+import pytest
+import torch
+
+import ortholand as ol
+from tests.optim.counting import counted, products
+
+AFTER = {"attraction": "after"}
+METHODS = {
+    "coupled": (ol.LandingSGD, {}),
+    "after": (ol.LandingSGD, AFTER),
+    "momentum-after": (ol.LandingSGD, {**AFTER, "momentum": 0.9}),
+    "Adam": (ol.LandingAdam, {}),
+}
+each_method = pytest.mark.parametrize("method", METHODS)
+RESNET = [
+    (64, 3, 7, 7),
+    *[(64, 64, 3, 3)] * 4,
+    (128, 64, 3, 3),
+    *[(128, 128, 3, 3)] * 3,
+    (128, 64, 1, 1),
+    (256, 128, 3, 3),
+    *[(256, 256, 3, 3)] * 3,
+    (256, 128, 1, 1),
+    (512, 256, 3, 3),
+    *[(512, 512, 3, 3)] * 3,
+    (512, 256, 1, 1),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "most"),
+    [
+        ("coupled", (6, 5.7, 5.3)),
+        ("after", (6, 6, 5.4)),
+        ("momentum-after", (6, 7, 6.4)),
+        ("Adam", (6, 8, 7.4)),
+    ],
+)
+def test_few_products(method, most):
+    make, options = METHODS[method]
+    for shape, limit in zip([(768, 768), (768, 256), (2304, 256)], most, strict=True):
+        assert products(make, *shape, **options) <= limit + 1e-9, shape
+
+
+@pytest.mark.parametrize(
+    ("method", "small", "large"),
+    [
+        ("coupled", 60, 120),
+        ("after", 70, 140),
+        ("momentum-after", 75, 150),
+        ("Adam", 100, 200),
+    ],
+)
+def test_equal_shapes_step_as_one_batch(method, small, large):
+    make, options = METHODS[method]
+    assert counted(make, [(64, 64)] * 100, **options).launches <= small
+    assert counted(make, [(768, 768)] * 96, **options).launches <= large
+
+
+def test_launches_of_a_network():
+    assert counted(ol.LandingSGD, RESNET).launches <= 600
+
+
+@each_method
+def test_no_host_read(method):
+    make, options = METHODS[method]
+    shapes = [(40, 40), (60, 20), (20, 60)]
+    for lr in (0.1, torch.tensor(0.1)):
+        assert not counted(make, shapes, lr=lr, **options).reads
