@@ -53,14 +53,13 @@ STEPS, COMPILED = SRC + "native/steps.h", SRC + "optim/engines/compiled.py"
 GRAM_PY, MOMENTS, MUON = (SRC + f"landing/{name}.py" for name in ("gram", "moments", "muon"))
 SHARDING, AGREEMENT = SRC + "sharding/steps.py", SRC + "sharding/agreement.py"
 DERIVATIVES = SRC + "geometry/derivatives.py"
+COUPLED, AFTER, POINT = (SRC + f"landing/{name}.py" for name in ("coupled", "after", "point"))
 
 MUTANTS = [
-    # Python: those that earlier tests had not noticed, then the Gram form.
-    Mutant("no edge", SRC + "safe_step.py", "EDGE = 16 ", "EDGE = 0 ", SAFE),
+    # Python: those that earlier tests had not noticed, then the measured step and the Gram form.
+    Mutant("no edge", SRC + "safe_step.py", "EDGE = 16 ", "EDGE = 0 ", FREEZES),
     Mutant("start limit", SRC + "optim/weights.py", "1.0001 * radius", "1.1 * radius", START),
-    Mutant("near bound", GRAM_PY, "unknown = unknown + 4 * gram.distance", "pass", GRAM),
-    Mutant("near by far", GRAM_PY, "LITTLE = 0.125", "LITTLE = 0.125 * 100", GRAM),
-    Mutant("Adam's clamp", MOMENTS, "clamp(max=1e18)", "clamp(max=1e19)", ANY),
+    Mutant("Adam's clamp", MOMENTS, "clamp(max=1e18 *", "clamp(max=1e19 *", ANY),
     Mutant("Adam's floor", MOMENTS, "roundoff * size).sqrt()", "0 * size).sqrt()", GRAM),
     Mutant(
         "Muon's shift", MUON, "(4 * roundoff * trace(T)", "(40 * roundoff * trace(T)", MUON_TESTS
@@ -77,20 +76,34 @@ MUTANTS = [
         "info >= 0)[..., None, None], M",
         GRAM,
     ),
+    Mutant("pull of coupled", COUPLED, "t, d, value=-2 * lam", "t, d, value=-4 * lam", SAFE),
+    Mutant("share of coupled", COUPLED, "torch.fmin(t, t * share)", "t", SAFE),
+    Mutant("longer share", COUPLED, "torch.fmin(t, t * share)", "t * share", SAFE),
+    Mutant("longest step", COUPLED, "1 / (2 * lam) if", "1 / lam if", SAFE),
+    Mutant("share of after", AFTER, ".masked_fill_(reached <= limit, 1.0)", ".fill_(1.0)", SAFE),
+    Mutant("drift of after", AFTER, "share - square, C)", "0 * share, C)", GRAM),
+    Mutant("mean of after", AFTER, ".clamp(min=1)", ".clamp(min=1).fill_(1)", GRAM),
+    Mutant(
+        "trial",
+        SRC + "safe_step.py",
+        "math.sqrt(2 * p) / norm).clamp(max=min",
+        "1e3 / norm).clamp(max=min",
+        ANY,
+    ),
+    Mutant("landed too soon", POINT, "LANDED = 16 ", "LANDED = 1e12 ", GRAM),
+    Mutant("noise", SRC + "fields.py", "(8 + math.sqrt(n))", "0 * (8 + math.sqrt(n))", SAFE),
     # Compiled code: what all share.
     Mutant("C++ longest", STEPS, "1 / (2 * o.lam)", "1 / o.lam", SQUARE),
-    Mutant("C++ edge", STEPS, "constexpr double EDGE = 16;", "constexpr double EDGE = 0;", SQUARE),
+    Mutant("C++ edge", STEPS, "constexpr double EDGE = 16;", "constexpr double EDGE = 0;", FREEZES),
     Mutant("C++ root", STEPS, "slope >= 0 ? reach + slope", "slope >= 0 ? reach", SQUARE),
-    Mutant("C++ distance 1", STEPS, "distance < 1);", "distance < 2);", FREEZES),
+    Mutant("C++ distance 1", STEPS, "distance < FARTHEST);", "distance < 2);", FREEZES),
     Mutant("C++ gentle pull", STEPS, "omega = at_most(omega, at_least(gentle, 0));", "", SAFE),
     Mutant("C++ finite", STEPS, "at_least(o.scale, 1) * length <", "length / 1e9 <", ANY),
     Mutant("C++ bias", STEPS, "steps = old_steps + 1;", "steps = old_steps + 2;", SQUARE),
     Mutant("C++ farthest", STEPS, "o.farthest - distance", "1.5 * o.farthest - distance", SAFE),
     Mutant("C++ maximize", STEPS, "o.maximize ? T(-0.5) : T(0.5)", "T(0.5)", SQUARE),
     # Square matrices.
-    Mutant(
-        "square free bound", LANDING, "o.lr * o.lr * q[l] <=", "o.lr * o.lr * q[l] / 4 <=", SAFE
-    ),
+    Mutant("square free bound", LANDING, "+ t * t * q[l];", "+ t * t * q[l] / 4;", SAFE),
     Mutant("square damping", LANDING, "T(1 - o.dampening) : T(1)", "T(1) : T(1)", SQUARE),
     Mutant("square Nesterov", LANDING, "A.v[e] += momentum * B.v[e]", "A.v[e] += B.v[e]", SQUARE),
     Mutant(
@@ -107,7 +120,7 @@ MUTANTS = [
         "if (eta[l] > o.lr) __atomic",
         SQUARE,
     ),
-    Mutant("square centring", LANDING, "length * length / p + 1", "length * length + 1", SQUARE),
+    Mutant("square centring", LANDING, "c[l] = T(1 / std::sqrt(1 + m[l]))", "c[l] = T(1)", SQUARE),
     # Tall matrices.
     Mutant("tall roundoff", TALL_CPP, "epsilon() / 2) {}", "epsilon() * 1e6) {}", TALL),
     Mutant("tall landed", TALL_CPP, "if (most <= roundoff) return", "if (most <= 1) return", TALL),
@@ -119,6 +132,14 @@ MUTANTS = [
     Mutant("tall damping", TALL_CPP, "damped ? sign * (1 - o.dampening) : sign", "sign", TALL),
     Mutant("tall mean", TALL_CPP, "g = sign * (1 - o.beta1)", "g = sign * o.beta1", TALL),
     Mutant("tall little", TALL_CPP, "LITTLE = 0.125", "LITTLE = 1e6", TALL),
+    Mutant("C++ share", STEPS, "at_most(room / at_least(reach, SMALLEST), 1)", "1", SAFE),
+    Mutant(
+        "C++ pulled share",
+        STEPS,
+        "P * at_least(room, 0))) / P, 1)",
+        "P * at_least(room, 0))) / P, 9)",
+        SAFE,
+    ),
     # Ranks.
     Mutant("identity's share", SRC + "geometry/matrices.py", ".sub_(share)", ".sub_(1)", GRAM),
     Mutant("half of a sum", SHARDING, "D.triu() + T.tril(-1)", "D.triu() + T.tril()", GRAM),
@@ -128,8 +149,8 @@ MUTANTS = [
     Mutant(
         "first gradient",
         MOMENTS,
-        "1 - others[-1].real.clamp(max=1)",
-        "others[-1].real.clamp(max=1)",
+        "1 - sums.others[-1].real.clamp(max=1)",
+        "sums.others[-1].real.clamp(max=1)",
         GRAM,
     ),
     Mutant("mark of terms", AGREEMENT, "factor = 1 - size if", "factor = 1 if", DISAGREEING),

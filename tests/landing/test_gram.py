@@ -12,6 +12,7 @@ import ortholand as ol
 from ortholand.fields import product_roundoff
 from ortholand.geometry import distance
 from ortholand.geometry.matrices import real_dtype, to_working_dtype
+from ortholand.landing.moments import tangent_norm
 from ortholand.landing.step import PendingStep, Rows
 from ortholand.sharding.placement import chunk_sizes
 from ortholand.sharding.steps import message_of, pack, sums_of, unpack
@@ -266,6 +267,20 @@ def test_a_bound_that_overflows_where_the_norm_does_not_destroys_nothing(
         noise = gaussian(shape, k, X.dtype)
         apart.step(10**18.6 * noise[:, :1] @ noise[:1])
         assert distance(apart.whole().to(torch.complex128), spectral=True) <= 0.5 + 1e-5
+
+
+def test_a_tangent_norm_is_never_below_its_rounding_error():
+    """Of a gradient that is normal: a difference of equal numbers, which may come out negative."""
+    roundoff = product_roundoff(20, torch.float64)
+    for seed in range(20):
+        X, C = (
+            ol.random_orthogonal(20, 4, seed=seed, dtype=torch.float64),
+            gaussian((4, 4), seed, torch.float64),
+        )
+        C, D = C + C.mT, X.mT @ X - torch.eye(4)
+        size = torch.linalg.matrix_norm(X @ C)
+        found = tangent_norm(C, D, X.mT @ (X @ C), size, roundoff)
+        assert found >= (1 - 1e-12) * math.sqrt(roundoff) * size
 
 
 def test_two_hermitian_matrices_travel_as_one():

@@ -585,6 +585,20 @@ def test_a_euclidean_momentum_becomes_the_skew_matrix_that_it_stands_for(name):
     assert optimizer.skipped_steps() == 0
 
 
+@pytest.mark.parametrize("share", [1e-4, 1e-2])
+def test_a_buffer_counts_as_skew_only_if_it_is_nearly(share):
+    X = nn.Parameter(ol.random_orthogonal(6, 6, seed=0, dtype=torch.float64))
+    optimizer = ol.LandingSGD([X], lr=0.1, momentum=0.9)
+    X.grad = torch.randn(6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    optimizer.step()
+    saved = optimizer.state_dict()
+    A = saved["state"][0]["momentum_buffer"].clone()
+    B = A + share * torch.linalg.matrix_norm(A) * torch.eye(6) / 6**0.5
+    saved["state"][0]["momentum_buffer"] = B
+    optimizer.load_state_dict(saved)
+    assert torch.equal(buffer_of(optimizer), B) == (share < 1e-3)
+
+
 def buffer_of(optimizer) -> torch.Tensor:
     (state,) = optimizer.state.values()
     return state["momentum_buffer"]

@@ -317,3 +317,18 @@ def test_zero_gradients_and_a_zero_lr_are_no_skipped_steps():
             gradient = noise() if lr == 0 else (lambda p, k: torch.zeros_like(p))
             assert steps(optimizer, 100, gradient) == []
             assert optimizer.skipped_steps() == 0
+
+
+@pytest.mark.parametrize("fused", [None, False])
+def test_the_root_of_what_rounding_leaves_at_the_edge_is_no_step(fused):
+    """Without a pull: at 4 units of rounding from the edge nothing moves, and it is counted."""
+    eps = torch.finfo(torch.float64).eps
+    X = nn.Parameter(torch.eye(4, dtype=torch.float64))
+    with torch.no_grad():
+        X[0, 0] = (1 + 0.5 - 4 * eps) ** 0.5
+    optimizer = ol.LandingSGD([X], lr=0.1, lam=0.0, safe_step="frobenius", fused=fused)
+    start = X.detach().clone()
+    X.grad = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    optimizer.step()
+    assert optimizer.skipped_steps() == 1
+    assert torch.equal(X.detach(), start)
