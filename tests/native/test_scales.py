@@ -29,7 +29,6 @@ pytestmark = pytest.mark.skipif(
 
 # Lanes and panels, square and tall and wide; whole, and by passes.
 SHAPES = [(3, 3), (21, 3, 3), (20, 20), (33, 7), (7, 33), (20, 8, 3), (2, 3, 5, 4), (300, 16)]
-LARGE = [(140, 140), (200, 140), (140, 200)]
 SCALES = [0.1, 1, 3.7, "fan"]
 
 
@@ -64,22 +63,6 @@ def test_compiled_and_reference_steps_agree(direction, attraction, dtype):
         options["lr"] = lr if rule else min(lr, 0.01) / size
         gradients = [noise(shape, dtype, k, size) for k in range(n)]
         assert_agree(shape, dtype, gradients, scale, next(layouts), **options)
-
-
-@pytest.mark.parametrize("shape", LARGE, ids=str)
-@pytest.mark.parametrize("scale", SCALES)
-def test_large_matrices(shape, scale):
-    directions = [{}, {"maximize": True}]
-    if shape[0] == shape[1]:
-        directions.append({"momentum": 0.9})
-    for dtype, direction, rule in itertools.product(
-        (torch.float32, torch.float64), directions, RULES
-    ):
-        for lr, size in ((0.1, 1.0), (0.0, 1.0), (3.0, 100.0)):
-            gradients = [noise(shape, dtype, k, size) for k in range(2)]
-            lr = lr if rule else min(lr, 0.01) / size
-            options = {"lr": lr, "safe_step": rule, **direction}
-            assert_agree(shape, dtype, gradients, scale, **options)
 
 
 @settings(max_examples=100)

@@ -302,7 +302,8 @@ def test_types_are_kept_and_agree_with_float64(case: Case, dtype):
             q.grad = p.grad.to(exact)
         optimizer.step()
         reference.step()
-    tolerance = 20 * torch.finfo(dtype).eps
+    # A step that is shortened by what it measures is known up to a few units of rounding itself.
+    tolerance = 40 * torch.finfo(dtype).eps
     for p, q in zip(parameters(optimizer), parameters(reference), strict=True):
         assert p.dtype == dtype
         torch.testing.assert_close(p.detach().to(exact), q, rtol=tolerance, atol=tolerance)

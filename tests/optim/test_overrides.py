@@ -221,33 +221,6 @@ def test_an_override_set_in_mid_run_counts_from_the_next_step_on(fused):
         assert all(not torch.equal(p, q) for p, q in zip(before, after, strict=True))
 
 
-@pytest.mark.parametrize("name", ["matrix_step", "generator", "move"])
-@each_method
-@each_fused
-def test_a_patched_class_steps_as_patched_and_as_before_when_that_ends(
-    make, name, fused, monkeypatch
-):
-    for shape in SHAPES:
-        calls = []
-        inherited = getattr(make, name)
-
-        def patched(self, X, second, *rest, calls=calls, inherited=inherited, **options):
-            calls.append(1)
-            return inherited(self, X, -second, *rest, **options)
-
-        optimizer = build(make, shape, fused=fused)  # made before, and stepped
-        run(optimizer, steps=1)
-        with monkeypatch.context() as patch:
-            patch.setattr(make, name, patched)
-            result = run(build(make, shape, fused=fused))
-            assert len(calls) == N_STEPS
-            run(optimizer, steps=1)
-            assert len(calls) == N_STEPS + 1
-        assert_close(result, run(build(make, shape, maximize=True)))
-        run(optimizer, steps=1)
-        assert len(calls) == N_STEPS + 1
-
-
 @each_method
 @each_fused
 def test_overrides_see_all_weights_of_a_group(make, fused):

@@ -351,7 +351,7 @@ def _unless_noise(A: Tensor, norm: Tensor, noise: Tensor | float) -> Tensor:
     A gradient normal to the manifold has a relative gradient of zero, up to rounding; its polar
     factor would be a full-length step in an arbitrary direction.
     """
-    zero = torch.as_tensor(noise) * 0  # but NaN if the noise is infinite, as a gradient's may be
+    zero = norm * 0 + noise * 0  # but NaN if the noise is infinite, as a gradient's may be
     return torch.where((norm <= noise)[..., None, None], per_matrix(zero, A), A)
 
 

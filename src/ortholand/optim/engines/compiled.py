@@ -254,7 +254,8 @@ def _laid_out(slot: Slot, plan: Plan) -> Slot:
 def _copied(tensor: Tensor, like: Tensor) -> Tensor:
     if tensor.stride() == like.stride():
         return tensor
-    return torch.empty_strided(like.shape, like.stride(), dtype=tensor.dtype).copy_(tensor)
+    copy = torch.empty_strided(like.shape, like.stride(), dtype=tensor.dtype, device=tensor.device)
+    return copy.copy_(tensor)
 
 
 def _run(slots: list[Slot], plan: Plan) -> None:
