@@ -90,7 +90,7 @@ def after(X, landing: Landing, eta, rule="frobenius"):
 
 
 def safe(landing: Landing, lam, eps, rule):
-    L, d, error = landing
+    L, _, d, error = landing
     return safe_step_size(L, d, lam=lam, eps=eps, rule=rule, tangency_error=error)
 
 

@@ -216,18 +216,24 @@ class TestLanding:
 
 class TestFirstOrder:
     def test_curvature_pays_on_an_ill_conditioned_problem(self):
-        """Iterations: newton, then lbfgs and cg, then bb, and steepest descent last."""
+        """Iterations: newton, then lbfgs and cg, then bb, and steepest descent last.
+
+        From three starts together, because the number from one of them depends on rounding.
+        """
         n, p = 20, 3
         A = torch.diag(torch.logspace(0, 2, n, dtype=torch.float64))
         mu = torch.arange(p, 0, -1, dtype=torch.float64)
-        x0 = random_orthogonal(n, p, seed=0, dtype=torch.float64)
+        starts = [random_orthogonal(n, p, seed=seed, dtype=torch.float64) for seed in range(3)]
         count = {}
         for method in ("newton", "lbfgs", "cg", "retraction-cg", "bb", "retraction-gd"):
-            result = minimize(
-                lambda X: (X * (A @ X) * mu).sum(), x0, method=method, gtol=1e-6, maxiter=600
-            )
-            assert result.success is (method != "retraction-gd")
-            count[method] = result.nit
+            results = [
+                minimize(
+                    lambda X: (X * (A @ X) * mu).sum(), x0, method=method, gtol=1e-6, maxiter=600
+                )
+                for x0 in starts
+            ]
+            assert all(result.success is (method != "retraction-gd") for result in results)
+            count[method] = sum(result.nit for result in results)
         assert 3 * count["newton"] < count["lbfgs"]
         assert 1.2 * count["lbfgs"] < count["bb"] < count["retraction-gd"]
         assert 1.2 * count["cg"] < count["bb"]

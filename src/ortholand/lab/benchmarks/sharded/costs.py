@@ -4,8 +4,8 @@ k matrices of n x p numbers, n >= p, over R ranks as FSDP2's ``fully_shard`` spr
 received are those that come from other ranks; a sum over ranks runs in a ring. Arithmetic is
 counted in additions and multiplications, separately for products of matrices and for
 decompositions: the former run at a GPU's full speed, the latter far below it. ``norms``: with the
-products by which landing's safe step finds spectral norms. On its owner's CPU a matrix takes them
-where lr may be too long; a GPU always, because finding out whether it must would take longer.
+products by which landing's safe step measures where a move leads. On its owner's CPU a matrix takes
+them where lr may be too long; a GPU always, because finding out whether it must would take longer.
 """
 
 import math
@@ -68,15 +68,15 @@ def fsdp(w: Weights) -> Cost:
 def landing_rows(w: Weights) -> Cost:
     """LandingSGD with momentum, tall: Gram matrices are summed, each rank moves its rows.
 
-    Six products with the rows; on every rank three of p x p matrices, and eight for norms.
+    Six products with the rows; on every rank thirteen of p x p matrices.
     """
-    flops = 12 * w.rows * w.p**2 + 22 * w.p**3
+    flops = 12 * w.rows * w.p**2 + 26 * w.p**3
     return Cost(received_by_sum(w.R, w.k * SGD.summed_numbers(w.p, DTYPE)), w.k * flops)
 
 
 def landing_adam_rows(w: Weights) -> Cost:
-    """LandingAdam, tall: seven products with the rows, twelve of p x p matrices."""
-    flops = 14 * w.rows * w.p**2 + 24 * w.p**3
+    """LandingAdam, tall: seven products with the rows, eleven of p x p matrices."""
+    flops = 14 * w.rows * w.p**2 + 22 * w.p**3
     return Cost(received_by_sum(w.R, w.k * ADAM.summed_numbers(w.p, DTYPE)), w.k * flops)
 
 
@@ -87,14 +87,17 @@ def landing_columns(w: Weights) -> Cost:
 
 
 def landing_owners(w: Weights, norms: bool = False) -> Cost:
-    """LandingSGD with momentum, each matrix whole on one rank: three products.
+    """LandingSGD with momentum, each matrix whole on one rank.
 
-    For norms two more, and at most seven of p x p matrices; five for square ones. (Tall: from eight
-    rows per column on; batches of shorter ones take the two more in any case.)
+    Square: three products; with norms six. Tall: five, and two with one vector; with norms six, and
+    three of p x p matrices. (torch's counter does not count the one of these that is in place.)
     """
-    flops = 6 * w.n * w.p**2
-    if norms:
-        flops += 4 * w.n * w.p**2 + 14 * w.p**3 if w.n > w.p else 10 * w.n**3
+    if w.n == w.p:
+        flops = (12 if norms else 6) * w.n**3
+    elif norms:
+        flops = 12 * w.n * w.p**2 + 6 * w.p**3
+    else:
+        flops = 8 * w.n * w.p**2 + 4 * w.n * w.p
     return Cost(w.sent_to_owners, w.owned * flops)
 
 
