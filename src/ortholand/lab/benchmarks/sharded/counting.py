@@ -147,10 +147,13 @@ class Case:
         return WAYS[self.way].cost(Weights(self.n, self.p, self.k, ranks))
 
     def agrees(self, received: float, products: float, ranks: int) -> bool:
-        """Whether the counts match, up to a few numbers per matrix that owners also send."""
+        """Whether the counts match, up to a few numbers per matrix that owners also send.
+
+        Each message also carries a checksum of the options.
+        """
         cost, within = self.cost(ranks), WAYS[self.way].within
         arithmetic = abs(products - cost.products) <= within * cost.products
-        return arithmetic and abs(received - cost.received) <= 4 * self.k
+        return arithmetic and abs(received - cost.received) <= 4 * self.k + ranks
 
 
 # --- counting
