@@ -222,12 +222,6 @@ def finite_matrices(M: Tensor) -> Tensor:
     return is_finite(max_abs(M))
 
 
-def finite_sums(M: Tensor) -> Tensor:
-    """:func:`finite_matrices` in one pass; False also for float64 whose sum overflows."""
-    dtype = None if M.device.type == "mps" else wide_dtype(M)
-    return torch.isfinite(M.sum(dim=(-2, -1), dtype=dtype))
-
-
 def frobenius_norm(M: Tensor) -> Tensor:
     """Frobenius norm of each matrix, never too small; infinite only for float64 beyond 1e154.
 
