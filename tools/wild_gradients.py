@@ -337,7 +337,8 @@ def check(
     if not reached <= case.options["eps"] + rounding:
         wrong.append(f"distance {reached:.6g}")
     scale = case.options.get("scale", 1.0)
-    moves = kind == "full" and min(n, p) > 1 and size * case.options["lr"] / scale > 0.1
+    length = case.options["lr"] * (1 if case.method == "muon" else size)  # Muon's lr is an angle
+    moves = kind == "full" and min(n, p) > 1 and length / scale > 0.1
     # Distances are known up to p^(1/4): what may be at the edge is treated as if it were.
     inside = _distance(case, X_before) * min(n, p) ** 0.25 < 0.9 * case.options["eps"]
     if stands and not changed and not missed and moves and inside:

@@ -300,9 +300,11 @@ struct Step : Tiles<L> {
         Tiles<L>::centre(C, m, size);
         int far = 0;
         for (int l = 0; l < W; ++l) {
-            taken[l] = is_finite_step<T>(o, eta[l] * norm[l]) && m[l] < LARGEST_NORM<T> &&
+            const double reached = size[l] + m[l];  // its power bounds what landing makes of Y
+            taken[l] = is_finite_step<T>(o, eta[l] * norm[l]) &&
+                       is_finite_step<T>(o, reached * std::sqrt(reached)) &&
                        (o.rule != FROBENIUS || d[l] < FARTHEST);
-            far += !(size[l] + m[l] <= o.farthest);
+            far += !(reached <= o.farthest);
         }
         if (o.rule == SPECTRAL && far > 0) shorten_before_landing(C, m, size);
         T c[W], half[W];
