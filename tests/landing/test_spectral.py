@@ -126,7 +126,8 @@ def test_every_engine_takes_the_reference_step(shape, attraction, make, rule):
 def test_where_lr_is_safe_nothing_better_is_asked_for(shape, attraction):
     X, optimizer = optimizer_of(shape, lr=1e-3, attraction=attraction, fused=False)
     X.grad = gaussian(shape, 0) / shape[-1] ** 0.5
-    where = f"ortholand.landing.{attraction}.spectral_bound"
+    module = "after" if attraction == "after" else "attraction"
+    where = f"ortholand.landing.{module}.spectral_bound"
     with mock.patch(where, side_effect=AssertionError):
         optimizer.step()
     assert optimizer.limited_steps() == 0

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from ortholand.geometry.matrices import is_finite
 from ortholand.landing.point import Direction, Point
-from ortholand.safe_step import FARTHEST, SafeStepRule
+from ortholand.safe_step import FARTHEST, SafeStepRule, centred_bound, spectral_bound
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,17 @@ def find_attraction(name: str) -> Attraction:
     if isinstance(attraction, Attraction):
         return attraction
     return FunctionAttraction(name, attraction)
+
+
+def bound_for(options: LandingOptions, pull: float) -> Callable[[Tensor], Tensor]:
+    """The bound of distances: a better one where it matters.
+
+    Where nothing pulls, a matrix inside the ball must not look as if it were at the edge.
+    """
+    bound = partial(spectral_bound, sharp=pull == 0)
+    if not options.turns_alike:
+        return bound
+    return lambda D: torch.minimum(centred_bound(D), bound(D))
 
 
 class Length(NamedTuple):

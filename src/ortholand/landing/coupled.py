@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from ortholand.landing.attraction import (
     Length,
     LimitedMove,
     Move,
+    bound_for,
     bounded_length,
     goes,
     is_valid,
@@ -27,11 +27,9 @@ from ortholand.landing.attraction import (
 from ortholand.landing.gram import Coefficients, FieldGram, Gram, plus_square, times
 from ortholand.landing.point import Direction, Point
 from ortholand.safe_step import (
-    centred_bound,
     is_inside,
     largest_step,
     share_of_pulled_move,
-    spectral_bound,
     trial_step,
 )
 
@@ -133,7 +131,7 @@ def length_along(
     free = free if astray is None else free.add_(astray, alpha=2)
     if may_look and bool((torch.maximum(free, d) <= aim).all()):
         return Length(t, free < math.inf, t < lr)
-    distance_of = bound_for(options)
+    distance_of = bound_for(options, lam)
     distance, far = distance_of(D), distance_of(reached(t))
     far = far if unknown is None else torch.addcmul(far, unknown, t.square())
     delta = distance.clamp(max=options.eps)  # all iterates are in the ball
@@ -146,13 +144,3 @@ def length_along(
     if lam == 0:
         taken = taken & goes(eta, lam, lr)
     return Length(eta, is_valid(taken, lr), eta < lr)
-
-
-def bound_for(options: LandingOptions) -> Callable[[Tensor], Tensor]:
-    """The bound of distances: a better one where it matters.
-
-    Where nothing attracts, a matrix inside the ball must not look as if it were at the edge.
-    """
-    if options.turns_alike:
-        return centred_bound
-    return partial(spectral_bound, sharp=options.lam == 0)

@@ -1,7 +1,6 @@
 """An attraction that does not shrink with eta: ``X - eta R - omega X D``."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from ortholand.landing.attraction import (
     Length,
     LimitedMove,
     Move,
+    bound_for,
     bounded_length,
     goes,
     is_valid,
@@ -31,11 +31,9 @@ from ortholand.landing.attraction import (
 from ortholand.landing.gram import Coefficients, FieldGram, Gram, inner, plus_square, times
 from ortholand.landing.point import Direction, Point
 from ortholand.safe_step import (
-    centred_bound,
     is_inside,
     largest_step_decoupled,
     share_of_tangent_move,
-    spectral_bound,
     trial_step,
 )
 
@@ -138,8 +136,7 @@ def lengths(
     safe = (torch.maximum(free, d) <= aim) & is_gentle
     if may_look and bool(safe.all()):
         return omega, Length(t, safe, t < lr)
-    sharp = partial(spectral_bound, sharp=options.omega == 0)  # as in coupled.bound_for
-    distance_of = centred_bound if options.turns_alike else sharp
+    distance_of = bound_for(options, options.omega)
     distance, far = distance_of(D), distance_of(reached(t))
     far = far if unknown is None else torch.addcmul(far, unknown, t.square())
     delta = distance.clamp(max=options.eps)
