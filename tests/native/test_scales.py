@@ -91,6 +91,8 @@ def test_one_step_agrees_at_every_scale(
     n = max(n, p)
     shape = (max(1, min(count, 20_000 // (n * p))), *((p, n) if wide else (n, p)))
     gradients = [noise(shape, torch.float64, seed % 1000, 10**size)]
+    if options["safe_step"] is None:  # a step that explodes magnifies rounding
+        options["lr"] = min(options["lr"], 0.1) * 10 ** -max(size, 0)
     assert_agree(
         shape,
         torch.float64,
