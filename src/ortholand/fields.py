@@ -6,7 +6,7 @@ Each takes X ``(..., n, p)`` and the Euclidean gradient G, and returns the direc
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,9 +115,12 @@ def landing_from_gradient(
     return Landing(tangent_from_gram(X, G, D, lam, W), D, d, error)
 
 
-def tangency_bound(n: int, dtype: torch.dtype, d: Tensor, gradient_norm: Tensor) -> Tensor:
+def tangency_bound(n: int, dtype: torch.dtype, d: Any, gradient_norm: Any) -> Any:
     """Bound on the rounding error in ``Sym(X^H R)`` in the right form, for X with n rows."""
-    return torch.addcmul(gradient_norm, gradient_norm, d) * product_roundoff(n, dtype)
+    roundoff = product_roundoff(n, dtype)
+    if isinstance(d, Tensor):
+        return torch.addcmul(gradient_norm, gradient_norm, d) * roundoff
+    return (1 + d) * gradient_norm * roundoff
 
 
 def product_roundoff(n: int, dtype: torch.dtype) -> float:

@@ -188,9 +188,11 @@ def trial_step(lr: float | Tensor, norm: Tensor, p: int, longest: float = math.i
     ``||L||_2 >= norm / sqrt(p)``, so ``sqrt(2 p) / norm`` excludes nothing that is safe, and keeps
     all numbers moderate. A field of norm zero allows any step.
     """
+    t = math.sqrt(2 * p) / norm
     if isinstance(lr, Tensor):
-        return torch.minimum((math.sqrt(2 * p) / norm).clamp(max=longest), lr)
-    return (math.sqrt(2 * p) / norm).clamp(max=min(lr, longest))
+        t = torch.minimum(t, lr)
+        return t if longest == math.inf else t.clamp(max=longest)
+    return t.clamp(max=min(lr, longest))
 
 
 def spectral_bound(D: Tensor, *, sharp: bool = False) -> Tensor:

@@ -24,7 +24,7 @@ def gaussian(*shape, seed=0, dtype=EXACT):
 def direction(X, G, steps=STEPS):
     """``R = A X`` as the library has it, from a generator that it makes."""
     moments, size = MuonMoments(steps=steps), frobenius_norm(G)
-    B = moments.polar_direction(Point(X), generator(X, G), size).generator
+    B = moments.polar_direction(Point(X), generator(X, G), size).B
     return B @ X if X.shape[-2] == X.shape[-1] else relative_gradient_times_x(X, B)
 
 
@@ -235,7 +235,7 @@ def test_the_generator_from_gram_matrices(shape, dtype):
     D = X.mH @ X - torch.eye(shape[-1])
     polar = polar_gram(D, X.mH @ B, B.mH @ B, STEPS, 0.5, 1e-15, 1e-15)
     ours = X @ polar.of_X + B @ polar.of_B
-    whole = MuonMoments().polar_direction(Point(X), B, torch.linalg.matrix_norm(B)).generator
+    whole = MuonMoments().polar_direction(Point(X), B, torch.linalg.matrix_norm(B)).B
     assert (ours - whole).abs().max() < 1e-8
     assert (X.mH @ ours - polar.M).abs().max() < 1e-8
     assert (ours.mH @ ours - polar.T).abs().max() < 1e-8

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+# What launches nothing: views, memory, and what torch records around a step.
 VIEWS = (
     "view",
     "_unsafe_view",
@@ -32,6 +33,8 @@ VIEWS = (
     "empty",
     "empty_like",
     "new_empty",
+    "profiler::_record_function_enter_new",
+    "profiler::_record_function_exit",
 )
 PRODUCTS = ("mm", "bmm", "addmm", "addmm_", "baddbmm", "baddbmm_")
 READS = ("item", "_local_scalar_dense", "nonzero", "is_nonzero", "equal")

@@ -52,23 +52,8 @@ def subtract_identity(S: Tensor) -> Tensor:
 
 
 def product(A: Tensor, B: Tensor) -> Tensor:
-    """``A B`` for each pair of matrices.
-
-    torch.compile does not look into batched products, and tiny ones run at a hundredth of the
-    processor's speed. Spelled out entry by entry, they are fused with the operations around them.
-    """
-    if not spelled_out(A):
-        return A @ B
-    terms = [A[..., :, k : k + 1] * B[..., k : k + 1, :] for k in range(A.shape[-1])]
-    return sum(terms[1:], start=terms[0])
-
-
-def spelled_out(X: Tensor) -> bool:
-    """Whether products of these matrices are spelled out: tiny ones, when compiling."""
-    return torch.compiler.is_compiling() and X.ndim > 2 and max(X.shape[-2:]) <= SPELL_OUT_UP_TO
-
-
-SPELL_OUT_UP_TO = 8
+    """``A B`` for each pair of matrices."""
+    return A @ B
 
 
 HERMITIAN_FROM = 192  # columns from which half of a Gram matrix is computed, the other copied
@@ -114,8 +99,6 @@ def gram_minus_identity(X: Tensor) -> Tensor:
         D.diagonal(dim1=-2, dim2=-1).sub_(1)
         return D
     identity = identity_like(X)
-    if spelled_out(X):
-        return product(X.mH, X) - identity
     if X.ndim == 2:
         return torch.addmm(identity, X.mH, X, beta=-1)
     if X.ndim == 3:
@@ -138,7 +121,7 @@ def add_product(C: Tensor, A: Tensor, B: Tensor, beta: float = 1.0, alpha: float
     """``beta C + alpha A B`` for each triple, in one call where torch has one for it."""
     if C.ndim == 2:
         return torch.addmm(C, A, B, beta=beta, alpha=alpha)
-    if C.ndim == 3 and not spelled_out(C):
+    if C.ndim == 3:
         return torch.baddbmm(C, A, B, beta=beta, alpha=alpha)
     return beta * C + alpha * product(A, B)
 
@@ -147,7 +130,7 @@ def add_product_(C: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0) -> Tensor:
     """``C + alpha A B`` for each triple, in C's memory."""
     if C.ndim == 2:
         return C.addmm_(A, B, alpha=alpha)
-    if C.ndim == 3 and not spelled_out(C):
+    if C.ndim == 3:
         return C.baddbmm_(A, B, alpha=alpha)
     return C.add_(product(A, B), alpha=alpha)
 
@@ -219,7 +202,7 @@ def moved_along(X: Tensor, L: Tensor, eta: Tensor, out: Tensor | None = None) ->
 
 def finite_matrices(M: Tensor) -> Tensor:
     """True for each matrix without NaN or infinite entries."""
-    return is_finite(max_abs(M))
+    return (M * 0).sum(dim=(-2, -1)) == 0  # a fifth of the time that a maximum takes
 
 
 def frobenius_norm(M: Tensor) -> Tensor:
@@ -231,8 +214,8 @@ def frobenius_norm(M: Tensor) -> Tensor:
     """
     if M.device.type == "mps":
         return bounded_norm(M)
-    wide = wide_dtype(M)
-    if not in_parts(M):
+    wide = torch.complex128 if M.is_complex() else torch.float64
+    if M.numel() <= PART or not in_parts(M):
         return torch.linalg.vector_norm(M, dim=(-2, -1), dtype=wide)
     return torch.linalg.vector_norm(
         torch.stack([torch.linalg.vector_norm(part, dtype=wide) for part in parts(M)])
@@ -276,7 +259,7 @@ def per_matrix(value: Tensor, X: Tensor) -> Tensor:
     """One number per matrix of X, in X's precision and shaped to multiply X."""
     if value.ndim == 0:
         return value  # a tensor without dimensions never changes the type of the other factor
-    return value.to(real_dtype(X.dtype))[..., None, None]
+    return value.to(_REAL_PARTS.get(X.dtype, X.dtype))[..., None, None]
 
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:

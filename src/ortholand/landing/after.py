@@ -1,6 +1,5 @@
 """Move, then land: a Newton-Schulz step at the point that the tangent move has reached."""
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ from torch import Tensor
 from ortholand.fields import tangency_bound
 from ortholand.geometry.matrices import (
     add_product,
+    add_product_,
     finite_matrices,
     frobenius_norm,
     gram_matrix,
@@ -18,23 +18,22 @@ from ortholand.geometry.matrices import (
     max_abs,
     moved_along,
     per_matrix,
-    product,
-    skew,
     squared_column_norms,
     sym,
 )
 from ortholand.landing.attraction import (
+    LONGEST_LOOKED_AT,
     Attraction,
     LandingOptions,
-    LimitedMove,
-    Move,
+    Step,
     is_valid,
     unless_zero,
 )
 from ortholand.landing.gram import Coefficients, Gram, plus_identity, times, trace
-from ortholand.landing.point import Direction, Point
+from ortholand.landing.point import Direction, Point, looked_at
 from ortholand.safe_step import (
     FARTHEST,
+    SafeStepRule,
     farthest_before_landing,
     largest_step_before_landing,
     share_of_tangent_move,
@@ -61,37 +60,51 @@ class After(Attraction):
 
     name = "after"
 
-    def step(self, point: Point, direction: Direction, options: LandingOptions) -> Move:
+    def step(self, point: Point, direction: Direction, options: LandingOptions) -> Step:
         """As the class says."""
         X = point.X
-        R, start = tangent(point, direction)
+        M = None if is_square(X) or direction.W is not None else X.mH @ direction.B
+        if point.may_look and options.lr < LONGEST_LOOKED_AT:
+            Y = _moved_by_lr(point, direction, M, options.lr)
+            C, q = centred_gram(Y)
+            if looked_at(C) + float(q.max()) <= 1 + farthest_before_landing(options.aim):
+                return Step(unless_zero(options.lr, landed(Y, C, q, options.landings), X))
+        R, W = tangent(point, direction, M)
+
+        def start() -> tuple[Tensor, Tensor | None, Tensor | float]:
+            if W is None:
+                return point.D, None, 0.0
+            d, size = frobenius_norm(point.D), direction.size(frobenius_norm)
+            return point.D, W, tangency_bound(X.shape[-2], X.dtype, d, size)
+
         lr = options.lr if direction.length is None else direction.length * options.lr
         norm = frobenius_norm(R)
-        t = _trial(lr, norm, R, start, options)
+        t = _trial(lr, norm, X.shape[-1], options, lambda rule: rule.bound(R), start)
         Y = moved_along(X, R, t, out=R)
-        C, q = centred_gram(Y)
-        stop = settle(t, norm, C, q, start, lr, options, may_look=point.may_look)
+        stop = settle(t, norm, *centred_gram(Y), start, lr, options)
         if stop.share is not None:
             Y = torch.lerp(X, Y, share_of(stop.share, X))
-        Y = Y.mul_(per_matrix(stop.q.rsqrt(), X))
-        Y = add_product(Y, Y, landing_of(stop, options.landings), alpha=-0.5)
-        return LimitedMove.of(unless_zero(options.lr, Y, X), stop.taken, stop.limited)
+        Y = landed(Y, stop.C, stop.q, options.landings)
+        return Step(unless_zero(options.lr, Y, X), stop.taken, stop.limited)
 
     def coefficients(self, gram: Gram, options: LandingOptions) -> Coefficients:
         """The Gram form, with E derived; what rounding adds to it appears in the next step's D."""
         D, W = gram.D, gram.W
-        square = sym(gram.T - product(W, 2 * W - product(plus_identity(D), W.mH))) / 4  # R^H R
+        square = sym(gram.T - W @ (2 * W - plus_identity(D) @ W.mH)) / 4  # R^H R
         norm = (trace(square).clamp(min=0) + gram.unknown).sqrt()
-        start = Start(lambda: D, lambda: W, lambda: gram.tangency_error)
-        t = _trial(options.lr, norm, None, start, options)
-        E = D + times(t, sym(product(W, D))) + times(t.square(), square)
+
+        def start() -> tuple[Tensor, Tensor | None, Tensor | float]:
+            return D, W, gram.tangency_error
+
+        t = _trial(options.lr, norm, D.shape[-1], options, lambda _: norm, start)
+        E = D + times(t, sym(W @ D)) + times(t.square(), square)
         q = (1 + trace(E) / D.shape[-1]).clamp(min=1)
         E.diagonal(dim1=-2, dim2=-1).sub_((q - 1)[..., None])
         unknown = t.square() * gram.unknown
-        stop = settle(t, norm, E, q, start, options.lr, options, unknown, may_look=False)
+        stop = settle(t, norm, E, q, start, options.lr, options, unknown)
         t = t if stop.share is None else t * stop.share
         c = stop.q.rsqrt()
-        N = times(-c / 2, landing_of(stop, options.landings))
+        N = times(-c / 2, landing_of(stop.C, stop.q, options.landings))
         N.diagonal(dim1=-2, dim2=-1).add_((c - 1)[..., None])  # the landed point is Y (I + N)
         a = times(t / 2, W.mH)
         a = unless_zero(options.lr, add_product(a + N, a, N), torch.zeros_like(a))
@@ -99,60 +112,58 @@ class After(Attraction):
         return Coefficients(a, b, stop.taken & finite_matrices(N), stop.limited)
 
 
-class Start(NamedTuple):
-    """Where a tangent move starts: a share theta of it reaches ``D + theta Q + theta^2 P``."""
-
-    D: Callable[[], Tensor]
-    W: Callable[[], Tensor] | None = None  # Q = t Sym(W D); None: zero, for square X
-    error: Callable[[], Tensor] | None = None  # bound of ||Sym(X^H R)|| that is due to rounding
-
-    def drift(self, t: Tensor, D: Tensor) -> Tensor | None:
-        """Q, for a move by t; None: zero."""
-        return None if self.W is None else times(t, sym(product(self.W(), D)))
-
-    def tilt(self, t: Tensor) -> Tensor | float:
-        """Bound of what rounding adds to Q."""
-        return 0.0 if self.error is None else 2 * t * self.error()
+Start = Callable[[], tuple[Tensor, Tensor | None, Tensor | float]]
 
 
-def tangent(point: Point, direction: Direction) -> tuple[Tensor, Start]:
-    """The tangent direction R of a generator B, and where the move starts."""
+def tangent(point: Point, direction: Direction, M: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The tangent direction R of a generator B, and its W, None for square X.
+
+    ``M = X^H B`` is given unless W is known.
+    """
     X, B = point.X, direction.B
     if is_square(X):
-        return product(B, X), Start(lambda: point.D)
-
-    def error() -> Tensor:
-        size = frobenius_norm(B) if direction.size is None else direction.size
-        return tangency_bound(X.shape[-2], X.dtype, frobenius_norm(point.D), size)
-
-    if direction.W is not None:
-        R = add_product(B, X, direction.W.mH, beta=0.5, alpha=-0.5)
-        return R, Start(lambda: point.D, lambda: direction.W, error)
-    # Without B's multiplier K: B - X K - X W^H is B - X Z^H, with Z = M - D K and W = Z - K.
-    M = product(X.mH, B)
-    if point.is_landed:
-        Z, W = M, lambda: skew(M)
-    else:
+        return B @ X, None
+    Z = W = direction.W
+    if M is not None:
+        # Without B's multiplier K: B - X K - X W^H is B - X Z^H, with Z = M - D K and W = Z - K.
         K = point.multiplier(M)
-        Z = add_product(M, point.D, K, alpha=-1)
-        W = lambda: Z - K  # noqa: E731
-    R = add_product(B, X, Z.mH, beta=0.5, alpha=-0.5)
-    return R, Start(lambda: point.D, W, error)
+        Z = M if point.is_landed else add_product(M, point.D, K, alpha=-1)
+        W = Z - K
+    assert Z is not None
+    return add_product(B, X, Z.mH, beta=0.5, alpha=-0.5), W
+
+
+def _moved_by_lr(point: Point, direction: Direction, M: Tensor | None, lr: float) -> Tensor:
+    """``X - lr R``, without R itself: in one pass less than by :func:`tangent`."""
+    X, (B, length, Z, _) = point.X, direction
+    if length is not None and length.ndim:
+        B, M = B * per_matrix(length, B), None if M is None else M * per_matrix(length, M)
+    elif length is not None:
+        lr = lr * float(length)
+    if is_square(X):
+        return add_product(X, B, X, alpha=-lr)
+    if M is not None:
+        Z = M if point.is_landed else add_product(M, point.D, point.multiplier(M), alpha=-1)
+    assert Z is not None
+    return add_product_(torch.sub(X, B, alpha=lr / 2), X, Z.mH, alpha=lr / 2)
 
 
 def _trial(
-    lr: float | Tensor, norm: Tensor, R: Tensor | None, start: Start, options: LandingOptions
+    lr: float | Tensor,
+    norm: Tensor,
+    p: int,
+    options: LandingOptions,
+    bound: Callable[[SafeStepRule], Tensor],
+    start: Start,
 ) -> Tensor:
     """The step to try; a safe one already if the rule bounds it before the move."""
     rule = options.rule
     if rule is None:
         return torch.ones_like(norm) * lr
     if rule.is_measured:
-        return trial_step(lr, norm, start.D().shape[-1] if R is None else R.shape[-1])
-    bound = norm if R is None else rule.bound(R)
-    error = 0.0 if start.error is None else start.error()
-    aim = rule.aim(options.eps)
-    safe = largest_step_before_landing(bound, frobenius_norm(start.D()), aim, error)
+        return trial_step(lr, norm, p)
+    D, _, error = start()
+    safe = largest_step_before_landing(bound(rule), frobenius_norm(D), options.aim, error)
     return torch.minimum(safe, lr) if isinstance(lr, Tensor) else safe.clamp(max=lr)
 
 
@@ -187,8 +198,6 @@ def settle(
     lr: float | Tensor,
     options: LandingOptions,
     unknown: Tensor | float = 0.0,
-    *,
-    may_look: bool,
 ) -> Stop:
     """How much of a trial move is taken, from the residual that it has reached.
 
@@ -200,29 +209,25 @@ def settle(
         norm: ``||R||_F``.
         C: ``Y^H Y - q I`` after it.
         q: the mean squared singular value of Y, at least 1.
-        start: gives D and Q, which are needed only where the move is too long.
+        start: gives D, W (``Q = t Sym(W D)``; None: zero, for square X), and a bound of
+            ``||Sym(X^H R)||`` that is due to rounding.
         lr: the length that was asked for.
         options: how matrices land.
         unknown: bound of an error of C.
-        may_look: whether values may be read. If all moves are safe, D is then never formed.
     """
     rule, limit = options.rule, farthest_before_landing(options.aim)
-    if rule is None or not rule.is_measured:
-        taken, limited = is_valid(is_finite(t * norm), options.lr), None
-        if rule is not None:
-            taken, limited = taken & (frobenius_norm(start.D()) < FARTHEST), t < lr
-        return Stop(None, q, C, taken, limited)
-    if may_look:
-        far = torch.add(frobenius_norm(C) + (q + unknown), norm, alpha=0)  # NaN if norm is infinite
-        if bool((far <= 1 + limit).all()):
-            return Stop(None, q, C, far < math.inf, t < lr)
-    reached = spectral_bound(C) + (q - 1) + unknown
-    D = start.D()
-    Q, below = start.drift(t, D), max_abs(D)
+    if rule is None:
+        return Stop(None, q, C, is_valid(is_finite(t * norm), options.lr), None)
+    D, W, error = start()
+    if not rule.is_measured:
+        taken = is_finite(t * norm) & (frobenius_norm(D) < FARTHEST)
+        return Stop(None, q, C, is_valid(taken, options.lr), t < lr)
+    reached, below = spectral_bound(C) + (q - 1) + unknown, max_abs(D)
     delta = torch.maximum(frobenius_norm(D).clamp(max=options.eps), below)
-    drift, P = None, reached + delta
-    if Q is not None:
-        drift = frobenius_norm(Q) + (1 + 2 / limit) * start.tilt(t)
+    Q, drift, P = None, None, reached + delta
+    if W is not None:
+        Q = times(t, sym(W @ D))
+        drift = frobenius_norm(Q) + (1 + 2 / limit) * 2 * t * error
         P = P + drift
     added = (t * norm).square()
     share = share_of_tangent_move(torch.minimum(P, added), drift, limit - delta)
@@ -241,14 +246,20 @@ def share_of(value: Tensor, M: Tensor) -> Tensor:
     return value.to(M.dtype)[..., None, None]
 
 
-def landing_of(stop: Stop, landings: int) -> Tensor:
+def landed(Y: Tensor, C: Tensor, q: Tensor, landings: int) -> Tensor:
+    """Newton-Schulz steps from ``Y q^(-1/2)``, in Y's memory; ``C = Y^H Y - q I``."""
+    Y = Y.mul_(per_matrix(q.rsqrt(), Y))
+    return add_product(Y, Y, landing_of(C, q, landings), alpha=-0.5)
+
+
+def landing_of(C: Tensor, q: Tensor, landings: int) -> Tensor:
     """V for which ``Y - Y V / 2`` is Y, of residual F, after one or two Newton-Schulz steps.
 
     A step maps ``1 + f`` to ``(1 + f) (1 - f / 2)^2``, so the second's factor is
     ``1 + 3/8 f^2 - 1/8 f^3``.
     """
-    F = stop.C / per_matrix(stop.q, stop.C)
+    F = C / per_matrix(q, C)
     if landings == 1:
         return F
-    square = product(F, F)
+    square = F @ F
     return add_product(F - 0.75 * square, square, 0.625 * F - 0.125 * square)

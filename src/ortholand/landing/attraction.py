@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -27,12 +27,12 @@ class LandingOptions:
     landings: int = 1  # Newton-Schulz steps after a move, if the attraction is "after"
     turns_alike: bool = False  # whether directions turn all planes by about the same angle
 
-    @property
+    @cached_property
     def aim(self) -> float:
         """The largest distance that a step may end at."""
         return self.eps if self.rule is None else self.rule.aim(self.eps)
 
-    @property
+    @cached_property
     def is_measured(self) -> bool:
         """Whether a step is as long as the distance after it shows to be safe."""
         return self.rule is not None and self.rule.is_measured
@@ -47,7 +47,7 @@ class LandingOptions:
         """How far from the manifold a matrix may start: the safe step holds only in the ball."""
         return math.inf if self.rule is None else self.eps
 
-    @property
+    @cached_property
     def may_look(self) -> bool:
         """Whether a step may read values on the CPU, to save what they show to be unnecessary."""
         return self.is_measured and not isinstance(self.lr, Tensor)
@@ -67,16 +67,15 @@ class Move(NamedTuple):
 class LimitedMove(Move):
     """A move that also says for which matrices the safe step was less than lr."""
 
-    limited: Tensor
+    limited: Tensor | None
 
-    @classmethod
-    def of(cls, moved: Tensor, taken: Tensor, limited: Tensor | None) -> Move:
-        """The move; a plain one if lr was safe for all."""
-        if limited is None:
-            return Move(moved, taken)
-        move = cls(moved, taken)
-        move.limited = limited
-        return move
+
+class Step(NamedTuple):
+    """A move as the library's own attractions know it."""
+
+    moved: Tensor  # (..., n, p)
+    taken: Tensor | None = None  # which matrices may go there, (...); None: all
+    limited: Tensor | None = None  # where the safe step was less than lr; None: nowhere
 
 
 class Attraction:
@@ -98,11 +97,15 @@ class Attraction:
         B is the generator of the direction (:mod:`.point`). A matrix whose step would not be
         finite may not move; others in the batch are unaffected. No value leaves the device.
         """
-        return self.step(options.point(X), Direction(B), options)
+        moved, taken, limited = self.step(options.point(X), Direction(B), options)
+        taken = X.new_ones(X.shape[:-2], dtype=torch.bool) if taken is None else taken
+        move = LimitedMove(moved, taken)
+        move.limited = limited
+        return move
 
-    def step(self, point: Point, direction: Direction, options: LandingOptions) -> Move:
+    def step(self, point: Point, direction: Direction, options: LandingOptions) -> Step:
         """:meth:`move` for a point and a direction, of which more may be known already."""
-        return self.move(point.X, direction.generator, options)
+        return Step(*self.move(point.X, direction.of_length_one().B, options))
 
 
 def redefined(cls: type, method: str, derived: str) -> bool:
@@ -160,6 +163,21 @@ def bound_for(options: LandingOptions, pull: float) -> Callable[[Tensor], Tensor
     if not options.turns_alike:
         return bound
     return lambda D: torch.minimum(centred_bound(D), bound(D))
+
+
+LONGEST_LOOKED_AT = 2.0**20  # lr beyond which what underflows in a norm that is read may matter
+
+
+class Field(NamedTuple):
+    """What the length of a step depends on, of whole matrices or of Gram matrices alike."""
+
+    norm: Tensor  # ||L||_F of the field
+    D: Tensor  # X^H X - I, or another matrix of the same singular values
+    d: Tensor  # ||D||_F
+    error: Tensor | float  # bound of ||Sym(X^H R)||, R the tangent part of L, due to rounding
+    bound: Callable[[SafeStepRule], Tensor]  # a rule's bound of L
+    reached: Callable[[Tensor], Tensor]  # Y^H Y - I after a step
+    unknown: Tensor | None = None  # bound of the error of L^H L in that; None: zero
 
 
 class Length(NamedTuple):

@@ -34,12 +34,14 @@ def batches(
     for k, kind in enumerate(kinds):
         alike.setdefault(kind, []).append(k)
     for (n, p, *_), members in alike.items():
-        longest = _longest_batch(n, p, foreach, parts, on_device)
+        longest = longest_batch(n, p, foreach, parts, on_device=on_device)
         for first in range(0, len(members), longest):
             yield members[first : first + longest]
 
 
-def _longest_batch(n: int, p: int, foreach: bool | None, parts: int, on_device: bool) -> int:
+def longest_batch(
+    n: int, p: int, foreach: bool | None, parts: int = 1, *, on_device: bool = False
+) -> int:
     """The largest number of n x p matrices that step as one batch."""
     entries = n * p // parts
     if foreach or (foreach is None and entries <= BATCH_UP_TO):

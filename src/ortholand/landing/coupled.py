@@ -1,12 +1,12 @@
 """The paper's attraction: ``X - eta (R + lam X D)``, which shrinks with eta."""
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from ortholand.fields import Landing, landing_from_gradient, landing_from_relative
+from ortholand.fields import tangency_bound
+from ortholand.geometry.derivatives import tangent_from_gram
 from ortholand.geometry.matrices import (
     frobenius_norm,
     gram_minus_identity,
@@ -14,24 +14,20 @@ from ortholand.geometry.matrices import (
     moved_along,
 )
 from ortholand.landing.attraction import (
+    LONGEST_LOOKED_AT,
     Attraction,
+    Field,
     LandingOptions,
     Length,
-    LimitedMove,
-    Move,
+    Step,
     bound_for,
     bounded_length,
     goes,
     is_valid,
 )
 from ortholand.landing.gram import Coefficients, FieldGram, Gram, plus_square, times
-from ortholand.landing.point import Direction, Point
-from ortholand.safe_step import (
-    is_inside,
-    largest_step,
-    share_of_pulled_move,
-    trial_step,
-)
+from ortholand.landing.point import Direction, Point, looked_at
+from ortholand.safe_step import is_inside, largest_step, share_of_pulled_move, trial_step
 
 
 class Coupled(Attraction):
@@ -39,98 +35,69 @@ class Coupled(Attraction):
 
     name = "coupled"
 
-    def step(self, point: Point, direction: Direction, options: LandingOptions) -> Move:
+    def step(self, point: Point, direction: Direction, options: LandingOptions) -> Step:
         """Move along the field, no further than is safe."""
-        X = point.X
-        L, D, d, error = field(point, direction, options.lam)
-        norm = frobenius_norm(L)
-
-        def bound() -> Tensor:
-            assert options.rule is not None
-            return options.rule.bound(L)
+        X, lam, direction = point.X, options.lam, direction.of_length_one()
+        if is_square(X):  # (A + lam (X X^H - I)) X
+            D = gram_minus_identity(X.mH)
+            L = torch.add(direction.B, D, alpha=lam) @ X
+        else:
+            D = point.D
+            L = tangent_from_gram(X, direction.B, D, lam, direction.W)
+        if point.may_look and is_free(X, L, D, direction, options):
+            return Step(torch.sub(X, L, alpha=options.lr))
+        d, error = frobenius_norm(D), 0.0
+        if not is_square(X):
+            error = tangency_bound(X.shape[-2], X.dtype, d, direction.size(frobenius_norm))
 
         def reached(t: Tensor) -> Tensor:
             return gram_minus_identity(moved_along(X, L, t))
 
-        eta, taken, short = length_along(
-            norm, D, d, error, bound, reached, options, may_look=point.may_look
-        )
-        return LimitedMove.of(moved_along(X, L, eta, out=L), taken, short)
+        field = Field(frobenius_norm(L), D, d, error, lambda rule: rule.bound(L), reached)
+        eta, taken, short = length_along(field, options)
+        return Step(moved_along(X, L, eta, out=L), taken, short)
 
     def coefficients(self, gram: Gram, options: LandingOptions) -> Coefficients:
         """The Gram form: a step by t leads to ``D - 2 t lam (D + D^2) + t^2 L^H L``."""
-        field, D, lam = FieldGram(gram, options.lam), gram.D, options.lam
-
-        def bound() -> Tensor:
-            assert options.rule is not None
-            return field.bound(options.rule)
+        L, D, lam = FieldGram(gram, options.lam), gram.D, options.lam
 
         def reached(t: Tensor) -> Tensor:
-            return D - times(2 * lam * t, plus_square(D)) + times(t.square(), field.square)
+            return D - times(2 * lam * t, plus_square(D)) + times(t.square(), L.square)
 
-        eta, taken, short = length_along(
-            field.norm,
-            D,
-            gram.d,
-            gram.tangency_error,
-            bound,
-            reached,
-            options,
-            field.unknown,
-            may_look=False,
-        )
-        a, b = field.tangent
+        field = Field(L.norm, D, gram.d, gram.tangency_error, L.bound, reached, L.unknown)
+        eta, taken, short = length_along(field, options)
+        a, b = L.tangent
         return Coefficients(times(-eta, a + lam * D), times(-eta, b), taken, short)
 
 
-def field(point: Point, direction: Direction, lam: float) -> Landing:
-    """The landing field: left form for square X, right form for tall X."""
-    if is_square(point.X):
-        return landing_from_relative(point.X, direction.generator, lam)
-    B, _, W, size = direction.of_length_one
-    return landing_from_gradient(point.X, B, lam, point.D, W, size)
+def is_free(X: Tensor, L: Tensor, D: Tensor, direction: Direction, options: LandingOptions) -> bool:
+    """Whether the free bound, read on the CPU, shows that lr is safe for all matrices."""
+    lr, lam, aim = options.lr, options.lam, options.aim
+    d, length = looked_at(D), lr * looked_at(L)
+    if not (d <= aim and length < 1 and 2 * lam * lr <= 1 and lr < LONGEST_LOOKED_AT):
+        return False
+    free = d - 2 * lam * lr * d + length**2
+    if not is_square(X):
+        free += 2 * lr * tangency_bound(X.shape[-2], X.dtype, d, direction.size(looked_at))
+    return free <= aim
 
 
-def length_along(
-    norm: Tensor,
-    D: Tensor,
-    d: Tensor,
-    error: Tensor | float,
-    bound: Callable[[], Tensor],
-    reached: Callable[[Tensor], Tensor],
-    options: LandingOptions,
-    unknown: Tensor | None = None,
-    *,
-    may_look: bool,
-) -> Length:
+def length_along(field: Field, options: LandingOptions) -> Length:
     """How far a landing field ``L = A X + lam X D`` may be followed.
 
     The rule "spectral" tries a step, and shortens it where neither the free bound nor the distance
-    that it has reached shows that it is safe. On the CPU the free bound comes first, and if it is
-    enough for all matrices, nothing is measured.
-
-    Args:
-        norm: ``||L||_F``.
-        D: ``X^H X - I``, or another matrix of the same singular values.
-        d: ``||D||_F``.
-        error: bound of ``||Sym(X^H R)||``, R the tangent part of L, which is due to rounding.
-        bound: gives the rule's bound of L.
-        reached: gives ``Y^H Y - I`` after a step.
-        options: how matrices land.
-        unknown: bound of the error of ``L^H L`` in that; None: zero.
-        may_look: whether values may be read.
+    that it has reached shows that it is safe.
     """
+    norm, D, d, error, bound, reached, unknown = field
     rule, lr, lam, aim = options.rule, options.lr, options.lam, options.aim
     if rule is None or not rule.is_measured:
-        safe = None if rule is None else largest_step(bound(), d, lam, aim, error)
+        safe = None if rule is None else largest_step(bound(rule), d, lam, aim, error)
         return bounded_length(safe, norm, d, lam, options)
     t = trial_step(lr, norm, D.shape[-1], 1 / (2 * lam) if lam > 0 else math.inf)
     square = (t * norm).square()
     free = torch.addcmul(d + square, t, d, value=-2 * lam)
     astray = t * error if isinstance(error, Tensor) else None
     free = free if astray is None else free.add_(astray, alpha=2)
-    if may_look and bool((torch.maximum(free, d) <= aim).all()):
-        return Length(t, free < math.inf, t < lr)
     distance_of = bound_for(options, lam)
     distance, far = distance_of(D), distance_of(reached(t))
     far = far if unknown is None else torch.addcmul(far, unknown, t.square())

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
 from ortholand.landing.after import After
-from ortholand.landing.attraction import LandingOptions, redefined
+from ortholand.landing.attraction import LandingOptions, Step, redefined
 from ortholand.landing.coupled import Coupled
 from ortholand.landing.decoupled import Decoupled
 from ortholand.landing.moments import AdamMoments, Momentum
@@ -33,13 +34,18 @@ class LandingStep:
         """
         point, attraction = self.options.point(X), self.options.attraction
         direction, new_state = self.moments.advance(point, G, state)
-        if redefined(type(attraction), "move", "step"):
-            move = attraction.move(X, direction.generator, self.options)
+        if self.is_moved_otherwise:
+            step = Step(*attraction.move(X, direction.of_length_one().B, self.options))
         else:
-            move = attraction.step(point, direction, self.options)
-        return MatrixStep.of(move, new_state)
+            step = attraction.step(point, direction, self.options)
+        return MatrixStep(step.moved, step.taken, new_state, step.limited)
 
-    @property
+    @cached_property
+    def is_moved_otherwise(self) -> bool:
+        """Whether a subclass of an attraction has another ``move``."""
+        return redefined(type(self.options.attraction), "move", "step")
+
+    @cached_property
     def ends_in_ball(self) -> bool:
         """Whether a step that is taken is finite: one of the library's, with a safe step."""
         return self.options.rule is not None and type(self.options.attraction) in OURS

@@ -20,7 +20,6 @@ from ortholand.geometry.matrices import (
     gram_matrix,
     is_square,
     per_matrix,
-    product,
     shared_gram_minus_identity,
     subtract_product_,
     sum_dtype,
@@ -36,7 +35,7 @@ from ortholand.landing.gram import (
     inner,
     times,
 )
-from ortholand.landing.point import Direction, Point, cleaned
+from ortholand.landing.point import Direction, Point
 from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows, StateKind
 
 State = dict[str, Tensor]
@@ -75,20 +74,6 @@ def transport(X: Tensor, buffer: Tensor) -> Tensor:
     buffer loses its multipliers, which changes neither the direction now nor the tangency later.
     """
     return buffer if is_square(X) else remove_normal(X, buffer)
-
-
-def kept_direction(
-    point: Point, B: Tensor, total: Tensor, *, nesterov: bool
-) -> tuple[Direction, Tensor]:
-    """The direction B, and the accumulated total to keep, without multipliers for tall X.
-
-    Without nesterov the two are the same, and share their products.
-    """
-    if is_square(point.X):
-        return Direction(B), total
-    size = frobenius_norm(B)
-    kept, W = cleaned(point, total)
-    return Direction(B) if nesterov else Direction(kept, W=W, size=size), kept
 
 
 def one_minus_power(beta: float, step: Tensor) -> Tensor:
@@ -142,8 +127,10 @@ class Momentum:
             dampening=self.dampening,
             nesterov=self.nesterov,
         )
-        direction, kept = kept_direction(point, B, total, nesterov=self.nesterov)
-        return direction, {"momentum_buffer": kept}
+        if is_square(point.X):
+            return Direction(B), {"momentum_buffer": total}
+        kept = point.cleaned(total)
+        return Direction(B) if self.nesterov else kept, {"momentum_buffer": kept.B}
 
     def gram_step(
         self, X: Tensor, G: Tensor, state: State, options: LandingOptions, rows: Rows
@@ -157,7 +144,7 @@ class Momentum:
             B = total = torch.add(weighted, buffer, alpha=self.momentum)
         if self.nesterov:
             B = torch.add(G, total, alpha=self.momentum)
-            more = (product(X.mH, total),)
+            more = (X.mH @ total,)
         elif buffer is not None and self.dampening:
             more = (buffer.ne(0).flatten(1).any(1).to(X.dtype),)
 
@@ -177,7 +164,7 @@ class Momentum:
             kept = subtract_product_(total, X, cast(K, X.dtype)).mul_(per_matrix(unit, X))
             return step._replace(state={"momentum_buffer": kept})
 
-        return PendingStep(gram_sums(X, B, rows, product(X.mH, B), *more), finish)
+        return PendingStep(gram_sums(X, B, rows, X.mH @ B, *more), finish)
 
 
 @dataclass(frozen=True)
@@ -204,15 +191,14 @@ class AdamMoments:
         if is_square(X):
             B = relative_gradient(X, G)
         else:
-            B = add_product(G, X, point.multiplier(product(X.mH, G)), alpha=-1)
+            B = add_product(G, X, point.multiplier(X.mH @ G), alpha=-1)
         mean, length, numbers = self.mean(B, state)
         return Direction(mean, length), {"exp_avg": mean, **numbers}
 
     def mean(self, B: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
-        """The new mean, in B's memory, the factor that makes it a direction, the new numbers."""
+        """The new mean, the factor that makes it a direction, and the new numbers."""
         length, numbers = self.length(frobenius_norm(B), B.shape[-1], state)
-        beta1 = self.betas[0]
-        return B.mul_(1 - beta1).add_(state["exp_avg"], alpha=beta1), length, numbers
+        return torch.lerp(state["exp_avg"], B, 1 - self.betas[0]), length, numbers
 
     def length(self, norm: Tensor, p: int, state: State) -> tuple[Tensor, State]:
         """The factor of the mean, from the norm of a generator; and the new numbers.
@@ -272,7 +258,7 @@ def moved_in_gram(
     """The attraction's step along ``unit B``, from the Gram matrices of ``B - X K``."""
     a, b, taken, limited = finite_coefficients(gram.scaled(unit), options)
     b = times(unit, b)
-    return MatrixStep(combine(X, B, a - product(K, b), b), taken, {}, limited)
+    return MatrixStep(combine(X, B, a - K @ b, b), taken, {}, limited)
 
 
 FARTHEST_APART = 2.0**14  # entries that every type can hold

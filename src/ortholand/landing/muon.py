@@ -39,7 +39,7 @@ from ortholand.geometry.polar import (
 from ortholand.landing.attraction import LandingOptions
 from ortholand.landing.gram import Gram, cast, combine, trace
 from ortholand.landing.moments import accumulate, finite_coefficients, generator
-from ortholand.landing.point import Direction, Point, cleaned
+from ortholand.landing.point import Direction, Point
 from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows, StateKind
 
 State = dict[str, Tensor]
@@ -87,7 +87,7 @@ class MuonMoments:
             return self.polar_direction(point, B, frobenius_norm(G)), {}
         B, total = self.averaged(B, state["momentum_buffer"])
         direction = self.polar_direction(point, B, frobenius_norm(G))
-        kept = total if is_square(point.X) else cleaned(point, total)[0]
+        kept = total if is_square(point.X) else point.cleaned(total).B
         return direction, {"momentum_buffer": kept}
 
     def polar_direction(self, point: Point, B: Tensor, size: Tensor) -> Direction:

@@ -63,15 +63,14 @@ class MatrixStep(NamedTuple):
     """The step of a batch of matrices."""
 
     moved: Tensor  # where the matrices go, (..., n, p)
-    taken: Tensor  # which of them may go there, (...); the others stay
+    taken: Tensor | None  # which of them may go there, (...); the others stay; None: all go
     state: dict[str, Tensor]  # the state after a step that is taken, (..., n, p) or (...)
     limited: Tensor | None = None  # where the safe step was less than lr, (...); None: nowhere
 
     @classmethod
     def of(cls, move: tuple[Tensor, Tensor], state: dict[str, Tensor]) -> "MatrixStep":
         """A step from a move and a state; the library's own moves also say what was limited."""
-        moved, taken = move
-        return cls(moved, taken, state, getattr(move, "limited", None))
+        return cls(*move, state, getattr(move, "limited", None))
 
 
 class Rows(NamedTuple):

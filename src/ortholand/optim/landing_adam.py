@@ -109,7 +109,7 @@ class LandingAdam(LandingWithAdam):
         self, X: Tensor, G: Tensor, state: dict[str, Tensor], group: Mapping[str, Any]
     ) -> MatrixStep:
         """Moments, direction, landing step."""
-        B = self.generator(X, G).clone()  # the mean is made in its memory
+        B = self.generator(X, G)
         mean, length, numbers = moments_of(group).mean(B, state)
         move = self.move(X, mean * per_matrix(length, X), group)
         return MatrixStep.of(move, {"exp_avg": mean, **numbers})

@@ -164,7 +164,7 @@ class LandingMuon(LandingWithAdam):
             B, total = moments.averaged(B, state["momentum_buffer"])
             new_state["momentum_buffer"] = self.transport(X, total)
         direction = moments.polar_direction(Point(X, group["eps"]), B, frobenius_norm(G))
-        return MatrixStep.of(self.move(X, direction.generator, group), new_state)
+        return MatrixStep.of(self.move(X, direction.B, group), new_state)
 
 
 def moments_of(group: Mapping[str, Any]) -> MuonMoments:

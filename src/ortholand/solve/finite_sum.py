@@ -23,6 +23,7 @@ from torch import Tensor
 from ortholand.geometry.derivatives import relative_gradient
 from ortholand.geometry.matrices import is_square
 from ortholand.landing import LandingOptions
+from ortholand.landing.point import Direction
 from ortholand.safe_step import DEFAULT_RULE, find_rule
 from ortholand.solve.arrays import Array, adjoint, minus_product, norm, sym
 from ortholand.solve.batches import Source, Stream, open_source
@@ -371,10 +372,10 @@ class StochasticLanding(StepByStep):
     def step(self, X: Tensor, B: Tensor, lr: float) -> Tensor | None:
         """One landing step along a generator, no longer than is safe; None if it overflows."""
         options = LandingOptions(lr, COUPLED, self.rule, lam=self.lam, eps=self.eps)
-        move = COUPLED.move(X, B, options)
+        moved, taken, limited = COUPLED.step(options.point(X), Direction(B), options)
         self.n_taken += 1
-        self.n_shortened += bool(getattr(move, "limited", False))
-        return move.moved if move.taken else None
+        self.n_shortened += limited is not None and bool(limited)
+        return moved if taken is None or taken else None
 
 
 class SAGA(StochasticLanding):
