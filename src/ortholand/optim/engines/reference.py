@@ -100,39 +100,58 @@ class Frame(NamedTuple):
 
 def _step_batch(slots: list[Slot], frame: Frame, plan: Plan) -> MatrixStep:
     """Step weights of one shape, type, device and scale as one batch."""
-    weights, gradients = [], []
+    W, G, state = _read(slots, frame, plan)
+    X, dtype = unscaled(W, plan.scale), slots[0].weight.dtype
+    step = plan.matrix_step if plan.landing is None else plan.landing
+    result = MatrixStep(*step(X, G, state))
+    moved, taken = follow(W, X, result.moved, plan.scale), result.taken
+    if not _is_surely_finite(dtype, plan):
+        taken = _finite(result._replace(moved=moved.to(dtype)), plan)
+    new_state = dict(result.state)
+    if taken is not None:
+        mask = taken[..., None, None] if X.ndim > 2 else taken
+        moved = torch.where(mask, moved, W)
+        for name, new in new_state.items():
+            whether = mask if plan.state_kinds[name] == "matrix" else taken
+            new_state[name] = torch.where(whether, new, state[name])
+    _write(slots, frame, moved, new_state, plan)
+    return MatrixStep(moved, taken, {}, result.limited)
+
+
+def _read(slots: list[Slot], frame: Frame, plan: Plan) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Weights, gradients to descend along, and state, as batches of matrices or numbers."""
+    weights, gradients, state = [], [], {}
     for slot in slots:
         weights.append(exact_value(slot.weight, slot.state))
         gradients.append(slot.gradient)
-    W, G = frame.together(weights), frame.together(gradients)
-    X, G = unscaled(W, plan.scale), G.to(W.dtype)
-    state, kept = {}, {}
     for name, kind in plan.state_kinds.items():
-        kept[name] = [slot.state[name] for slot in slots]
-        make = frame.together if kind == "matrix" else frame.numbers
-        state[name] = make(kept[name])
-    step = plan.matrix_step if plan.landing is None else plan.landing
-    result = MatrixStep(*step(X, -G if plan.maximize else G, state))
-    moved, dtype = follow(W, X, result.moved, plan.scale), slots[0].weight.dtype
-    taken = result.taken
-    if not _is_surely_finite(dtype, plan):
-        taken = _finite(result._replace(moved=moved.to(dtype)), plan)
-    new = {"": moved, **result.state}
-    if taken is not None:
-        mask = taken[..., None, None] if X.ndim > 2 else taken
-        for name, old in {"": W, **state}.items():
-            is_matrix = not name or plan.state_kinds[name] == "matrix"
-            new[name] = torch.where(mask if is_matrix else taken, new[name], old)
-    several = len(slots) > 1
-    _keep_weights(slots, frame.apart(new.pop(""), several))
-    for name, values in new.items():
+        tensors = [slot.state[name] for slot in slots]
+        state[name] = frame.together(tensors) if kind == "matrix" else frame.numbers(tensors)
+    W = frame.together(weights)
+    G = frame.together(gradients).to(W.dtype)
+    return W, -G if plan.maximize else G, state
+
+
+def _write(
+    slots: list[Slot], frame: Frame, moved: Tensor, state: dict[str, Tensor], plan: Plan
+) -> None:
+    """Store weights and state, all matrices at once."""
+    several, to, values = len(slots) > 1, [], []
+    for name, new in state.items():
+        tensors = [slot.state[name] for slot in slots]
         if plan.state_kinds[name] == "matrix":
-            _copy(kept[name], frame.apart(values, several))
+            to += tensors
+            values += frame.apart(new, several)
         else:
-            # As vectors: torch.compile loses what is written to a single float64 number.
-            first = values.reshape(len(slots), *kept[name][0].shape).unsqueeze(1).unbind()
-            _copy([number.unsqueeze(0) for number in kept[name]], list(first))
-    return MatrixStep(moved, taken, {}, result.limited)
+            _copy_numbers(tensors, new)
+    parts = frame.apart(moved, several)
+    if slots[0].weight.dtype in HALF_TYPES:
+        for slot, part in zip(slots, parts, strict=True):
+            keep_(slot.weight, part, slot.state)
+    else:
+        to += [slot.weight for slot in slots]
+        values += parts
+    _copy(to, values)
 
 
 def _is_surely_finite(dtype: torch.dtype, plan: Plan) -> bool:
@@ -156,23 +175,19 @@ def _finite(step: MatrixStep, plan: Plan) -> Tensor:
     return taken
 
 
-def _keep_weights(slots: list[Slot], values: list[Tensor]) -> None:
-    if slots[0].weight.dtype not in HALF_TYPES:
-        _copy([slot.weight for slot in slots], values)
-        return
-    for slot, value in zip(slots, values, strict=True):
-        keep_(slot.weight, value, slot.state)
-
-
 def _copy(to: list[Tensor], values: list[Tensor]) -> None:
-    if len(to) == 1:
-        to[0].copy_(values[0])
     # In lists, torch does not write to negated views.
-    elif not torch.compiler.is_compiling() and any(tensor.is_neg() for tensor in to):
+    if not torch.compiler.is_compiling() and any(map(Tensor.is_neg, to)):
         for tensor, value in zip(to, values, strict=True):
             tensor.copy_(value)
-    else:
+    elif to:
         torch._foreach_copy_(to, values)
+
+
+def _copy_numbers(to: list[Tensor], values: Tensor) -> None:
+    # As vectors: torch.compile loses what is written to a single float64 number.
+    parts = values.reshape(len(to), 1, *to[0].shape).unbind()
+    torch._foreach_copy_([number.unsqueeze(0) for number in to], list(parts))
 
 
 class _Flags(NamedTuple):
