@@ -68,6 +68,7 @@ class After(Attraction):
             Y = _moved_by_lr(point, direction, M, options.lr)
             C, q = centred_gram(Y)
             if looked_at(C) + float(q.max()) <= 1 + farthest_before_landing(options.aim):
+                q = q if q.ndim or options.landings > 1 else float(q)
                 return Step(unless_zero(options.lr, landed(Y, C, q, options.landings), X))
         R, W = tangent(point, direction, M)
 
@@ -246,8 +247,10 @@ def share_of(value: Tensor, M: Tensor) -> Tensor:
     return value.to(M.dtype)[..., None, None]
 
 
-def landed(Y: Tensor, C: Tensor, q: Tensor, landings: int) -> Tensor:
+def landed(Y: Tensor, C: Tensor, q: Tensor | float, landings: int) -> Tensor:
     """Newton-Schulz steps from ``Y q^(-1/2)``, in Y's memory; ``C = Y^H Y - q I``."""
+    if not isinstance(q, Tensor):  # one landing of one matrix, in one call
+        return add_product(Y, Y, C, beta=q**-0.5, alpha=-0.5 * q**-1.5)
     Y = Y.mul_(per_matrix(q.rsqrt(), Y))
     return add_product(Y, Y, landing_of(C, q, landings), alpha=-0.5)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from ortholand.geometry.derivatives import relative_gradient, remove_normal
-from ortholand.geometry.matrices import is_square, per_matrix
+from ortholand.geometry.matrices import frobenius_norm, is_square, per_matrix
 from ortholand.landing.description import LandingStep
 from ortholand.landing.moments import AdamMoments
 from ortholand.landing.step import MatrixStep, StateKind
@@ -110,7 +110,7 @@ class LandingAdam(LandingWithAdam):
     ) -> MatrixStep:
         """Moments, direction, landing step."""
         B = self.generator(X, G)
-        mean, length, numbers = moments_of(group).mean(B, state)
+        mean, length, numbers = moments_of(group).mean(B, frobenius_norm(B), state)
         move = self.move(X, mean * per_matrix(length, X), group)
         return MatrixStep.of(move, {"exp_avg": mean, **numbers})
 
