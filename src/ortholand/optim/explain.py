@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ortholand.landing.step import LIMITED, Slot, prepare_counts
+from ortholand.landing.step import Slot, prepare_counts
 from ortholand.optim.base import OrthogonalOptimizer
 from ortholand.optim.engines import ENGINES, SHARDED
 from ortholand.optim.plan import Plan
@@ -119,18 +119,9 @@ def _group_rows(optimizer: OrthogonalOptimizer, group: dict[str, Any]) -> Iterat
             engine=engine,
             form=form,
             reason=reason,
-            limited=_limited_share(optimizer, p, matrices),
+            limited=optimizer.limited_share(p, matrices),
             scale=plan.scale_of(p.shape),
         )
-
-
-def _limited_share(optimizer: OrthogonalOptimizer, p: Tensor, matrices: int) -> float | None:
-    """Share since the optimizer was created or loaded; None before a step, or on meta."""
-    count = optimizer.state.get(p, {}).get(LIMITED)
-    steps = optimizer.steps_so_far
-    if count is None or not steps or count.is_meta:
-        return None
-    return (int(count) - optimizer.limited_before(p)) / (steps * matrices)
 
 
 class _Everything(set[str]):

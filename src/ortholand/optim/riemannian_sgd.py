@@ -1,17 +1,22 @@
 """RiemannianSGD: the retraction methods that landing is compared with."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from ortholand.geometry.matrices import finite_matrices
-from ortholand.optim.base import options_of
 from ortholand.optim.checks import descends, scalar_lr
+from ortholand.optim.options import GroupOptions, options_of
 from ortholand.optim.sgd import OrthogonalSGD
 from ortholand.retractions import RETRACTIONS, Retraction, find_retraction
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class RiemannianSGD(OrthogonalSGD):
@@ -33,12 +38,8 @@ class RiemannianSGD(OrthogonalSGD):
         retraction: ``"exponential"``, ``"polar"``, ``"cayley"``, ``"qr"``, or a function (X, A) as
             in :mod:`ortholand.retractions`, which is registered there under its name, so that a
             state_dict holds only that name.
-        maximize: ascend instead of descend.
-        foreach: as in :class:`ortholand.LandingSGD`.
-        orthogonal: default of the group option.
-        view: default of the group option.
-        scale: as in :class:`ortholand.LandingSGD`.
-        rounding: as in :class:`ortholand.LandingSGD`.
+        **options: further options, for all groups that do not set their own:
+            :class:`ortholand.optim.options.GroupOptions`.
 
     >>> import torch, ortholand
     >>> X = torch.nn.Parameter(ortholand.random_orthogonal(8, 3, seed=0))
@@ -59,12 +60,7 @@ class RiemannianSGD(OrthogonalSGD):
         weight_decay: float = 0.0,
         *,
         retraction: str | Retraction = "cayley",
-        maximize: bool = False,
-        foreach: bool | None = None,
-        orthogonal: bool = True,
-        view: str = "matrix",
-        scale: float | str = 1.0,
-        rounding: str | None = None,
+        **options: Unpack[GroupOptions],
     ) -> None:
         retraction = _registered(retraction)
         super().__init__(params, options_of(locals()))

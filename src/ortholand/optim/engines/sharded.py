@@ -10,15 +10,13 @@ from ortholand.landing.step import Slot
 from ortholand.optim.plan import Plan
 from ortholand.sharding.placement import is_dtensor
 
-StepWhole = Callable[[list[Slot], Plan], None]
-
 
 class ShardedEngine:
     """Steps DTensors; passes matrices that are whole in one place to the other engines."""
 
     name = "sharded"
 
-    def __init__(self, step_whole: StepWhole) -> None:
+    def __init__(self, step_whole: Callable[[list[Slot], Plan], None]) -> None:
         self.step_whole = step_whole
 
     def refusal(self, slot: Slot, plan: Plan, *, alone: bool) -> str | None:  # noqa: ARG002
@@ -59,12 +57,6 @@ class ShardedEngine:
         )
         step_sharded(slots, step)
 
-    def step_plain(self, slots: list[Slot], plan: Plan, step: Callable[..., None]) -> None:
-        """Step unconstrained weights."""
-        from ortholand.sharding.steps import step_plain
-
-        step_plain(slots, step, plan.terms)
-
 
 def _gram_step(plan: Plan, scale: float) -> GramStep:
     landing = plan.at_scale(scale).landing
@@ -76,4 +68,15 @@ def _gram_step(plan: Plan, scale: float) -> GramStep:
 def split_spread(slots: list[Slot]) -> tuple[list[Slot], list[Slot]]:
     """Which weights are spread over ranks, and which are not."""
     spread = [slot for slot in slots if is_dtensor(slot.weight)]
-    return spread, ([slot for slot in slots if not is_dtensor(slot.weight)] if spread else slots)
+    return spread, [slot for slot in slots if not is_dtensor(slot.weight)]
+
+
+@torch.no_grad()
+def step_plain(slots: list[Slot], plan: Plan, step: Callable[..., None]) -> None:
+    """Step unconstrained weights by a function of slots."""
+    spread, whole = split_spread(slots)
+    if spread:
+        from ortholand.sharding.steps import step_plain
+
+        step_plain(spread, step, plan.terms)
+    step(whole)
