@@ -22,10 +22,11 @@ def check_common_options(options: Mapping[str, Any]) -> None:
     check_view(options["view"])
     check_rounding(options.get("rounding"))
     check_scale(options["scale"])
-    check_bool("orthogonal", options["orthogonal"])
-    check_bool("maximize", options["maximize"])
-    if options["foreach"] is not None:
-        check_bool("foreach", options["foreach"])
+    for name in ("orthogonal", "maximize"):
+        check_bool(name, options[name])
+    for name in ("foreach", "fused"):
+        if options.get(name) is not None:
+            check_bool(name, options[name])
 
 
 def check_sgd_options(options: Mapping[str, Any]) -> None:
@@ -59,8 +60,6 @@ def check_landing_options(options: Mapping[str, Any]) -> None:
     find_attraction(options["attraction"])
     if options["sharded"] not in SHARDED:
         raise ValueError(f"sharded must be one of {SHARDED}, got {options['sharded']!r}.")
-    if options["fused"] is not None:
-        check_bool("fused", options["fused"])
     check_bool("capturable", options["capturable"])
     if not 0 <= options["omega"] <= 0.5:
         raise ValueError(

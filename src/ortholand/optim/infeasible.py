@@ -22,13 +22,10 @@ if TYPE_CHECKING:
 class FieldSGD(OrthogonalSGD):
     """SGD along a field of X and the (accumulated) Euclidean gradient, with no safeguard.
 
+    Orthogonal weights may start anywhere. Arguments up to ``weight_decay`` are as in
+    :class:`ortholand.LandingSGD`.
+
     Args:
-        params: parameters, named parameters or groups; the orthogonal ones may start anywhere.
-        lr: step; a float or a one-element tensor.
-        momentum: momentum factor, on the Euclidean gradients.
-        dampening: dampening of the momentum, not of its first gradient.
-        nesterov: Nesterov momentum.
-        weight_decay: for groups with ``orthogonal=False`` only.
         lam: attraction to the manifold.
         **options: further options, for all groups that do not set their own:
             :class:`ortholand.optim.options.GroupOptions`.

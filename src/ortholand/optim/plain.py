@@ -18,6 +18,7 @@ Group = Mapping[str, Any]
 Tensors = list[Tensor]
 Agreement = Callable[[Tensor], Tensor]  # which may step here -> which may step on all ranks
 MOVING = ("momentum_buffer", "exp_avg", "exp_avg_sq")
+SGD_OPTIONS = ("momentum", "dampening", "nesterov", "weight_decay", "maximize", "foreach")
 MODERATE = 1e15  # its cube does not overflow in float32, so no step of such numbers does
 
 
@@ -34,44 +35,32 @@ def plain_adam_step(slots: list[Slot], group: Group, agree: Agreement | None = N
             state["exp_avg"] = torch.zeros_like(weight, dtype=dtype)
             state["exp_avg_sq"] = torch.zeros_like(weight, dtype=dtype)
             state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
-        # Where torch wants it: on the host, unless nothing may be read there.
-        place = weight.device if group.get("capturable") else torch.device("cpu")
+        # Where torch wants it: on the host, unless nothing is read there.
+        on_device = group.get("capturable") or _is_fused(group, [weight])
+        place = weight.device if on_device else torch.device("cpu")
         if state["step"].device != place:
             state["step"] = state["step"].to(place)
     _guarded_step(slots, group, _adam, agree)
 
 
 def _sgd(slots: list[Slot], weights: Tensors, gradients: Tensors, group: Group) -> None:
-    lr, decay, maximize, moved = (
-        scalar_lr(group["lr"]),
-        group["weight_decay"],
-        group["maximize"],
-        weights,
-    )
-    reads_lr = not (isinstance(lr, Tensor) and group.get("capturable"))
-    if not reads_lr:
-        # torch would read lr on the host, so its step is one of length 1 that starts at zero.
-        gradients = [
-            descent(G, maximize) + decay * W for G, W in zip(gradients, weights, strict=True)
-        ]
-        moved, decay, maximize = [torch.zeros_like(W) for W in weights], 0.0, False
+    lr, moved = scalar_lr(group["lr"]), weights
+    options = {name: group[name] for name in SGD_OPTIONS}
+    on_device = isinstance(lr, Tensor) and group.get("capturable")
+    if on_device:
+        # torch would read lr on the host, so it makes a step of length 1 that starts at zero.
+        pairs = zip(gradients, weights, strict=True)
+        gradients = [descent(G, group["maximize"]) + group["weight_decay"] * W for G, W in pairs]
+        moved = [torch.zeros_like(W) for W in weights]
+        options |= {"weight_decay": 0.0, "maximize": False}
     elif group["nesterov"] and group["foreach"] is not False:
         # torch adds the momentum to the gradients in their own memory. (None may mean True.)
         gradients = [gradient.clone() for gradient in gradients]
     buffers = [slot.state.get("momentum_buffer") for slot in slots]
-    sgd(
-        moved,
-        gradients,
-        buffers,
-        foreach=group["foreach"],
-        weight_decay=decay,
-        momentum=group["momentum"],
-        lr=lr if reads_lr else 1.0,  # pyrefly: ignore[bad-argument-type]
-        dampening=group["dampening"],
-        nesterov=group["nesterov"],
-        maximize=maximize,
-    )
-    if not reads_lr:
+    if _is_fused(group, weights) and len({buffer is None for buffer in buffers}) == 1:
+        options |= {"fused": True, "foreach": False}
+    sgd(moved, gradients, buffers, lr=1.0 if on_device else lr, **options)
+    if on_device:
         for W, step in zip(weights, moved, strict=True):
             W.add_(lr * step)
     if group["momentum"]:
@@ -87,16 +76,17 @@ def _adam(slots: list[Slot], weights: Tensors, gradients: Tensors, group: Group)
         decay = 0.0
     # torch captures nothing on the CPU, and refuses to try.
     capturable = bool(group.get("capturable")) and not all(weight.is_cpu for weight in weights)
+    fused = _is_fused(group, weights)
     takes_lists = capturable or not any(isinstance(n, Tensor) for n in (lr, *betas))
     adam(
         weights,
         gradients,
-        [slot.state["exp_avg"] for slot in slots],
-        [slot.state["exp_avg_sq"] for slot in slots],
+        *([slot.state[name] for slot in slots] for name in ("exp_avg", "exp_avg_sq")),
         [],
         [slot.state["step"] for slot in slots],
-        foreach=group["foreach"] if takes_lists else False,
+        foreach=group["foreach"] if takes_lists and not fused else False,
         capturable=capturable,
+        fused=fused,
         has_complex=any(weight.is_complex() for weight in weights),
         amsgrad=False,
         beta1=betas[0],
@@ -105,6 +95,16 @@ def _adam(slots: list[Slot], weights: Tensors, gradients: Tensors, group: Group)
         weight_decay=decay,
         eps=group["adam_eps"],
         maximize=group["maximize"],
+    )
+
+
+def _is_fused(group: Group, weights: Tensors) -> bool:
+    """Whether the group asks for torch's fused step, and torch has one for its weights."""
+    if group.get("fused") is not True or torch.compiler.is_compiling():
+        return False
+    numbers = (group["lr"], *group.get("betas", ()))
+    return not any(isinstance(number, Tensor) for number in numbers) and all(
+        weight.is_floating_point() and weight.device.type in ("cpu", "cuda") for weight in weights
     )
 
 
@@ -157,7 +157,10 @@ def _stepped(slots: list[Slot], group: Group, step: Callable[..., None]) -> None
     does not change.
     """
     weights = [exact_value(slot.weight, slot.state) for slot in slots]
-    step(slots, weights, [to_working_dtype(slot.gradient) for slot in slots], group)
+    gradients = [to_working_dtype(slot.gradient) for slot in slots]
+    if _is_fused(group, weights):  # torch counts gradients as written to, though they are not
+        gradients = [gradient.data for gradient in gradients]
+    step(slots, weights, gradients, group)
     for slot, weight in zip(slots, weights, strict=True):
         if weight is not slot.weight:
             keep_(slot.weight, weight, slot.state)

@@ -22,19 +22,13 @@ if TYPE_CHECKING:
 class RiemannianSGD(OrthogonalSGD):
     """SGD with orthogonal weights, by a retraction: ``X = R(X, -lr A)``.
 
-    Everything but the algorithm itself is as in :class:`ortholand.LandingSGD`: arguments, groups,
-    views, types, momentum on the relative gradients (transported by projection for tall and wide
-    matrices), handling of non-finite gradients. There is no safe step: a retraction stays on
-    the manifold by construction, up to rounding, which ``"exponential"`` and ``"cayley"``
-    accumulate.
+    Everything but the algorithm itself is as in :class:`ortholand.LandingSGD`: arguments up to
+    ``weight_decay``, groups, views, types, momentum on the relative gradients (transported by
+    projection for tall and wide matrices), handling of non-finite gradients. There is no safe step:
+    a retraction stays on the manifold by construction, up to rounding, which ``"exponential"`` and
+    ``"cayley"`` accumulate.
 
     Args:
-        params: parameters, named parameters or groups.
-        lr: step; a float or a one-element tensor.
-        momentum: momentum factor, on the relative gradients.
-        dampening: dampening of the momentum, not of its first gradient.
-        nesterov: Nesterov momentum.
-        weight_decay: for groups with ``orthogonal=False`` only.
         retraction: ``"exponential"``, ``"polar"``, ``"cayley"``, ``"qr"``, or a function (X, A) as
             in :mod:`ortholand.retractions`, which is registered there under its name, so that a
             state_dict holds only that name.
