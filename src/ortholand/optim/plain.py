@@ -59,7 +59,8 @@ def _sgd(slots: list[Slot], weights: Tensors, gradients: Tensors, group: Group) 
     buffers = [slot.state.get("momentum_buffer") for slot in slots]
     if _is_fused(group, weights) and len({buffer is None for buffer in buffers}) == 1:
         options |= {"fused": True, "foreach": False}
-    sgd(moved, gradients, buffers, lr=1.0 if on_device else lr, **options)
+    options["lr"] = 1.0 if on_device else lr
+    sgd(moved, gradients, buffers, **options)
     if on_device:
         for W, step in zip(weights, moved, strict=True):
             W.add_(lr * step)
@@ -81,7 +82,8 @@ def _adam(slots: list[Slot], weights: Tensors, gradients: Tensors, group: Group)
     adam(
         weights,
         gradients,
-        *([slot.state[name] for slot in slots] for name in ("exp_avg", "exp_avg_sq")),
+        [slot.state["exp_avg"] for slot in slots],
+        [slot.state["exp_avg_sq"] for slot in slots],
         [],
         [slot.state["step"] for slot in slots],
         foreach=group["foreach"] if takes_lists and not fused else False,
