@@ -1,12 +1,11 @@
 """PLAM and the penalty method: the infeasible methods that landing is compared with."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from ortholand.fields import Field, penalty_field, plam_field
 from ortholand.geometry.matrices import finite_matrices
@@ -14,9 +13,6 @@ from ortholand.optim.checks import check_finite, descends, scalar_lr
 from ortholand.optim.options import GroupOptions, options_of
 from ortholand.optim.sgd import OrthogonalSGD
 from ortholand.safe_step import check_ball
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class FieldSGD(OrthogonalSGD):

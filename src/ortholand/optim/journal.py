@@ -19,6 +19,13 @@ States = Mapping[Tensor, Mapping[str, Any]]
 # After how many steps to check for frozen weights, and how often from then on.
 FIRST_LOOK, LATER_LOOKS = 20, 100
 FROZEN = "frozen"
+FROZEN_MESSAGE = (
+    "{name} of shape {shape} is frozen: most of its latest steps were skipped, because they would "
+    "not have been finite, or no step from there is safe. Look for NaN or infinite gradients; if "
+    "the weight was replaced, project it with ortholand.orthogonalize_(weight), or set scale=... "
+    "in its group if it is a multiple of an orthonormal matrix; with lam=0 nothing pulls away from "
+    "the edge of the ball. optimizer.skipped_steps() counts such steps."
+)
 
 
 class Journal:
@@ -59,7 +66,8 @@ class Journal:
                 skipped = self._skipped.get(p, 0) - before.get(p, 0)
                 if skipped > matrices * window / 2 and FROZEN not in self.warned:
                     self.warned.add(FROZEN)
-                    warnings.warn(frozen_message(name_of(group, i), p), stacklevel=4)
+                    message = FROZEN_MESSAGE.format(name=name_of(group, i), shape=tuple(p.shape))
+                    warnings.warn(message, stacklevel=4)
 
 
 def _counts(name: str, states: States) -> dict[Tensor, int]:
@@ -69,15 +77,3 @@ def _counts(name: str, states: States) -> dict[Tensor, int]:
         for p, count in counts.items()
         if type(count) is Tensor and count.device.type == "cpu"
     }
-
-
-def frozen_message(name: str, p: Tensor) -> str:
-    """What to say about a weight that does not move."""
-    return (
-        f"{name} of shape {tuple(p.shape)} is frozen: most of its latest steps were skipped, "
-        "because they would not have been finite, or no step from there is safe. Look for NaN "
-        "or infinite gradients; if the weight was replaced, project it with "
-        "ortholand.orthogonalize_(weight), or set scale=... in its group if it is a multiple of an "
-        "orthonormal matrix; with lam=0 nothing pulls away from the edge of the ball. "
-        "optimizer.skipped_steps() counts such steps."
-    )

@@ -1,12 +1,11 @@
 """LandingAdam: Adam that lands on the manifold."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from ortholand.geometry.derivatives import relative_gradient, remove_normal
 from ortholand.geometry.matrices import is_square, per_matrix
@@ -16,9 +15,6 @@ from ortholand.landing.step import MatrixStep, StateKind
 from ortholand.optim.checks import plain_betas
 from ortholand.optim.landing_optimizer import LandingWithAdam
 from ortholand.optim.options import AdamGroupOptions, options_of
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class LandingAdam(LandingWithAdam):

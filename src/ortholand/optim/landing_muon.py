@@ -1,28 +1,24 @@
 """LandingMuon: steepest descent in the spectral norm that lands on the manifold."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from ortholand.geometry.matrices import frobenius_norm
 from ortholand.geometry.polar import STEPS, check_steps
 from ortholand.landing.attraction import LandingOptions
 from ortholand.landing.description import LandingStep
-from ortholand.landing.moments import generator, transport
 from ortholand.landing.muon import MuonMoments
 from ortholand.landing.point import Point
 from ortholand.landing.step import MatrixStep, StateKind
 from ortholand.optim.checks import check_bool, check_finite, plain_betas
 from ortholand.optim.landing_optimizer import LandingWithAdam
 from ortholand.optim.options import AdamGroupOptions, options_of
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from ortholand.optim.sgd import OrthogonalSGD
 
 
 class LandingMuon(LandingWithAdam):
@@ -122,14 +118,8 @@ class LandingMuon(LandingWithAdam):
         return moments_of(group).state_kinds
 
     keeps_generators = True
-
-    def generator(self, X: Tensor, G: Tensor) -> Tensor:
-        """A generator of the relative gradient: this is what is averaged."""
-        return generator(X, G)
-
-    def transport(self, X: Tensor, buffer: Tensor) -> Tensor:
-        """The mean, transported to the new X: without its normal part if X is tall."""
-        return transport(X, buffer)
+    generator = OrthogonalSGD.generator  # this is what is averaged
+    transport = OrthogonalSGD.transport
 
     def matrix_step(
         self, X: Tensor, G: Tensor, state: dict[str, Tensor], group: Mapping[str, Any]

@@ -1,12 +1,11 @@
 """LandingSGD: stochastic gradient descent that lands on the manifold."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from ortholand.landing.description import LandingStep
 from ortholand.landing.moments import Momentum
@@ -14,9 +13,6 @@ from ortholand.optim.checks import check_landing_options
 from ortholand.optim.landing_optimizer import LandingOptimizer
 from ortholand.optim.options import LandingGroupOptions, options_of
 from ortholand.optim.sgd import OrthogonalSGD
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class LandingSGD(LandingOptimizer, OrthogonalSGD):

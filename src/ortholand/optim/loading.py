@@ -6,6 +6,7 @@ Everything is checked and copied before anything is loaded: an error leaves the 
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Real
 from typing import Any
 
@@ -19,16 +20,15 @@ from ortholand.geometry.scales import scale_of, unscaled
 from ortholand.geometry.views import as_matrices, as_weight
 from ortholand.landing.step import COUNTS, StateKind
 from ortholand.optim.origins import ADAM_STATE, NO_OPTIONS, completed_groups
-from ortholand.optim.weights import batch_shape, name_of
+from ortholand.optim.weights import NO_DIMENSIONS, batch_shape, name_of
 from ortholand.sharding.placement import is_dtensor, local_part, restored
 
 Group = Mapping[str, Any]
 # Accumulations of generators, which for square weights are skew.
 GENERATORS = ("momentum_buffer", "exp_avg")
 INTEGERS = (*COUNTS, SEED)
+KEPT_AS_SAVED = (*COUNTS, *ROUNDING_STATE)
 NEVER_NEGATIVE = (*INTEGERS, "exp_avg_sq", "step")
-MATRICES = (*GENERATORS, COMPENSATION)  # state of the weight's shape, whatever the optimizer
-PLAIN_MATRICES = (*MATRICES, "exp_avg_sq")  # in groups without constraint
 
 
 def load_bit_for_bit(
@@ -74,7 +74,7 @@ def load_bit_for_bit(
             handle.remove()
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Weight:
     """A weight whose state is loaded."""
 
@@ -93,37 +93,44 @@ class _Weight:
             # Older versions of torch counted in Python's numbers.
             state["step"] = torch.tensor(float(state["step"]), dtype=torch.float32, device="cpu")
         for name, value in state.items():
-            if value is not None or name != "momentum_buffer":
+            is_none = value is None and name == "momentum_buffer"
+            if name in self.expected and not is_none:
                 self._check(name, value)
         is_adam = "betas" in self.group and not self.group["orthogonal"]
         if is_adam and 0 < len(missing := ADAM_STATE - state.keys()) < len(ADAM_STATE):
             raise self._error(min(missing), "there, as the rest of Adam's state is", "not")
         return state
 
+    @cached_property
+    def expected(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        """Shapes and types of the state that the weight may have. Other names are not checked."""
+        shape, dtype = self.p.shape, working_dtype(self.p.dtype)
+        expected = dict.fromkeys((*GENERATORS, COMPENSATION), (shape, dtype))
+        if not self.group["orthogonal"]:
+            expected |= {"exp_avg_sq": (shape, dtype), "step": (NO_DIMENSIONS, torch.float32)}
+        per_matrix = batch_shape(shape, self.group["view"]), real_dtype(dtype)
+        for name, kind in self.kinds.items():
+            expected[name] = (shape, dtype) if kind == "matrix" else per_matrix
+        return expected | dict.fromkeys(INTEGERS, (NO_DIMENSIONS, torch.int64))
+
     def _check(self, name: str, value: Any) -> None:
-        """Raise if a value cannot be this state of the weight. Unknown names are not checked."""
-        orthogonal, integer = self.group["orthogonal"], name in INTEGERS
-        if self.kinds.get(name) == "matrix" or name in (MATRICES if orthogonal else PLAIN_MATRICES):
-            shape, may_be_complex = self.p.shape, self.p.is_complex()
-        elif name in self.kinds:
-            shape, may_be_complex = batch_shape(self.p.shape, self.group["view"]), False
-        elif integer or (name == "step" and not orthogonal):
-            shape, may_be_complex = torch.Size(), False
-        else:
-            return
+        """Raise if a value cannot be this state of the weight."""
+        shape, dtype = self.expected[name]
+        is_integer = not dtype.is_floating_point and not dtype.is_complex
         if isinstance(value, Tensor) and value.layout is torch.strided and value.shape == shape:
-            dtype = value.dtype
-            is_integer = not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
-            if (
-                (is_integer and (integer or name == "step"))
-                or (dtype.is_floating_point and not integer)
-                or (dtype.is_complex and may_be_complex)
-            ):
-                if not _is_sound(name, value):
-                    sound = "finite" if name in GENERATORS else "at least 0"
-                    raise self._error(name, f"{sound} in all entries", "not")
+            found = value.dtype
+            if found.is_complex:
+                fits = dtype.is_complex
+            elif found.is_floating_point:
+                fits = not is_integer
+            else:
+                fits = found is not torch.bool and (is_integer or name == "step")
+            if fits and not _is_sound(name, value):
+                sound = "finite" if name in GENERATORS else "at least 0"
+                raise self._error(name, f"{sound} in all entries", "not")
+            if fits:
                 return
-        numbers = "integers" if integer else "floating-point numbers"
+        numbers = "integers" if is_integer else "floating-point numbers"
         rule = f"a dense tensor of {numbers} of shape {tuple(shape)}"
         raise self._error(name, rule, _described(value))
 
@@ -142,13 +149,9 @@ class _Weight:
             # torch counts Adam's steps on the host.
             return restored(value, p, torch.device("cpu"))
         state = restored(value, p, p.device)
-        is_number = state.is_floating_point() or state.is_complex()
-        if name in (*COUNTS, *ROUNDING_STATE) or not (is_number or orthogonal):
+        if name not in self.expected or name in KEPT_AS_SAVED:
             return state
-        wanted = working_dtype(p.dtype)
-        if orthogonal and not state.is_complex() and not (name in GENERATORS and p.is_complex()):
-            wanted = real_dtype(wanted)
-        state = state.to(wanted)
+        state = state.to(self.expected[name][1])
         if name in GENERATORS and orthogonal and makes_generators:
             return _as_generator(state, p, self.group)
         return state

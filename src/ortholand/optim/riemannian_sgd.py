@@ -1,22 +1,18 @@
 """RiemannianSGD: the retraction methods that landing is compared with."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from ortholand.geometry.matrices import finite_matrices
 from ortholand.optim.checks import descends, scalar_lr
 from ortholand.optim.options import GroupOptions, options_of
 from ortholand.optim.sgd import OrthogonalSGD
 from ortholand.retractions import RETRACTIONS, Retraction, find_retraction
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class RiemannianSGD(OrthogonalSGD):
