@@ -13,6 +13,7 @@ from ortholand.geometry.rounding import exact_value, keep_
 from ortholand.landing.step import SKIPPED, Slot, count_of, count_skipped, descent
 from ortholand.native import all_below
 from ortholand.optim.checks import scalar_lr
+from ortholand.optim.weights import device_of_steps
 
 Group = Mapping[str, Any]
 Tensors = list[Tensor]
@@ -34,12 +35,8 @@ def plain_adam_step(slots: list[Slot], group: Group, agree: Agreement | None = N
             dtype = working_dtype(weight.dtype)
             state["exp_avg"] = torch.zeros_like(weight, dtype=dtype)
             state["exp_avg_sq"] = torch.zeros_like(weight, dtype=dtype)
-            state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
-        # Where torch wants it: on the host, unless nothing is read there.
-        on_device = group.get("capturable") or _is_fused(group, [weight])
-        place = weight.device if on_device else torch.device("cpu")
-        if state["step"].device != place:
-            state["step"] = state["step"].to(place)
+            place = device_of_steps(weight, group)
+            state["step"] = torch.zeros((), dtype=torch.float32, device=place)
     _guarded_step(slots, group, _adam, agree)
 
 
@@ -137,10 +134,10 @@ def _guarded_step(
         for slot in slots
     ]
     _stepped(slots, group, step)
-    may_step = torch.stack([_is_sound(slot, group) for slot in slots])
-    agreed = torch.zeros_like(may_step)
+    may_step = [_is_sound(slot, group) for slot in slots]
+    agreed = [torch.zeros_like(sound) for sound in may_step]
     try:
-        agreed = may_step if agree is None else agree(may_step)
+        agreed = may_step if agree is None else list(agree(torch.stack(may_step)))
     finally:  # with nothing agreed, everything is put back
         for slot, taken, (weight, state) in zip(slots, agreed, before, strict=True):
             slot.weight.copy_(torch.where(taken, slot.weight, weight))

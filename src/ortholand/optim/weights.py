@@ -63,6 +63,8 @@ def prepare_plain_state(p: Tensor, state: State, group: Group) -> None:
     """Let an unconstrained weight's state follow its type; the shapes must match."""
     wanted = working_dtype(p.dtype)
     for name, value in state.items():
+        if name == "step" and isinstance(value, Tensor):
+            state[name] = value.to(device_of_steps(p, group))
         if not isinstance(value, Tensor) or name in NO_BUFFERS or value.ndim == 0 < p.ndim:
             continue
         if value.shape != p.shape:
@@ -71,6 +73,12 @@ def prepare_plain_state(p: Tensor, state: State, group: Group) -> None:
             state[name] = value.to(wanted)
     if p.dtype is not wanted or COMPENSATION in state or SEED in state:
         _prepare_rounding(p, state, group)
+
+
+def device_of_steps(p: Tensor, group: Group) -> torch.device:
+    """Where torch's Adam counts steps: on the host, unless it must not or need not read there."""
+    on_device = group.get("capturable") or group.get("fused")
+    return p.device if on_device else torch.device("cpu")
 
 
 def _prepare_rounding(p: Tensor, state: State, group: Group) -> None:
