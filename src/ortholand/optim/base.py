@@ -38,13 +38,7 @@ class OrthogonalOptimizer(Optimizer):
     # Options that constructors take beside their own arguments, with defaults.
     further_options: ClassVar[Mapping[str, Any]] = COMMON
     # Methods that a landing step replaces, unless they are newer than ``landing_step``.
-    hooks: ClassVar[tuple[str, ...]] = (
-        "matrix_step",
-        "move",
-        "generator",
-        "transport",
-        "state_kinds",
-    )
+    hooks: ClassVar = ("matrix_step", "move", "generator", "transport", "state_kinds")
     warns_of_frozen_weights: ClassVar[bool] = True
     keeps_generators: ClassVar[bool] = False  # whether ``generator`` is the library's
 

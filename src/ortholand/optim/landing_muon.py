@@ -12,13 +12,13 @@ from ortholand.geometry.matrices import frobenius_norm
 from ortholand.geometry.polar import STEPS, check_steps
 from ortholand.landing.attraction import LandingOptions
 from ortholand.landing.description import LandingStep
+from ortholand.landing.moments import generator, transport
 from ortholand.landing.muon import MuonMoments
 from ortholand.landing.point import Point
 from ortholand.landing.step import MatrixStep, StateKind
 from ortholand.optim.checks import check_bool, check_finite, plain_betas
 from ortholand.optim.landing_optimizer import LandingWithAdam
 from ortholand.optim.options import AdamGroupOptions, options_of
-from ortholand.optim.sgd import OrthogonalSGD
 
 
 class LandingMuon(LandingWithAdam):
@@ -118,8 +118,8 @@ class LandingMuon(LandingWithAdam):
         return moments_of(group).state_kinds
 
     keeps_generators = True
-    generator = OrthogonalSGD.generator  # this is what is averaged
-    transport = OrthogonalSGD.transport
+    generator = staticmethod(generator)  # this is what is averaged
+    transport = staticmethod(transport)
 
     def matrix_step(
         self, X: Tensor, G: Tensor, state: dict[str, Tensor], group: Mapping[str, Any]
