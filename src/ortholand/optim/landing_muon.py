@@ -118,8 +118,14 @@ class LandingMuon(LandingWithAdam):
         return moments_of(group).state_kinds
 
     keeps_generators = True
-    generator = staticmethod(generator)  # this is what is averaged
-    transport = staticmethod(transport)
+
+    def generator(self, X: Tensor, G: Tensor) -> Tensor:
+        """A generator of the relative gradient: this is what is averaged."""
+        return generator(X, G)
+
+    def transport(self, X: Tensor, buffer: Tensor) -> Tensor:
+        """The mean, transported to the new X: without its normal part if X is tall."""
+        return transport(X, buffer)
 
     def matrix_step(
         self, X: Tensor, G: Tensor, state: dict[str, Tensor], group: Mapping[str, Any]

@@ -6,10 +6,11 @@ from typing import Any
 from torch import Tensor
 
 from ortholand.landing import LandingOptions, find_attraction
+from ortholand.landing.step import Slot
 from ortholand.optim.base import OrthogonalOptimizer
 from ortholand.optim.checks import check_adam_options, check_landing_options, plain_betas, scalar_lr
 from ortholand.optim.options import ADAM, LANDING
-from ortholand.optim.plain import plain_adam_step
+from ortholand.optim.plain import Agreement, plain_adam_step
 from ortholand.safe_step import find_rule
 
 SMALLEST_EPS = 1e-4  # Adam's own eps is smaller, and so small a ball allows no useful step
@@ -67,4 +68,8 @@ class LandingWithAdam(LandingOptimizer):
                 f"got {options['eps']}. Adam's own eps is adam_eps here."
             )
 
-    plain_step = staticmethod(plain_adam_step)
+    def plain_step(
+        self, slots: list[Slot], group: Mapping[str, Any], agree: Agreement | None = None
+    ) -> None:
+        """The step of ``torch.optim.AdamW`` (or Adam)."""
+        plain_adam_step(slots, group, agree)

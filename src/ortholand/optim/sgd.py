@@ -6,10 +6,10 @@ from typing import Any
 from torch import Tensor
 
 from ortholand.landing.moments import accumulate, generator, transport
-from ortholand.landing.step import MatrixStep, StateKind
+from ortholand.landing.step import MatrixStep, Slot, StateKind
 from ortholand.optim.base import OrthogonalOptimizer
 from ortholand.optim.checks import check_sgd_options
-from ortholand.optim.plain import plain_sgd_step
+from ortholand.optim.plain import Agreement, plain_sgd_step
 
 
 class OrthogonalSGD(OrthogonalOptimizer):
@@ -53,4 +53,8 @@ class OrthogonalSGD(OrthogonalOptimizer):
             new_state["momentum_buffer"] = self.transport(X, total)
         return MatrixStep.of(self.move(X, B, group), new_state)
 
-    plain_step = staticmethod(plain_sgd_step)
+    def plain_step(
+        self, slots: list[Slot], group: Mapping[str, Any], agree: Agreement | None = None
+    ) -> None:
+        """The step of ``torch.optim.SGD``."""
+        plain_sgd_step(slots, group, agree)
