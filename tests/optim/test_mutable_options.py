@@ -1,7 +1,6 @@
 """An option that can change in place is read in every step, whatever holds it, by every engine."""
 
 import dataclasses
-import inspect
 from collections.abc import Sequence
 from fractions import Fraction
 from types import SimpleNamespace
@@ -71,8 +70,7 @@ def weights(orthogonal):
 
 def made(method, orthogonal, engine, scale, **options):
     make = OPTIMIZERS[method]
-    taken = inspect.signature(TYPES[method]).parameters
-    options |= {name: value for name, value in ENGINES[engine].items() if name in taken}
+    options |= {name: value for name, value in ENGINES[engine].items() if has(method, name)}
     params = weights(orthogonal)
     if scale != 1:
         for p in params:
@@ -89,6 +87,7 @@ TYPES = {
     "plam": ol.PLAM,
     "penalty": ol.PenaltySGD,
 }
+DEFAULTS = {method: TYPES[method]([nn.Parameter(torch.eye(2))]).defaults for method in TYPES}
 
 
 def step(optimizer, k):
@@ -99,7 +98,7 @@ def step(optimizer, k):
 
 
 def has(method, name):
-    return name in inspect.signature(TYPES[method]).parameters
+    return name in DEFAULTS[method]
 
 
 def same_steps(changing, plain, change, set_plain):
@@ -119,12 +118,7 @@ def same_steps(changing, plain, change, set_plain):
         assert not torch.equal(old, p)
 
 
-CASES = [
-    (method, name)
-    for method in OPTIMIZERS
-    for name in NUMBERS
-    if name in inspect.signature(TYPES[method]).parameters
-]
+CASES = [(method, name) for method in OPTIMIZERS for name in NUMBERS if name in DEFAULTS[method]]
 
 
 WAYS = [  # orthogonal, engine, scale

@@ -53,7 +53,7 @@ def prepared(monkeypatch):
         seen.append(p)
         prepare(p, *arguments)
 
-    monkeypatch.setattr("ortholand.optim.base.prepare_state", note)
+    monkeypatch.setattr("ortholand.optim.engines.prepare_state", note)
     return seen
 
 

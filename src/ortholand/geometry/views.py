@@ -34,7 +34,7 @@ def check_view(view: str) -> None:
 def check_weight(weight: Tensor, name: str = "weight", view: View = "matrix") -> None:
     """Raise unless the weight can be viewed as matrices with orthonormal columns."""
     shape = tuple(weight.shape)
-    if is_fixed(weight, view):
+    if view == "kernel" and is_fixed(weight, view):
         raise ValueError(
             f"A 1 x 1 orthogonal matrix cannot move, but {name} of shape {shape} is a stack of "
             'such in view="kernel". Use view="matrix" for it, or leave it out of the orthogonal '

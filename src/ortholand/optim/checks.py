@@ -5,13 +5,15 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ortholand.geometry.rounding import check_rounding
 from ortholand.geometry.scales import NUMBERS, check_scale
 from ortholand.geometry.views import check_view
-from ortholand.optim.weights import name_of, position_of
+from ortholand.landing import find_attraction
+from ortholand.safe_step import check_ball, find_rule
+
+SHARDED = ("rows", "owners", "auto")
 
 
 def check_common_options(options: Mapping[str, Any]) -> None:
@@ -20,10 +22,11 @@ def check_common_options(options: Mapping[str, Any]) -> None:
     check_view(options["view"])
     check_rounding(options.get("rounding"))
     check_scale(options["scale"])
-    check_bool("orthogonal", options["orthogonal"])
-    check_bool("maximize", options["maximize"])
-    if options["foreach"] is not None:
-        check_bool("foreach", options["foreach"])
+    for name in ("orthogonal", "maximize"):
+        check_bool(name, options[name])
+    for name in ("foreach", "fused"):
+        if options.get(name) is not None:
+            check_bool(name, options[name])
 
 
 def check_sgd_options(options: Mapping[str, Any]) -> None:
@@ -45,6 +48,24 @@ def check_adam_options(options: Mapping[str, Any]) -> None:
     check_at_least_zero("weight_decay", options["weight_decay"])
     check_at_least_zero("adam_eps", options["adam_eps"])
     check_bool("decoupled_weight_decay", options["decoupled_weight_decay"])
+
+
+def check_landing_options(options: Mapping[str, Any]) -> None:
+    """Raise unless ball, rule and attraction are valid."""
+    for name in ("lam", "eps", "omega"):
+        check_finite(name, options[name])
+    check_ball(options["lam"], options["eps"])
+    if options["safe_step"] is not None:
+        find_rule(options["safe_step"])
+    find_attraction(options["attraction"])
+    if options["sharded"] not in SHARDED:
+        raise ValueError(f"sharded must be one of {SHARDED}, got {options['sharded']!r}.")
+    check_bool("capturable", options["capturable"])
+    if not 0 <= options["omega"] <= 0.5:
+        raise ValueError(
+            f"omega must be in [0, 1/2], got {options['omega']}: 1/2 is a full Newton-Schulz step, "
+            "and more overshoots the manifold."
+        )
 
 
 def plain_betas(betas: Sequence[float | Tensor]) -> tuple[float | Tensor, ...]:
@@ -110,18 +131,3 @@ def check_bool(name: str, value: object) -> None:
     """Check that a value is True or False, not merely truthy."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}.")
-
-
-def gradient_error(p: Tensor, G: Tensor, group: Mapping[str, Any]) -> TypeError | ValueError:
-    """The error for a gradient that is not dense, or not of its parameter's shape."""
-    if G.layout is not torch.strided:
-        return TypeError(
-            f"Gradients must be dense, got layout {G.layout} for a parameter of shape "
-            f"{tuple(p.shape)}. Use sparse=False in the embedding that made it, or another "
-            "optimizer for that parameter."
-        )
-    return ValueError(
-        f"A gradient must have its weight's shape, but {name_of(group, position_of(p, group))} has "
-        f"shape {tuple(p.shape)} and its gradient {tuple(G.shape)}. If you replaced the weight, "
-        "compute gradients again."
-    )

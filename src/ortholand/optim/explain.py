@@ -1,13 +1,13 @@
 """Which engine steps each weight, and why a faster one does not."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ortholand.landing.step import LIMITED, Slot, prepare_counts
+from ortholand.landing.step import COUNTS, Slot
 from ortholand.optim.base import OrthogonalOptimizer
 from ortholand.optim.engines import ENGINES, SHARDED
 from ortholand.optim.plan import Plan
@@ -34,29 +34,18 @@ class WeightExplained:
     scale: float = 1.0  # the weight is this multiple of an orthonormal matrix
 
 
-@dataclass(frozen=True)
-class Explanation(Sequence[WeightExplained]):
+class Explanation(tuple[WeightExplained, ...]):
     """One row per weight; prints as a table."""
 
-    optimizer: str
-    rows: tuple[WeightExplained, ...]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, i: Any) -> Any:
-        return self.rows[i]
-
-    def __iter__(self) -> Iterator[WeightExplained]:
-        return iter(self.rows)
+    optimizer: str  # the name of its class
 
     def __str__(self) -> str:
         names = ["weight", "shape", "view", "matrices", "scale", "engine", "limited", "reason"]
-        if all(row.scale == 1 for row in self.rows):
+        if all(row.scale == 1 for row in self):
             names.remove("scale")
-        if all(row.limited is None for row in self.rows):  # nothing has stepped yet
+        if all(row.limited is None for row in self):  # nothing has stepped yet
             names.remove("limited")
-        lines = [names, *([_cell(row, name) for name in names] for row in self.rows)]
+        lines = [names, *([_cell(row, name) for name in names] for row in self)]
         widths = [max(len(line[i]) for line in lines) for i in range(len(names))]
         table = [
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -90,47 +79,35 @@ def explain(optimizer: OrthogonalOptimizer) -> Explanation:
             "explain takes an optimizer of this library (LandingSGD, LandingAdam, ...), got "
             f"{type(optimizer).__name__}."
         )
-    rows = [row for group in optimizer.param_groups for row in _group_rows(optimizer, group)]
-    return Explanation(type(optimizer).__name__, tuple(rows))
+    groups = optimizer.param_groups
+    explanation = Explanation(row for group in groups for row in _rows(optimizer, group))
+    explanation.optimizer = type(optimizer).__name__
+    return explanation
 
 
-def _group_rows(optimizer: OrthogonalOptimizer, group: dict[str, Any]) -> Iterator[WeightExplained]:
+def _rows(optimizer: OrthogonalOptimizer, group: dict[str, Any]) -> Iterator[WeightExplained]:
     # A separate plan, which counts every warning as already given.
     plan = replace(optimizer.plan(group), warned=_Everything(), notes={})
-    params = group["params"]
+    params, view, matrices, form = group["params"], "", 0, ""
     for i, p in enumerate(params):
-        name = name_of(group, i).strip("'")
-        common: dict[str, Any] = dict(
-            weight=name, shape=tuple(p.shape), dtype=str(p.dtype).removeprefix("torch.")
-        )
-        if not group["orthogonal"]:
-            sharded = is_dtensor(p)
-            reason = "orthogonal=False" + (", on each rank its own part" if sharded else "")
-            yield WeightExplained(
-                **common, view="", matrices=0, engine=UNCONSTRAINED, form="", reason=reason
-            )
-            continue
-        engine, form, reason = _who(_slot(optimizer, p, plan), plan, alone=len(params) == 1)
-        matrices = number_of_matrices(p, plan.view)
+        engine, reason = UNCONSTRAINED, "orthogonal=False"
+        if plan.orthogonal:
+            view, matrices = plan.view, number_of_matrices(p, plan.view)
+            engine, form, reason = _who(_slot(optimizer, p, plan), plan, alone=len(params) == 1)
+        elif is_dtensor(p):
+            reason += ", on each rank its own part"
         yield WeightExplained(
-            **common,
-            view=plan.view,
+            weight=name_of(group, i).strip("'"),
+            shape=tuple(p.shape),
+            dtype=str(p.dtype).removeprefix("torch."),
+            view=view,
             matrices=matrices,
             engine=engine,
             form=form,
             reason=reason,
-            limited=_limited_share(optimizer, p, matrices),
-            scale=plan.scale_of(p.shape),
+            limited=optimizer.limited_share(p, matrices) if plan.orthogonal else None,
+            scale=plan.scale_of(p.shape) if plan.orthogonal else 1.0,
         )
-
-
-def _limited_share(optimizer: OrthogonalOptimizer, p: Tensor, matrices: int) -> float | None:
-    """Share since the optimizer was created or loaded; None before a step, or on meta."""
-    count = optimizer.state.get(p, {}).get(LIMITED)
-    steps = optimizer.steps_so_far
-    if count is None or not steps or count.is_meta:
-        return None
-    return (int(count) - optimizer.limited_before(p)) / (steps * matrices)
 
 
 class _Everything(set[str]):
@@ -155,10 +132,8 @@ def _who(slot: Slot, plan: Plan, *, alone: bool) -> tuple[str, str, str]:
 def _slot(optimizer: OrthogonalOptimizer, p: Tensor, plan: Plan) -> Slot:
     """The weight with its state, or with the state it would get; nothing is changed."""
     state = dict(optimizer.state.get(p, {}))
-    for name, kind in plan.state_kinds.items():
-        if name not in state:
-            state[name] = zero_state(p, kind, plan.view)
-    prepare_counts(state, p.device)
+    for name in {*plan.state_kinds, *COUNTS} - state.keys():
+        state[name] = zero_state(p, plan.state_kinds.get(name), plan.view)
     gradient = p.grad if p.grad is not None else torch.empty_like(p.detach())
     return Slot(p, gradient, state)
 
@@ -167,12 +142,10 @@ def _cell(row: WeightExplained, name: str) -> str:
     value = getattr(row, name)
     if name == "shape":
         return " x ".join(map(str, value)) or "()"
-    if name == "matrices":
-        return str(value) if value else ""
     if name == "scale":
         return f"{value:.4g}" if row.view else ""
     if name == "limited":
         return "" if value is None else f"{value:.0%}"
     if name == "engine" and row.form:
         return f"{value}, {row.form}"
-    return str(value)
+    return str(value or "")

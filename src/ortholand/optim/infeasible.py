@@ -5,11 +5,12 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from ortholand.fields import Field, penalty_field, plam_field
 from ortholand.geometry.matrices import finite_matrices
-from ortholand.optim.base import options_of
 from ortholand.optim.checks import check_finite, descends, scalar_lr
+from ortholand.optim.options import GroupOptions, options_of
 from ortholand.optim.sgd import OrthogonalSGD
 from ortholand.safe_step import check_ball
 
@@ -17,20 +18,13 @@ from ortholand.safe_step import check_ball
 class FieldSGD(OrthogonalSGD):
     """SGD along a field of X and the (accumulated) Euclidean gradient, with no safeguard.
 
+    Orthogonal weights may start anywhere. Arguments up to ``weight_decay`` are as in
+    :class:`ortholand.LandingSGD`.
+
     Args:
-        params: parameters, named parameters or groups; the orthogonal ones may start anywhere.
-        lr: step; a float or a one-element tensor.
-        momentum: momentum factor, on the Euclidean gradients.
-        dampening: dampening of the momentum, not of its first gradient.
-        nesterov: Nesterov momentum.
-        weight_decay: for groups with ``orthogonal=False`` only.
         lam: attraction to the manifold.
-        maximize: ascend instead of descend.
-        foreach: as in :class:`ortholand.LandingSGD`.
-        orthogonal: default of the group option.
-        view: default of the group option.
-        scale: as in :class:`ortholand.LandingSGD`.
-        rounding: as in :class:`ortholand.LandingSGD`.
+        **options: further options, for all groups that do not set their own:
+            :class:`ortholand.optim.options.GroupOptions`.
     """
 
     field: Field
@@ -46,12 +40,7 @@ class FieldSGD(OrthogonalSGD):
         weight_decay: float = 0.0,
         *,
         lam: float = 1.0,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        orthogonal: bool = True,
-        view: str = "matrix",
-        scale: float | str = 1.0,
-        rounding: str | None = None,
+        **options: Unpack[GroupOptions],
     ) -> None:
         super().__init__(params, options_of(locals()))
 

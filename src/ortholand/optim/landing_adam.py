@@ -5,16 +5,16 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from ortholand.geometry.derivatives import relative_gradient, remove_normal
 from ortholand.geometry.matrices import frobenius_norm, is_square, per_matrix
 from ortholand.landing.description import LandingStep
 from ortholand.landing.moments import AdamMoments
 from ortholand.landing.step import MatrixStep, StateKind
-from ortholand.optim.base import options_of
 from ortholand.optim.checks import plain_betas
 from ortholand.optim.landing_optimizer import LandingWithAdam
-from ortholand.safe_step import DEFAULT_RULE
+from ortholand.optim.options import AdamGroupOptions, options_of
 
 
 class LandingAdam(LandingWithAdam):
@@ -39,22 +39,10 @@ class LandingAdam(LandingWithAdam):
             angle, in radians, by which a column turns in a step, whatever the size of the matrix.
         betas: decay of the two moments.
         weight_decay: for groups with ``orthogonal=False`` only.
-        adam_eps: Adam's own eps, added to the root of the second moment.
-        decoupled_weight_decay: AdamW's decay in plain groups (True) or Adam's (False).
-        lam: strength of the coupled attraction.
-        eps: radius of the ball that the safe step keeps, in (0, 1). *Not* Adam's eps.
-        safe_step: as in :class:`ortholand.LandingSGD`.
         attraction: as in :class:`ortholand.LandingSGD`, except for the default: ``"after"``, which
             moves, then lands, and leaves an orthogonality error at rounding level.
-        omega: as in :class:`ortholand.LandingSGD`.
-        maximize: ascend instead of descend.
-        foreach: as in :class:`ortholand.LandingSGD`.
-        fused: as in :class:`ortholand.LandingSGD`.
-        sharded: as in :class:`ortholand.LandingSGD`.
-        orthogonal: default of the group option.
-        view: default of the group option.
-        scale: as in :class:`ortholand.LandingSGD`.
-        rounding: as in :class:`ortholand.LandingSGD`.
+        **options: further options, for all groups that do not set their own:
+            :class:`ortholand.optim.options.AdamGroupOptions`.
 
     >>> import torch, ortholand
     >>> X = torch.nn.Parameter(ortholand.random_orthogonal(8, 3, seed=0))
@@ -72,21 +60,8 @@ class LandingAdam(LandingWithAdam):
         betas: Sequence[float | Tensor] = (0.9, 0.999),
         weight_decay: float = 0.0,
         *,
-        adam_eps: float = 1e-8,
-        decoupled_weight_decay: bool = True,
-        lam: float = 1.0,
-        eps: float = 0.5,
-        safe_step: str | None = DEFAULT_RULE,
         attraction: str = "after",
-        omega: float = 0.5,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        fused: bool | None = None,
-        sharded: str = "rows",
-        orthogonal: bool = True,
-        view: str = "matrix",
-        scale: float | str = 1.0,
-        rounding: str | None = None,
+        **options: Unpack[AdamGroupOptions],
     ) -> None:
         betas = plain_betas(betas)
         super().__init__(params, options_of(locals()))

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from ortholand.geometry.matrices import frobenius_norm
 from ortholand.geometry.polar import STEPS, check_steps
@@ -15,10 +16,9 @@ from ortholand.landing.moments import generator, transport
 from ortholand.landing.muon import MuonMoments
 from ortholand.landing.point import Point
 from ortholand.landing.step import MatrixStep, StateKind
-from ortholand.optim.base import options_of
 from ortholand.optim.checks import check_bool, check_finite, plain_betas
 from ortholand.optim.landing_optimizer import LandingWithAdam
-from ortholand.safe_step import DEFAULT_RULE
+from ortholand.optim.options import AdamGroupOptions, options_of
 
 
 class LandingMuon(LandingWithAdam):
@@ -52,25 +52,11 @@ class LandingMuon(LandingWithAdam):
         steps: steps of msign, from 1 to 11. With 7 steps, singular values of psi above 8e-4 times
             the largest become 1; fewer steps leave small ones smaller, and none exceeds 1.
         betas: AdamW's, for groups with ``orthogonal=False`` only.
-        adam_eps: AdamW's eps, likewise.
-        decoupled_weight_decay: AdamW's decay in plain groups (True) or Adam's (False).
-        lam: strength of the coupled attraction.
-        eps: radius of the ball that the safe step keeps, in (0, 1). *Not* Adam's eps.
-        safe_step: as in :class:`ortholand.LandingSGD`.
         attraction: as in :class:`ortholand.LandingSGD`, except for the default: ``"after"``, which
             moves, then lands, and leaves an orthogonality error at rounding level.
-        omega: as in :class:`ortholand.LandingSGD`.
-        maximize: ascend instead of descend.
-        foreach: as in :class:`ortholand.LandingSGD`.
-        fused: has no effect on orthogonal groups: polar factors have no compiled form yet.
-        sharded: as in :class:`ortholand.LandingSGD`; sums over ranks are in float64, and for
-            float64 weights there are two of them.
-        orthogonal: default of the group option.
-        view: default of the group option.
-        rounding: as in :class:`ortholand.LandingSGD`.
-        scale: default of the group option: weights are this multiple of orthonormal matrices, a
-            positive number or ``"fan"``. lr stays the angle: an update has the spectral norm
-            ``scale * lr``.
+        **options: further options, for all groups that do not set their own:
+            :class:`ortholand.optim.options.AdamGroupOptions`. ``fused`` has no effect on orthogonal
+            weights: polar factors have no compiled form. lr is an angle at every ``scale``.
 
     >>> import torch, ortholand
     >>> X = torch.nn.Parameter(ortholand.random_orthogonal(8, 3, seed=0))
@@ -91,21 +77,8 @@ class LandingMuon(LandingWithAdam):
         *,
         steps: int = STEPS,
         betas: Sequence[float | Tensor] = (0.9, 0.999),
-        adam_eps: float = 1e-8,
-        decoupled_weight_decay: bool = True,
-        lam: float = 1.0,
-        eps: float = 0.5,
-        safe_step: str | None = DEFAULT_RULE,
         attraction: str = "after",
-        omega: float = 0.5,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        fused: bool | None = None,
-        sharded: str = "rows",
-        orthogonal: bool = True,
-        view: str = "matrix",
-        scale: float | str = 1.0,
-        rounding: str | None = None,
+        **options: Unpack[AdamGroupOptions],
     ) -> None:
         betas = plain_betas(betas)
         super().__init__(params, options_of(locals()))

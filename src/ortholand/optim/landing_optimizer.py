@@ -5,12 +5,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ortholand.landing import LandingOptions
+from ortholand.landing import LandingOptions, find_attraction
 from ortholand.landing.step import Slot
 from ortholand.optim.base import OrthogonalOptimizer
-from ortholand.optim.checks import check_adam_options, plain_betas
-from ortholand.optim.landing_options import check_landing_options, landing_options
+from ortholand.optim.checks import check_adam_options, check_landing_options, plain_betas, scalar_lr
+from ortholand.optim.options import ADAM, LANDING
 from ortholand.optim.plain import Agreement, plain_adam_step
+from ortholand.safe_step import find_rule
 
 SMALLEST_EPS = 1e-4  # Adam's own eps is smaller, and so small a ball allows no useful step
 
@@ -18,9 +19,19 @@ SMALLEST_EPS = 1e-4  # Adam's own eps is smaller, and so small a ball allows no 
 class LandingOptimizer(OrthogonalOptimizer):
     """Moves by an attraction, inside the ball of a safe step."""
 
+    further_options = LANDING
+
     def how_it_lands(self, group: Mapping[str, Any]) -> LandingOptions:
         """The group's landing options."""
-        return landing_options(group)
+        safe_step = group["safe_step"]
+        return LandingOptions(
+            lr=scalar_lr(group["lr"]),
+            attraction=find_attraction(group["attraction"]),
+            rule=None if safe_step is None else find_rule(safe_step),
+            lam=group["lam"],
+            eps=group["eps"],
+            omega=group["omega"],
+        )
 
     def start_radius(self, group: Mapping[str, Any]) -> float:
         """The radius of the ball, outside which no safe step holds; infinite without one."""
@@ -38,6 +49,8 @@ class LandingOptimizer(OrthogonalOptimizer):
 
 class LandingWithAdam(LandingOptimizer):
     """Unconstrained groups take the step of ``torch.optim.AdamW`` (or Adam)."""
+
+    further_options = ADAM
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its betas become a tuple."""

@@ -5,14 +5,14 @@ from typing import Any
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from ortholand.landing.description import LandingStep
 from ortholand.landing.moments import Momentum
-from ortholand.optim.base import options_of
+from ortholand.optim.checks import check_landing_options
 from ortholand.optim.landing_optimizer import LandingOptimizer
-from ortholand.optim.landing_options import check_landing_options
+from ortholand.optim.options import LandingGroupOptions, options_of
 from ortholand.optim.sgd import OrthogonalSGD
-from ortholand.safe_step import DEFAULT_RULE
 
 
 class LandingSGD(LandingOptimizer, OrthogonalSGD):
@@ -40,40 +40,11 @@ class LandingSGD(LandingOptimizer, OrthogonalSGD):
         nesterov: Nesterov momentum.
         weight_decay: for groups with ``orthogonal=False`` only. On the manifold ``||X||`` is
             constant, so decay could only fight the constraint.
-        lam: strength of the coupled attraction.
-        eps: radius of the ball ``||X^H X - I||_2 <= eps`` that the safe step keeps, in (0, 1):
-            all singular values stay between ``(1 - eps)^(1/2)`` and ``(1 + eps)^(1/2)``.
-        safe_step: ``"spectral"``; ``"frobenius"`` and ``"tight"``, the paper's ball in the
-            Frobenius norm, whose steps shrink with p (see :func:`ortholand.safe_step_size`); or
-            ``None`` for no safeguard.
         attraction: ``"coupled"``, the paper's; ``"decoupled"``, ``X - eta R - omega X D``, whose
             pull does not shrink with lr; or ``"after"``: move, then land with a Newton-Schulz
             step, for the smallest orthogonality error (see ``docs/attractions.md``).
-        omega: pull of the decoupled attraction, in [0, 1/2].
-        maximize: ascend instead of descend.
-        foreach: step parameters of the same matrix shape as one batch (True), one by one
-            (False), or whichever is quicker for their size (None).
-        fused: use compiled code on the CPU, many times faster for small matrices and with less
-            memory for large ones: True, False, or None for True unless ``foreach`` is given.
-            Needs a C++ compiler the first time (see :mod:`ortholand.native`); without one, and
-            for anything it cannot do, torch's operations step.
-        sharded: how weights spread over ranks (FSDP2's DTensors) step. ``"rows"``: tall
-            matrices where their rows are, after one sum of Gram matrices over the ranks;
-            ``"owners"``: each matrix whole on one rank, a different one for each, which moves
-            less data if there are many matrices and ranks; ``"auto"``: whichever moves less. See
-            ``docs/at_scale.md``.
-        orthogonal: default of the group option. Groups with ``orthogonal=False`` take the step
-            of ``torch.optim.SGD``.
-        view: default of the group option: ``"matrix"`` treats a convolution weight as
-            ``(out, in * kh * kw)``, ``"kernel"`` each of its kh x kw slices as a matrix.
-        scale: default of the group option: weights are this multiple of orthonormal matrices. A
-            positive number, or ``"fan"`` for ``sqrt(max(1, out / in))`` of each out x in matrix.
-            lr refers to the weight, eps and the attraction to X = weight / scale. See
-            ``docs/scaled_weights.md``.
-        rounding: how float16 and bfloat16 weights keep steps too small for their precision, per
-            group: ``"nearest"``, ``"stochastic"``, or ``"compensated"`` (None), which keeps the
-            remainder in 2 extra bytes per entry. It has no effect on other types. See
-            ``docs/precision.md``.
+        **options: further options, for all groups that do not set their own:
+            :class:`ortholand.optim.options.LandingGroupOptions`.
 
     Within the ball every matrix has full rank, so a square weight's determinant keeps its sign:
     started in SO(n), it stays there.
@@ -99,19 +70,8 @@ class LandingSGD(LandingOptimizer, OrthogonalSGD):
         nesterov: bool = False,
         weight_decay: float = 0.0,
         *,
-        lam: float = 1.0,
-        eps: float = 0.5,
-        safe_step: str | None = DEFAULT_RULE,
         attraction: str = "coupled",
-        omega: float = 0.5,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        fused: bool | None = None,
-        sharded: str = "rows",
-        orthogonal: bool = True,
-        view: str = "matrix",
-        scale: float | str = 1.0,
-        rounding: str | None = None,
+        **options: Unpack[LandingGroupOptions],
     ) -> None:
         super().__init__(params, options_of(locals()))
 

@@ -6,75 +6,57 @@ Everything is checked and copied before anything is loaded: an error leaves the 
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from ortholand.geometry.derivatives import relative_gradient
 from ortholand.geometry.matrices import is_square, real_dtype, working_dtype
 from ortholand.geometry.rounding import COMPENSATION, ROUNDING_STATE, SEED
 from ortholand.geometry.scales import scale_of, unscaled
 from ortholand.geometry.views import as_matrices, as_weight
-from ortholand.landing.step import COUNTS, LIMITED, SKIPPED, StateKind
+from ortholand.landing.step import COUNTS, StateKind
 from ortholand.optim.origins import ADAM_STATE, NO_OPTIONS, completed_groups
-from ortholand.optim.weights import batch_shape, name_of
+from ortholand.optim.weights import NO_DIMENSIONS, batch_shape, name_of
 from ortholand.sharding.placement import is_dtensor, local_part, restored
 
 Group = Mapping[str, Any]
-State = Mapping[str, Any]
-Kinds = Mapping[str, StateKind]
 # Accumulations of generators, which for square weights are skew.
 GENERATORS = ("momentum_buffer", "exp_avg")
 INTEGERS = (*COUNTS, SEED)
+KEPT_AS_SAVED = (*COUNTS, *ROUNDING_STATE)
 NEVER_NEGATIVE = (*INTEGERS, "exp_avg_sq", "step")
-USUAL_KINDS: Kinds = {
-    "momentum_buffer": "matrix",
-    "exp_avg": "matrix",
-    COMPENSATION: "matrix",
-    SEED: "number",
-    SKIPPED: "number",
-    LIMITED: "number",
-}
-PLAIN_KINDS: Kinds = {**USUAL_KINDS, "exp_avg_sq": "matrix", "step": "number"}
 
 
 def load_bit_for_bit(
-    optimizer: Optimizer,
-    load: Callable[[dict[str, Any]], None],
-    state_dict: dict[str, Any],
-    *,
-    kinds_of: Callable[[Group], Kinds],
-    makes_generators: bool,
+    optimizer: Any, load: Callable[[dict[str, Any]], None], state_dict: dict[str, Any]
 ) -> None:
     """Let torch load all but the tensors, which it would cast; add these before post-hooks run.
 
-    What is loaded is what the user's pre-hooks have left. ``kinds_of`` checks a group's options
-    and returns the kinds of its weights' state; ``makes_generators``: whether the optimizer
-    accumulates generators, which for square weights are skew.
+    What is loaded is what the user's pre-hooks have left.
     """
     tensors: dict[Tensor, dict[str, Tensor]] = {}
 
     @torch.no_grad()
     def prepare(_: Any, loaded: dict[str, Any]) -> dict[str, Any]:
-        groups = completed_groups(optimizer, loaded, makes_generators=makes_generators)
+        groups = completed_groups(optimizer, loaded)
         others = dict(loaded["state"])
         for saved, group in zip(groups, optimizer.param_groups, strict=True):
-            kinds = kinds_of(saved)
+            kinds = optimizer.checked_state_kinds(saved)
             named = {**saved, **{name: group[name] for name in NO_OPTIONS & group.keys()}}
             for i, (key, p) in enumerate(zip(saved["params"], group["params"], strict=True)):
-                if key not in others:
-                    continue
-                weight = _Weight(p, named, kinds, name_of(named, i), key)
-                state = weight.checked(others[key])
-                tensors[p] = {
-                    name: weight.ready(name, value, makes_generators)
-                    for name, value in state.items()
-                    if isinstance(value, Tensor)
-                }
-                others[key] = {k: v for k, v in state.items() if k not in tensors[p]}
+                if key in others:
+                    weight = _Weight(p, named, kinds, name_of(named, i), key)
+                    state = weight.checked(others[key])
+                    tensors[p] = {
+                        name: weight.ready(name, value, optimizer.makes_generators)
+                        for name, value in state.items()
+                        if isinstance(value, Tensor)
+                    }
+                    others[key] = {k: v for k, v in state.items() if k not in tensors[p]}
         return {**loaded, "state": others, "param_groups": groups}
 
     def put_in(_: Any) -> None:
@@ -92,17 +74,17 @@ def load_bit_for_bit(
             handle.remove()
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Weight:
     """A weight whose state is loaded."""
 
     p: Tensor
     group: Group
-    kinds: Kinds  # of the state of an orthogonal weight
+    kinds: Mapping[str, StateKind]  # of the state of an orthogonal weight
     name: str
     key: Any  # of its entry in the state
 
-    def checked(self, state: State) -> dict[str, Any]:
+    def checked(self, state: Any) -> dict[str, Any]:
         """The state, if it is one that the weight can have."""
         if not isinstance(state, Mapping):
             raise self._error("state", "a dictionary", _described(state))
@@ -111,45 +93,46 @@ class _Weight:
             # Older versions of torch counted in Python's numbers.
             state["step"] = torch.tensor(float(state["step"]), dtype=torch.float32, device="cpu")
         for name, value in state.items():
-            self._check(name, value)
+            is_none = value is None and name == "momentum_buffer"
+            if name in self.expected and not is_none:
+                self._check(name, value)
         is_adam = "betas" in self.group and not self.group["orthogonal"]
         if is_adam and 0 < len(missing := ADAM_STATE - state.keys()) < len(ADAM_STATE):
             raise self._error(min(missing), "there, as the rest of Adam's state is", "not")
         return state
 
+    @cached_property
+    def expected(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        """Shapes and types of the state that the weight may have. Other names are not checked."""
+        shape, dtype = self.p.shape, working_dtype(self.p.dtype)
+        expected = dict.fromkeys((*GENERATORS, COMPENSATION), (shape, dtype))
+        if not self.group["orthogonal"]:
+            expected |= {"exp_avg_sq": (shape, dtype), "step": (NO_DIMENSIONS, torch.float32)}
+        per_matrix = batch_shape(shape, self.group["view"]), real_dtype(dtype)
+        for name, kind in self.kinds.items():
+            expected[name] = (shape, dtype) if kind == "matrix" else per_matrix
+        return expected | dict.fromkeys(INTEGERS, (NO_DIMENSIONS, torch.int64))
+
     def _check(self, name: str, value: Any) -> None:
-        """Raise if a value cannot be this state of the weight. Unknown names are not checked."""
-        kind = self._kind(name)
-        if kind is None or (value is None and name == "momentum_buffer"):
-            return
-        shape = self._shape(name, kind)
-        dense = isinstance(value, Tensor) and value.layout is torch.strided
-        if dense and value.shape == shape and self._has_type(name, kind, value.dtype):
-            if _is_sound(name, value):
+        """Raise if a value cannot be this state of the weight."""
+        shape, dtype = self.expected[name]
+        is_integer = not dtype.is_floating_point and not dtype.is_complex
+        if isinstance(value, Tensor) and value.layout is torch.strided and value.shape == shape:
+            found = value.dtype
+            if found.is_complex:
+                fits = dtype.is_complex
+            elif found.is_floating_point:
+                fits = not is_integer
+            else:
+                fits = found is not torch.bool and (is_integer or name == "step")
+            if fits and not _is_sound(name, value):
+                sound = "finite" if name in GENERATORS else "at least 0"
+                raise self._error(name, f"{sound} in all entries", "not")
+            if fits:
                 return
-            sound = "finite" if name in GENERATORS else "at least 0"
-            raise self._error(name, f"{sound} in all entries", "not")
-        numbers = "integers" if name in INTEGERS else "floating-point numbers"
+        numbers = "integers" if is_integer else "floating-point numbers"
         rule = f"a dense tensor of {numbers} of shape {tuple(shape)}"
         raise self._error(name, rule, _described(value))
-
-    def _kind(self, name: str) -> StateKind | None:
-        usual = USUAL_KINDS if self.group["orthogonal"] else PLAIN_KINDS
-        return self.kinds.get(name) or usual.get(name)
-
-    def _shape(self, name: str, kind: StateKind) -> torch.Size:
-        if kind == "matrix":
-            return self.p.shape
-        per_matrix = self.group["orthogonal"] and name not in INTEGERS
-        return batch_shape(self.p.shape, self.group["view"]) if per_matrix else torch.Size()
-
-    def _has_type(self, name: str, kind: StateKind, dtype: torch.dtype) -> bool:
-        if dtype.is_complex:
-            return kind == "matrix" and self.p.is_complex()
-        is_integer = not dtype.is_floating_point and dtype is not torch.bool
-        if name in INTEGERS:
-            return is_integer
-        return dtype.is_floating_point or (is_integer and name == "step")
 
     def _error(self, name: str, rule: str, found: str) -> ValueError:
         return ValueError(
@@ -161,10 +144,16 @@ class _Weight:
 
     def ready(self, name: str, value: Tensor, makes_generators: bool) -> Tensor:
         """A copy of a saved tensor, placed like the weight, in the type in which it is kept."""
-        orthogonal = self.group["orthogonal"]
-        state = _restored(name, value, self.p, orthogonal=orthogonal)
+        p, orthogonal = self.p, self.group["orthogonal"]
+        if name == "step" and not orthogonal:
+            # torch counts Adam's steps on the host.
+            return restored(value, p, torch.device("cpu"))
+        state = restored(value, p, p.device)
+        if name not in self.expected or name in KEPT_AS_SAVED:
+            return state
+        state = state.to(self.expected[name][1])
         if name in GENERATORS and orthogonal and makes_generators:
-            return _as_generator(state, self.p, self.group)
+            return _as_generator(state, p, self.group)
         return state
 
 
@@ -183,21 +172,6 @@ def _described(value: Any) -> str:
         return f"{reprlib.repr(value)} of type {type(value).__name__}"
     layout = "" if value.layout is torch.strided else f", {value.layout}"
     return f"a tensor of shape {tuple(value.shape)}, {value.dtype}{layout}"
-
-
-def _restored(name: str, value: Tensor, p: Tensor, *, orthogonal: bool) -> Tensor:
-    if name == "step" and not orthogonal:
-        # torch counts Adam's steps on the host.
-        return restored(value, p, torch.device("cpu"))
-    state, wanted = restored(value, p, p.device), working_dtype(p.dtype)
-    if name in (*COUNTS, *ROUNDING_STATE):
-        return state
-    is_number = not state.is_floating_point() and not state.is_complex()
-    if is_number and not orthogonal:
-        return state
-    if orthogonal and not state.is_complex() and not (name in GENERATORS and p.is_complex()):
-        wanted = real_dtype(wanted)
-    return state if state.dtype == wanted else state.to(wanted)
 
 
 def _as_generator(state: Tensor, p: Tensor, group: Group) -> Tensor:

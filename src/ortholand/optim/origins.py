@@ -4,8 +4,6 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-from torch.optim import Optimizer
-
 Group = Mapping[str, Any]
 
 NO_OPTIONS = {"params", "param_names"}
@@ -21,9 +19,7 @@ HOW_TORCH_STEPS = {"foreach", "fused", "capturable", "differentiable"}
 OF_SCHEDULERS = ("_lr", "_momentum")  # endings of the names of what they keep in groups
 
 
-def completed_groups(
-    optimizer: Optimizer, loaded: Mapping[str, Any], *, makes_generators: bool
-) -> list[dict[str, Any]]:
+def completed_groups(optimizer: Any, loaded: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A state's groups, with the optimizer's own options where they lack them.
 
     Raises:
@@ -41,7 +37,7 @@ def completed_groups(
     for number, saved in enumerate(saved_groups):
         group = groups[min(number, len(groups) - 1)]
         if "orthogonal" in saved:
-            options, strange = saved, _strange_moments(saved, group, makes_generators)
+            options, strange = saved, _strange_moments(saved, group, optimizer.makes_generators)
         else:
             options, strange = _translated(saved, group, optimizer.defaults, states)
         if strange:

@@ -10,68 +10,72 @@ from torch.optim.sgd import sgd
 
 from ortholand.geometry.matrices import to_working_dtype, working_dtype
 from ortholand.geometry.rounding import exact_value, keep_
-from ortholand.landing.step import SKIPPED, Slot, count_of, count_skipped
+from ortholand.landing.step import SKIPPED, Slot, count_of, count_skipped, descent
 from ortholand.native import all_below
 from ortholand.optim.checks import scalar_lr
+from ortholand.optim.weights import device_of_steps
 
 Group = Mapping[str, Any]
+Tensors = list[Tensor]
 Agreement = Callable[[Tensor], Tensor]  # which may step here -> which may step on all ranks
 MOVING = ("momentum_buffer", "exp_avg", "exp_avg_sq")
+SGD_OPTIONS = ("momentum", "dampening", "nesterov", "weight_decay", "maximize", "foreach")
 MODERATE = 1e15  # its cube does not overflow in float32, so no step of such numbers does
 
 
 def plain_sgd_step(slots: list[Slot], group: Group, agree: Agreement | None = None) -> None:
     """The step of ``torch.optim.SGD`` on each parameter that it leaves finite."""
-
-    def step() -> None:
-        weights, gradients = _working(slots)
-        if group["nesterov"] and group["foreach"] is not False:
-            # torch adds the momentum to the gradients in their own memory. (None may mean True.)
-            gradients = [gradient.clone() for gradient in gradients]
-        buffers = [slot.state.get("momentum_buffer") for slot in slots]
-        sgd(
-            weights,
-            gradients,
-            buffers,
-            foreach=group["foreach"],
-            weight_decay=group["weight_decay"],
-            momentum=group["momentum"],
-            lr=scalar_lr(group["lr"]),  # pyrefly: ignore[bad-argument-type]
-            dampening=group["dampening"],
-            nesterov=group["nesterov"],
-            maximize=group["maximize"],
-        )
-        if group["momentum"]:
-            for slot, buffer in zip(slots, buffers, strict=True):
-                slot.state["momentum_buffer"] = buffer
-        _keep(slots, weights)
-
-    guarded_step(slots, group, step, agree)
+    _guarded_step(slots, group, _sgd, agree)
 
 
 def plain_adam_step(slots: list[Slot], group: Group, agree: Agreement | None = None) -> None:
     """The step of ``torch.optim.AdamW`` or Adam on each parameter that it leaves finite."""
-    for slot in slots:
-        if "exp_avg" not in slot.state:
-            dtype = working_dtype(slot.weight.dtype)
-            slot.state["exp_avg"] = torch.zeros_like(slot.weight, dtype=dtype)
-            slot.state["exp_avg_sq"] = torch.zeros_like(slot.weight, dtype=dtype)
-            slot.state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
-
-    def step() -> None:
-        weights, gradients = _working(slots)
-        _adam(slots, weights, gradients, group)
-        _keep(slots, weights)
-
-    guarded_step(slots, group, step, agree)
+    for weight, _, state in slots:
+        if "exp_avg" not in state:
+            dtype = working_dtype(weight.dtype)
+            state["exp_avg"] = torch.zeros_like(weight, dtype=dtype)
+            state["exp_avg_sq"] = torch.zeros_like(weight, dtype=dtype)
+            place = device_of_steps(weight, group)
+            state["step"] = torch.zeros((), dtype=torch.float32, device=place)
+    _guarded_step(slots, group, _adam, agree)
 
 
-def _adam(slots: list[Slot], weights: list[Tensor], gradients: list[Tensor], group: Group) -> None:
+def _sgd(slots: list[Slot], weights: Tensors, gradients: Tensors, group: Group) -> None:
+    lr, moved = scalar_lr(group["lr"]), weights
+    options = {name: group[name] for name in SGD_OPTIONS}
+    on_device = isinstance(lr, Tensor) and group.get("capturable")
+    if on_device:
+        # torch would read lr on the host, so it makes a step of length 1 that starts at zero.
+        pairs = zip(gradients, weights, strict=True)
+        gradients = [descent(G, group["maximize"]) + group["weight_decay"] * W for G, W in pairs]
+        moved = [torch.zeros_like(W) for W in weights]
+        options |= {"weight_decay": 0.0, "maximize": False}
+    elif group["nesterov"] and group["foreach"] is not False:
+        # torch adds the momentum to the gradients in their own memory. (None may mean True.)
+        gradients = [gradient.clone() for gradient in gradients]
+    buffers = [slot.state.get("momentum_buffer") for slot in slots]
+    if _is_fused(group, weights) and len({buffer is None for buffer in buffers}) == 1:
+        options |= {"fused": True, "foreach": False}
+    options["lr"] = 1.0 if on_device else lr
+    sgd(moved, gradients, buffers, **options)
+    if on_device:
+        for W, step in zip(weights, moved, strict=True):
+            W.add_(lr * step)
+    if group["momentum"]:
+        for slot, buffer in zip(slots, buffers, strict=True):
+            slot.state["momentum_buffer"] = buffer
+
+
+def _adam(slots: list[Slot], weights: Tensors, gradients: Tensors, group: Group) -> None:
     lr, betas, decay = scalar_lr(group["lr"]), group["betas"], group["weight_decay"]
     if group["decoupled_weight_decay"]:  # by hand: torch's function takes it only since 2.7
         for weight in weights if decay else []:
             weight.mul_(1 - lr * decay)
         decay = 0.0
+    # torch captures nothing on the CPU, and refuses to try.
+    capturable = bool(group.get("capturable")) and not all(weight.is_cpu for weight in weights)
+    fused = _is_fused(group, weights)
+    takes_lists = capturable or not any(isinstance(n, Tensor) for n in (lr, *betas))
     adam(
         weights,
         gradients,
@@ -79,7 +83,9 @@ def _adam(slots: list[Slot], weights: list[Tensor], gradients: list[Tensor], gro
         [slot.state["exp_avg_sq"] for slot in slots],
         [],
         [slot.state["step"] for slot in slots],
-        foreach=False if any(isinstance(n, Tensor) for n in (lr, *betas)) else group["foreach"],
+        foreach=group["foreach"] if takes_lists and not fused else False,
+        capturable=capturable,
+        fused=fused,
         has_complex=any(weight.is_complex() for weight in weights),
         amsgrad=False,
         beta1=betas[0],
@@ -91,29 +97,21 @@ def _adam(slots: list[Slot], weights: list[Tensor], gradients: list[Tensor], gro
     )
 
 
-def _working(slots: list[Slot]) -> tuple[list[Tensor], list[Tensor]]:
-    """Weights and gradients in the type used for computation.
-
-    Half precision steps in float32, with moments in float32. In float16 Adam's eps is zero, and so
-    are squares of gradients below 1e-4; in bfloat16 a second moment that should decay by 0.999
-    does not change.
-    """
-    weights = [exact_value(slot.weight, slot.state) for slot in slots]
-    return weights, [to_working_dtype(slot.gradient) for slot in slots]
-
-
-def _keep(slots: list[Slot], weights: list[Tensor]) -> None:
-    """Store weights that were stepped in a type other than their own."""
-    for slot, weight in zip(slots, weights, strict=True):
-        if weight is not slot.weight:
-            keep_(slot.weight, weight, slot.state)
+def _is_fused(group: Group, weights: Tensors) -> bool:
+    """Whether the group asks for torch's fused step, and torch has one for its weights."""
+    if group.get("fused") is not True or torch.compiler.is_compiling():
+        return False
+    numbers = (group["lr"], *group.get("betas", ()))
+    return not any(isinstance(number, Tensor) for number in numbers) and all(
+        weight.is_floating_point() and weight.device.type in ("cpu", "cuda") for weight in weights
+    )
 
 
-def guarded_step(
+def _guarded_step(
     slots: list[Slot],
     group: Group,
-    step: Callable[[], None],
-    agree: Agreement | None = None,
+    step: Callable[[list[Slot], Tensors, Tensors, Group], None],
+    agree: Agreement | None,
 ) -> None:
     """Run an in-place step; put back, with its state, each parameter that it left non-finite.
 
@@ -125,28 +123,46 @@ def guarded_step(
         return
     for slot in slots:
         count_of(SKIPPED, slot.state, slot.weight.device)
-    if agree is None and is_moderate(slots, group):
-        step()
+    if agree is None and _is_moderate(slots, group):
+        _stepped(slots, group, step)
         return
-    weights_before = [slot.weight.clone() for slot in slots]
-    states_before = [
-        {k: v.clone() for k, v in slot.state.items() if isinstance(v, Tensor)} for slot in slots
+    before = [
+        (
+            slot.weight.clone(),
+            {k: v.clone() for k, v in slot.state.items() if isinstance(v, Tensor)},
+        )
+        for slot in slots
     ]
-    step()
+    _stepped(slots, group, step)
     may_step = [_is_sound(slot, group) for slot in slots]
     agreed = [torch.zeros_like(sound) for sound in may_step]
     try:
         agreed = may_step if agree is None else list(agree(torch.stack(may_step)))
     finally:  # with nothing agreed, everything is put back
-        before_step = zip(weights_before, states_before, agreed, strict=True)
-        for slot, (weight, before, taken) in zip(slots, before_step, strict=True):
+        for slot, taken, (weight, state) in zip(slots, agreed, before, strict=True):
             slot.weight.copy_(torch.where(taken, slot.weight, weight))
             for name, value in slot.state.items():
                 if isinstance(value, Tensor):
-                    old = before.get(name, torch.zeros_like(value))
-                    value.copy_(torch.where(taken, value, old))
+                    value.copy_(torch.where(taken, value, state.get(name, 0)))
     for slot, taken in zip(slots, agreed, strict=True):
         count_skipped(slot.state, taken)
+
+
+def _stepped(slots: list[Slot], group: Group, step: Callable[..., None]) -> None:
+    """Step weights in the type used for computation, and store them in their own.
+
+    Half precision steps in float32, with moments in float32. In float16 Adam's eps is zero, and so
+    are squares of gradients below 1e-4; in bfloat16 a second moment that should decay by 0.999
+    does not change.
+    """
+    weights = [exact_value(slot.weight, slot.state) for slot in slots]
+    gradients = [to_working_dtype(slot.gradient) for slot in slots]
+    if _is_fused(group, weights):  # torch counts gradients as written to, though they are not
+        gradients = [gradient.data for gradient in gradients]
+    step(slots, weights, gradients, group)
+    for slot, weight in zip(slots, weights, strict=True):
+        if weight is not slot.weight:
+            keep_(slot.weight, weight, slot.state)
 
 
 def _is_sound(slot: Slot, group: Group) -> Tensor:
@@ -159,7 +175,7 @@ def _is_sound(slot: Slot, group: Group) -> Tensor:
     return finite & (lr >= 0).to(finite.device) if isinstance(lr, Tensor) else finite
 
 
-def is_moderate(slots: list[Slot], group: Group) -> bool:
+def _is_moderate(slots: list[Slot], group: Group) -> bool:
     """Whether all numbers are so moderate that a step leaves them finite.
 
     False if unknown. Adam's divisor is at least its eps: with an eps of zero, a gradient of zero
@@ -172,8 +188,7 @@ def is_moderate(slots: list[Slot], group: Group) -> bool:
         return False
     if "adam_eps" in group and group["adam_eps"] <= 1e-20 * max(lr, 1.0):
         return False
-    buffers = [
-        slot.state[name] for slot in slots for name in MOVING if slot.state.get(name) is not None
-    ]
-    weights, gradients = [slot.weight for slot in slots], [slot.gradient for slot in slots]
-    return all_below(MODERATE, [*weights, *gradients, *buffers])
+    moved = [slot.state[k] for slot in slots for k in MOVING if slot.state.get(k) is not None]
+    for slot in slots:
+        moved += [slot.weight, slot.gradient]
+    return all_below(MODERATE, moved)

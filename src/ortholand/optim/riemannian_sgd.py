@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
+from typing_extensions import Unpack
 
 from ortholand.geometry.matrices import finite_matrices
-from ortholand.optim.base import options_of
 from ortholand.optim.checks import descends, scalar_lr
+from ortholand.optim.options import GroupOptions, options_of
 from ortholand.optim.sgd import OrthogonalSGD
 from ortholand.retractions import RETRACTIONS, Retraction, find_retraction
 
@@ -17,28 +18,18 @@ from ortholand.retractions import RETRACTIONS, Retraction, find_retraction
 class RiemannianSGD(OrthogonalSGD):
     """SGD with orthogonal weights, by a retraction: ``X = R(X, -lr A)``.
 
-    Everything but the algorithm itself is as in :class:`ortholand.LandingSGD`: arguments, groups,
-    views, types, momentum on the relative gradients (transported by projection for tall and wide
-    matrices), handling of non-finite gradients. There is no safe step: a retraction stays on
-    the manifold by construction, up to rounding, which ``"exponential"`` and ``"cayley"``
-    accumulate.
+    Everything but the algorithm itself is as in :class:`ortholand.LandingSGD`: arguments up to
+    ``weight_decay``, groups, views, types, momentum on the relative gradients (transported by
+    projection for tall and wide matrices), handling of non-finite gradients. There is no safe step:
+    a retraction stays on the manifold by construction, up to rounding, which ``"exponential"`` and
+    ``"cayley"`` accumulate.
 
     Args:
-        params: parameters, named parameters or groups.
-        lr: step; a float or a one-element tensor.
-        momentum: momentum factor, on the relative gradients.
-        dampening: dampening of the momentum, not of its first gradient.
-        nesterov: Nesterov momentum.
-        weight_decay: for groups with ``orthogonal=False`` only.
         retraction: ``"exponential"``, ``"polar"``, ``"cayley"``, ``"qr"``, or a function (X, A) as
             in :mod:`ortholand.retractions`, which is registered there under its name, so that a
             state_dict holds only that name.
-        maximize: ascend instead of descend.
-        foreach: as in :class:`ortholand.LandingSGD`.
-        orthogonal: default of the group option.
-        view: default of the group option.
-        scale: as in :class:`ortholand.LandingSGD`.
-        rounding: as in :class:`ortholand.LandingSGD`.
+        **options: further options, for all groups that do not set their own:
+            :class:`ortholand.optim.options.GroupOptions`.
 
     >>> import torch, ortholand
     >>> X = torch.nn.Parameter(ortholand.random_orthogonal(8, 3, seed=0))
@@ -59,12 +50,7 @@ class RiemannianSGD(OrthogonalSGD):
         weight_decay: float = 0.0,
         *,
         retraction: str | Retraction = "cayley",
-        maximize: bool = False,
-        foreach: bool | None = None,
-        orthogonal: bool = True,
-        view: str = "matrix",
-        scale: float | str = 1.0,
-        rounding: str | None = None,
+        **options: Unpack[GroupOptions],
     ) -> None:
         retraction = _registered(retraction)
         super().__init__(params, options_of(locals()))

@@ -1,4 +1,4 @@
-"""A weight with its gradient and state, as the engines step it."""
+"""A weight and its state: names, shapes, types and memory."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,19 +8,23 @@ import torch
 from torch import Tensor
 
 from ortholand.geometry.matrices import real_dtype, working_dtype
-from ortholand.geometry.rounding import COMPENSATION, ROUNDING_STATE, SEED, prepare_rounding
-from ortholand.geometry.scales import FAN, check_scale_fits, scale_of
+from ortholand.geometry.rounding import (
+    COMPENSATION,
+    HALF_TYPES,
+    ROUNDING_STATE,
+    SEED,
+    prepare_rounding,
+)
 from ortholand.geometry.views import View, matrices_shape
-from ortholand.landing.step import COUNTS, Slot, StateKind, prepare_counts
+from ortholand.landing.step import COUNTS, Slot, StateKind
 from ortholand.native import PLAIN_TYPES
 from ortholand.sharding.exchange import same_on_all_ranks
-from ortholand.sharding.manifold import apparent_scale, distances
 from ortholand.sharding.placement import is_dtensor, is_here, zeros_per_matrix
 
 State = dict[str, Any]
-NO_BUFFERS = ("step", *COUNTS, *ROUNDING_STATE)  # in the state of an unconstrained weight
 Group = Mapping[str, Any]
-LOOKS_ORTHONORMAL = 0.1  # a distance not reached by chance, except with few columns
+NO_BUFFERS = ("step", *COUNTS, *ROUNDING_STATE)  # in the state of an unconstrained weight
+NO_DIMENSIONS = torch.Size()
 
 
 def prepare_state(
@@ -31,24 +35,50 @@ def prepare_state(
     New state is zero. If the weight's type or device has changed, its state follows, as in
     torch's own optimizers; if its shape has changed, the state no longer applies.
     """
-    shape, dtype, device, on_cpu = p.shape, working_dtype(p.dtype), p.device, p.is_cpu
-    number_shape = batch_shape(shape, view)
-    number_dtype = real_dtype(dtype)
-    for name, kind in kinds.items():
-        value = state.get(name)
+    shape, device, on_cpu = p.shape, p.device, p.is_cpu
+    is_half = p.dtype in HALF_TYPES
+    dtype = torch.float32 if is_half else p.dtype
+    for name in (*kinds, *COUNTS):
+        value, kind = state.get(name), kinds.get(name)
         if value is None:
             state[name] = zero_state(p, kind, view)
             continue
-        is_matrix = kind == "matrix"
-        wanted_shape, wanted = (shape, dtype) if is_matrix else (number_shape, number_dtype)
+        if kind == "matrix":
+            wanted_shape, wanted = shape, dtype
+        elif kind == "number":
+            wanted_shape = NO_DIMENSIONS if view == "matrix" else shape[:-2]
+            wanted = real_dtype(dtype) if dtype.is_complex else dtype
+        else:
+            wanted_shape, wanted = NO_DIMENSIONS, torch.int64
         if value.shape != wanted_shape:
             raise state_error(p, view, name, value, wanted_shape, group)
         here = value.is_cpu if on_cpu else value.device == device  # devices are slow to compare
         if value.dtype is not wanted or not here:
             state[name] = value.to(device, wanted)
-    prepare_counts(state, device)
-    if p.dtype is not dtype or COMPENSATION in state or SEED in state:
+    if is_half or COMPENSATION in state or SEED in state:
         _prepare_rounding(p, state, group)
+
+
+def prepare_plain_state(p: Tensor, state: State, group: Group) -> None:
+    """Let an unconstrained weight's state follow its type; the shapes must match."""
+    wanted = working_dtype(p.dtype)
+    for name, value in state.items():
+        if name == "step" and isinstance(value, Tensor):
+            state[name] = value.to(device_of_steps(p, group))
+        if not isinstance(value, Tensor) or name in NO_BUFFERS or value.ndim == 0 < p.ndim:
+            continue
+        if value.shape != p.shape:
+            raise state_error(p, "", name, value, p.shape, group)
+        if value.dtype is not wanted:
+            state[name] = value.to(wanted)
+    if p.dtype is not wanted or COMPENSATION in state or SEED in state:
+        _prepare_rounding(p, state, group)
+
+
+def device_of_steps(p: Tensor, group: Group) -> torch.device:
+    """Where torch's Adam counts steps: on the host, unless it must not or need not read there."""
+    on_device = group.get("capturable") or group.get("fused")
+    return p.device if on_device else torch.device("cpu")
 
 
 def _prepare_rounding(p: Tensor, state: State, group: Group) -> None:
@@ -65,25 +95,100 @@ def _prepare_rounding(p: Tensor, state: State, group: Group) -> None:
             state[name] = state[name].to(p.device, dtype)
 
 
+def zero_state(p: Tensor, kind: StateKind | None, view: View) -> Tensor:
+    """New state of a kind, or a count: all zero."""
+    if kind is None:
+        return torch.zeros((), dtype=torch.int64, device=p.device)
+    dtype = working_dtype(p.dtype)
+    if kind == "matrix":
+        return torch.zeros_like(p, dtype=dtype)
+    shape = batch_shape(p.shape, view)
+    if shape and is_dtensor(p) and is_here(p, view):
+        return zeros_per_matrix(p, real_dtype(dtype))
+    return torch.zeros(shape, dtype=real_dtype(dtype), device=p.device)
+
+
+def batch_shape(shape: torch.Size, view: View) -> torch.Size:
+    """The shape of a state with one number per matrix of a weight."""
+    return NO_DIMENSIONS if view == "matrix" else shape[:-2]
+
+
+def number_of_matrices(p: Tensor, view: View) -> int:
+    """How many matrices a weight holds."""
+    return matrices_shape(p.shape, view)[:-2].numel()
+
+
+def name_of(group: Group, i: int | None) -> str:
+    """The name of a weight of a group, for messages."""
+    if i is None:
+        return "a part of a weight"
+    names = group.get("param_names")
+    return repr(names[i]) if names else f"parameter {i} of the group"
+
+
+def position_of(p: Tensor, group: Group) -> int | None:
+    """The index of a weight in its group; None if it is a rank's part of one."""
+    return next((i for i, other in enumerate(group["params"]) if other is p), None)
+
+
+def gradient_error(p: Tensor, G: Tensor, name: str) -> TypeError | ValueError:
+    """The error for a gradient that is not dense, or not of its parameter's shape."""
+    if G.layout is not torch.strided:
+        return TypeError(
+            f"Gradients must be dense, got layout {G.layout} for a parameter of shape "
+            f"{tuple(p.shape)}. Use sparse=False in the embedding that made it, or another "
+            "optimizer for that parameter."
+        )
+    return ValueError(
+        f"A gradient must have its weight's shape, but {name} has shape {tuple(p.shape)} and its "
+        f"gradient {tuple(G.shape)}. If you replaced the weight, compute gradients again."
+    )
+
+
+def state_error(
+    p: Tensor, view: str, name: str, value: Tensor, shape: torch.Size, group: Group
+) -> ValueError:
+    """The error for a state that does not fit its weight."""
+    seen = f", view {view!r}," if view else ""
+    return ValueError(
+        "The state of a weight must fit its shape, but "
+        f"{name_of(group, position_of(p, group))} has shape {tuple(p.shape)}{seen} and its "
+        f"{name!r} has shape {tuple(value.shape)} where {tuple(shape)} was expected. If you "
+        "replaced the weight, or changed its view, remove its state: optimizer.state.pop(weight)."
+    )
+
+
 def check_memory(slot: Slot, name: Callable[[Tensor], str]) -> None:
     """Raise if a tensor's memory was freed or truncated (``untyped_storage().resize_(0)``).
 
     torch would crash, or read and write beyond it. It refuses to write to entries that share
     memory, so raise for these too, before any weight has moved.
     """
-    p = slot.weight
+    p, G, state = slot
     if torch.compiler.is_compiling() or type(p) not in PLAIN_TYPES:
         return
-    for tensor in (p, slot.gradient, *slot.state.values()):
-        if type(tensor) in PLAIN_TYPES and not tensor.is_meta and not _has_memory(tensor):
-            raise ValueError(
-                "A weight, its gradient and its state must have memory, but one of those of "
-                f"{name(p)}, shape {tuple(p.shape)}, was freed or cut. "
-                "Set the gradient again, or remove the state: optimizer.state.pop(weight)."
-            )
-    for tensor in (p, *slot.state.values()):
-        if type(tensor) in PLAIN_TYPES:
+    for tensor in (p, G, *state.values()):
+        if type(tensor) not in PLAIN_TYPES or tensor.layout is not torch.strided:
+            continue
+        is_contiguous, span = tensor.is_contiguous(), tensor.numel()
+        if span and not tensor.is_meta:
+            if not is_contiguous:
+                span = _span(tensor)
+            end = (tensor.storage_offset() + span) * tensor.itemsize
+            if tensor.untyped_storage().nbytes() < end or not tensor.data_ptr():
+                raise ValueError(
+                    "A weight, its gradient and its state must have memory, but one of those of "
+                    f"{name(p)}, shape {tuple(p.shape)}, was freed or cut. "
+                    "Set the gradient again, or remove the state: optimizer.state.pop(weight)."
+                )
+        if not is_contiguous and tensor is not G:
             check_entries_apart(tensor, lambda: f"{name(p)} or its state")
+
+
+def _span(tensor: Tensor) -> int:
+    """How far the last entry is from before the first, in entries."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in sizes)
 
 
 def check_entries_apart(tensor: Tensor, name: Callable[[], str]) -> None:
@@ -109,152 +214,3 @@ def _overlaps(tensor: Tensor) -> bool:
     for stride, size in zip(tensor.stride(), tensor.shape, strict=True):
         places = np.unique(np.add.outer(places, stride * np.arange(size)))
     return places.size < tensor.numel()
-
-
-def _has_memory(tensor: Tensor) -> bool:
-    span = tensor.numel()
-    if not span or tensor.layout is not torch.strided:
-        return True
-    if not tensor.is_contiguous():  # from the first entry to the last
-        sizes = zip(tensor.shape, tensor.stride(), strict=True)
-        span = 1 + sum((size - 1) * stride for size, stride in sizes)
-    end = (tensor.storage_offset() + span) * tensor.itemsize
-    return tensor.untyped_storage().nbytes() >= end and tensor.data_ptr() != 0
-
-
-def prepare_plain_state(p: Tensor, state: State, group: Group) -> None:
-    """Let an unconstrained weight's state follow its type; the shapes must match."""
-    wanted = working_dtype(p.dtype)
-    for name, value in state.items():
-        if not isinstance(value, Tensor) or name in NO_BUFFERS or value.ndim == 0 < p.ndim:
-            continue
-        if value.shape != p.shape:
-            raise state_error(p, "", name, value, p.shape, group)
-        if value.dtype is not wanted:
-            state[name] = value.to(wanted)
-    if p.dtype is not wanted or COMPENSATION in state or SEED in state:
-        _prepare_rounding(p, state, group)
-
-
-def state_error(
-    p: Tensor, view: str, name: str, value: Tensor, shape: torch.Size, group: Group
-) -> ValueError:
-    """The error for a state that does not fit its weight."""
-    seen = f", view {view!r}," if view else ""
-    return ValueError(
-        "The state of a weight must fit its shape, but "
-        f"{name_of(group, position_of(p, group))} has shape {tuple(p.shape)}{seen} and its "
-        f"{name!r} has shape {tuple(value.shape)} where {tuple(shape)} was expected. If you "
-        "replaced the weight, or changed its view, remove its state: optimizer.state.pop(weight)."
-    )
-
-
-def zero_state(p: Tensor, kind: StateKind, view: View) -> Tensor:
-    """New state, all zero."""
-    dtype = working_dtype(p.dtype)
-    if kind == "matrix":
-        return torch.zeros_like(p, dtype=dtype)
-    shape = batch_shape(p.shape, view)
-    if shape and is_dtensor(p) and is_here(p, view):
-        return zeros_per_matrix(p, real_dtype(dtype))
-    return torch.zeros(shape, dtype=real_dtype(dtype), device=p.device)
-
-
-def batch_shape(shape: torch.Size, view: View) -> torch.Size:
-    """The shape of a state with one number per matrix of a weight."""
-    return torch.Size() if view == "matrix" else shape[:-2]
-
-
-def number_of_matrices(p: Tensor, view: View) -> int:
-    """How many matrices a weight holds."""
-    return matrices_shape(p.shape, view)[:-2].numel()
-
-
-def name_of(group: Group, i: int | None) -> str:
-    """The name of a weight of a group, for messages."""
-    if i is None:
-        return "a part of a weight"
-    names = group.get("param_names")
-    return repr(names[i]) if names else f"parameter {i} of the group"
-
-
-def position_of(p: Tensor, group: Group) -> int | None:
-    """The index of a weight in its group; None if it is a rank's part of one."""
-    return next((i for i, other in enumerate(group["params"]) if other is p), None)
-
-
-@torch.no_grad()
-def check_start(
-    p: Tensor, name: str, view: View, radius: float, *, spectral: bool, scale: float = 1.0
-) -> None:
-    """Raise if a matrix of the weight is outside the ball, or not finite.
-
-    It may be slightly outside, by the rounding of the weight's own type over many steps.
-    ``scale``: the matrix that must be in the ball is the weight divided by this.
-    """
-    check_scale_fits(scale, p.dtype, name)
-    columns = matrices_shape(p.shape, view)[-1]
-    limit = 1.0001 * radius + 16 * torch.finfo(p.dtype).eps * columns**0.5
-    d = float(distances(p, view, scale=scale).max())
-    if d <= limit:
-        return
-    if spectral:  # eigenvalues only where the free bound does not decide
-        d = float(distances(p, view, spectral=True, scale=scale).max())
-        if d <= limit:
-            return
-    norm = "||X^T X - I||_2" if spectral else "||X^T X - I||_F"
-    if scale != 1:
-        norm += f" of X = weight / {scale:.4g}"
-    raise ValueError(
-        f"An orthogonal parameter must start within {radius} of the manifold "
-        f"({norm}; eps, where that is an option), but {name} of shape {tuple(p.shape)}, "
-        f"view {view!r}, is at distance {d:.4g}. {_all_advice(p, view, radius, scale)}"
-    )
-
-
-def _all_advice(p: Tensor, view: View, radius: float, scale: float) -> str:
-    of_scale, other = _scale_advice(p, view, scale), _advice(p, view, radius, scale)
-    return f"{of_scale} Else, {other[0].lower()}{other[1:]}" if of_scale else other
-
-
-def _scale_advice(p: Tensor, view: View, scale: float) -> str:
-    """Advice on a scale that would fit, if there is one."""
-    found = apparent_scale(p, view)
-    if not torch.finfo(p.dtype).tiny <= found < torch.inf:  # nothing to divide by
-        return ""
-    if not float(distances(p, view, spectral=True, scale=found).max()) <= LOOKS_ORTHONORMAL:
-        return ""
-    fan = scale_of(FAN, p.shape, view)
-    said = f"scale={found:.4g}"
-    if abs(found / fan - 1) < 1e-2 and fan != 1:
-        said += f' or scale="{FAN}"'
-    return (
-        f"It looks like {found:.4g} times orthonormal, not {scale:.4g} times: if that is meant, "
-        f"say {said} in its group."
-    )
-
-
-def _advice(p: Tensor, view: View, radius: float, scale: float) -> str:
-    project = (
-        "Project it first with ortholand.orthogonalize_(...), which takes a tensor, groups or a "
-        "model."
-    )
-    if scale != 1:
-        project += f" For a tensor or a model, say scale={scale:.4g} there, too."
-    if p.ndim < 3:
-        return project
-    other: View = "kernel" if view == "matrix" else "matrix"
-    if float(distances(p, other, scale=scale).max()) <= radius:
-        return f"In the view {other!r} it is within: say view={other!r} in its group."
-    return (
-        f"If the view {other!r} is meant, say view={other!r} in its group: "
-        f"{_WHAT_VIEWS_SEE} Else project it in the view that is meant, with "
-        "ortholand.orthogonalize_(weight, view=...)."
-        + (f" Say scale={scale:.4g} there, too." if scale != 1 else "")
-    )
-
-
-_WHAT_VIEWS_SEE = (
-    "'matrix' sees one matrix (size of the first dimension) x (all others), 'kernel' a stack of "
-    "matrices, the last two dimensions."
-)

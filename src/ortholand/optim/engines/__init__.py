@@ -13,14 +13,24 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ortholand.geometry.views import check_weight
 from ortholand.landing.step import Slot
+from ortholand.native import PLAIN_TYPES
 from ortholand.optim.engines.compiled import CompiledEngine, Tensors
 from ortholand.optim.engines.reference import ReferenceEngine
-from ortholand.optim.engines.sharded import ShardedEngine, split_spread
+from ortholand.optim.engines.sharded import ShardedEngine, step_plain
 from ortholand.optim.plan import Plan
-from ortholand.optim.weights import check_memory
+from ortholand.optim.weights import (
+    check_memory,
+    gradient_error,
+    name_of,
+    prepare_plain_state,
+    prepare_state,
+)
+from ortholand.sharding.placement import is_elsewhere
 
-StepPlain = Callable[..., None]
+Group = Mapping[str, Any]
+States = Mapping[Tensor, dict[str, Any]]
 Run = Callable[[], Any]
 
 
@@ -42,60 +52,69 @@ SHARDED = ShardedEngine(lambda slots, plan: step_by_engines(slots, plan, WHOLE_E
 ENGINES: tuple[Engine, ...] = (SHARDED, *WHOLE_ENGINES)
 
 
-def step_by_engines(slots: list[Slot], plan: Plan, engines: tuple[Engine, ...] = ENGINES) -> None:
-    """One step of orthogonal weights, each by the first engine that can step it."""
-    for run in claimed(slots, plan, engines):
-        run()
+def claimed(group: Group, plan: Plan, states: States, *, only: bool) -> list[Run]:
+    """The step of orthogonal weights, checked but not done: nothing moves before all are checked.
 
-
-def claimed(slots: list[Slot], plan: Plan, engines: tuple[Engine, ...] = ENGINES) -> list[Run]:
-    """That step, checked but not done: nothing moves before all groups are checked."""
-    alone = len(slots) == 1
-    runs: list[Run] = []
-    for engine in engines:
-        if not slots:
-            break
-        run, slots = engine.claim(slots, plan, alone=alone)
-        if run is not None:
-            runs.append(run)
-    return runs
-
-
-def claimed_at_once(
-    group: Mapping[str, Any],
-    states: Mapping[Tensor, dict[str, Any]],
-    plan: Plan,
-    prepare: Callable[[], list[Slot]],
-    *,
-    only: bool,
-) -> list[Run]:
-    """The step of a group, checked but not done, without preparing slots if there is no need.
-
-    If it is the only group, compiled code checks and steps in one call, all weights or none.
+    Each weight steps by the first engine that can step it. If compiled code has nothing to prepare
+    and this is the ``only`` group, it checks and steps in one call, all weights or none.
     """
     tensors = COMPILED.gathered(group["params"], states, plan)
     if tensors is not None and only:
-        return [partial(_step_at_once, tensors, plan, prepare)]
+        return [partial(_step_at_once, tensors, group, plan, states)]
     if tensors is not None and COMPILED.takes(tensors, plan):
         return [partial(COMPILED.step, tensors, plan)]
-    return claimed(prepare(), plan)
+    all_plain = PLAIN_TYPES.issuperset(map(type, group["params"]))
+    engines = WHOLE_ENGINES if all_plain else ENGINES
+    return claims(slots_of(group, plan, states), plan, engines)
 
 
-def _step_at_once(tensors: Tensors, plan: Plan, prepare: Callable[[], list[Slot]]) -> None:
+def _step_at_once(tensors: Tensors, group: Group, plan: Plan, states: States) -> None:
     if not COMPILED.step(tensors, plan):
-        step_by_engines(prepare(), plan)
+        step_by_engines(slots_of(group, plan, states), plan)
 
 
-def claimed_plain(slots: list[Slot], plan: Plan, step: StepPlain) -> list[Run]:
-    """One step of unconstrained weights by a function of slots, checked but not done."""
+def claims(slots: list[Slot], plan: Plan, engines: tuple[Engine, ...] = ENGINES) -> list[Run]:
+    """What each engine takes of some weights."""
+    alone, runs = len(slots) == 1, []
+    for engine in engines:
+        if slots:
+            run, slots = engine.claim(slots, plan, alone=alone)
+            if run is not None:
+                runs.append(run)
+    return runs
+
+
+def step_by_engines(slots: list[Slot], plan: Plan, engines: tuple[Engine, ...] = ENGINES) -> None:
+    """One step of orthogonal weights, each by the first engine that can step it."""
+    for run in claims(slots, plan, engines):
+        run()
+
+
+def claimed_plain(group: Group, plan: Plan, states: States, step: Callable[..., None]) -> list[Run]:
+    """The step of unconstrained weights by a function of slots, checked but not done."""
+    slots = slots_of(group, plan, states)
     for slot in slots:
         check_memory(slot, plan.name_of)
-    return [partial(_step_plain, slots, plan, step)] if slots else []
+    return [partial(step_plain, slots, plan, partial(step, group=group))] if slots else []
 
 
-@torch.no_grad()
-def _step_plain(slots: list[Slot], plan: Plan, step: StepPlain) -> None:
-    spread, whole = split_spread(slots)
-    if spread:
-        SHARDED.step_plain(spread, plan, step)
-    step(whole)
+def slots_of(group: Group, plan: Plan, states: States) -> list[Slot]:
+    """The weights of a group that have gradients, with their state; checked, not yet moved."""
+    slots, names = [], group.get("param_names")
+    for i, p in enumerate(group["params"]):
+        G = p.grad
+        if G is None:
+            continue
+        if G.layout is not torch.strided or G.shape != p.shape:
+            raise gradient_error(p, G, name_of(group, i))
+        if type(p) not in PLAIN_TYPES and is_elsewhere(p):
+            continue
+        state = states[p]
+        if plan.orthogonal:
+            name = repr(names[i]) if names else f"parameter {i} of the group"
+            check_weight(p, name, plan.view)  # it may have been replaced
+            prepare_state(p, state, plan.state_kinds, plan.view, group)
+        else:
+            prepare_plain_state(p, state, group)
+        slots.append(Slot(p, G, state))
+    return slots

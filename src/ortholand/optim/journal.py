@@ -1,0 +1,79 @@
+"""What an optimizer remembers from step to step, and the warning about weights that do not move.
+
+Copied, pickled and loaded optimizers start without it.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ortholand.landing.step import LIMITED, SKIPPED
+from ortholand.optim.plan import Plan
+from ortholand.optim.weights import name_of, number_of_matrices
+from ortholand.sharding.placement import is_dtensor
+
+Group = Mapping[str, Any]
+States = Mapping[Tensor, Mapping[str, Any]]
+# After how many steps to check for frozen weights, and how often from then on.
+FIRST_LOOK, LATER_LOOKS = 20, 100
+FROZEN = "frozen"
+FROZEN_MESSAGE = (
+    "{name} of shape {shape} is frozen: most of its latest steps were skipped, because they would "
+    "not have been finite, or no step from there is safe. Look for NaN or infinite gradients; if "
+    "the weight was replaced, project it with ortholand.orthogonalize_(weight), or set scale=... "
+    "in its group if it is a multiple of an orthonormal matrix; with lam=0 nothing pulls away from "
+    "the edge of the ball. optimizer.skipped_steps() counts such steps."
+)
+
+
+class Journal:
+    """What has happened since an optimizer was created or loaded."""
+
+    def __init__(self) -> None:
+        # By group: its plan, and its options and their values at the time.
+        self.plans: dict[int, tuple[Plan, tuple[str, ...], tuple[Any, ...]]] = {}
+        self.terms: dict[Any, Any] = {}  # what ranks must agree on in this step, by process group
+        self.warned: set[str] = set()
+        self.steps = 0
+        self._last_look = 0
+        self._skipped: dict[Tensor, int] = {}  # at the last look
+        self._limited: dict[Tensor, int] = {}  # in the run that was resumed
+
+    def begin(self, states: States) -> None:
+        """Note the counts of the run that is resumed."""
+        self._skipped, self._limited = _counts(SKIPPED, states), _counts(LIMITED, states)
+
+    def limited_share(self, p: Tensor, state: Mapping[str, Any], matrices: int) -> float | None:
+        """Share of a weight's steps that were less than lr; None before a step, or on meta."""
+        count = state.get(LIMITED)
+        if count is None or not self.steps or count.is_meta:
+            return None
+        return (int(count) - self._limited.get(p, 0)) / (self.steps * matrices)
+
+    def look_for_frozen_weights(self, groups: Sequence[Group], states: States) -> None:
+        """Warn, once, about weights that could not take most of their recent steps.
+
+        Only counts in host memory are read, so this waits for no device.
+        """
+        window, before = self.steps - self._last_look, self._skipped
+        self._last_look, self._skipped = self.steps, _counts(SKIPPED, states)
+        for group in groups:
+            for i, p in enumerate(group["params"]):
+                is_whole = group["orthogonal"] and not is_dtensor(p)
+                matrices = number_of_matrices(p, group["view"]) if is_whole else 1
+                skipped = self._skipped.get(p, 0) - before.get(p, 0)
+                if skipped > matrices * window / 2 and FROZEN not in self.warned:
+                    self.warned.add(FROZEN)
+                    message = FROZEN_MESSAGE.format(name=name_of(group, i), shape=tuple(p.shape))
+                    warnings.warn(message, stacklevel=4)
+
+
+def _counts(name: str, states: States) -> dict[Tensor, int]:
+    counts = {p: state.get(name) for p, state in states.items()}
+    return {
+        p: int(count.numpy())
+        for p, count in counts.items()
+        if type(count) is Tensor and count.device.type == "cpu"
+    }
