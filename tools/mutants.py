@@ -8,6 +8,7 @@ here) or untested.
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -201,7 +202,7 @@ def is_killed(mutant: Mutant, copy: Path) -> bool:
     """Whether the mutant's tests fail."""
     path, start = copy / mutant.file, time.perf_counter()
     path.write_text(path.read_text().replace(mutant.old, mutant.new))
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "2", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, "-m", "not slow_distributed", *mutant.tests.split()],
         cwd=copy,
@@ -209,11 +210,13 @@ def is_killed(mutant: Mutant, copy: Path) -> bool:
         capture_output=True,
         text=True,
     )
-    killed = "\nFAILED " in done.stdout  # with -x and -n pytest also says that it was interrupted
+    by = re.search(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
+    killed = by is not None
     if not killed and done.returncode != 0:
         print(done.stdout[-2000:], done.stderr[-2000:])
     verdict = "killed" if killed else "SURVIVED" if done.returncode == 0 else "BROKEN"
-    print(f"{verdict:9} {mutant.name} ({time.perf_counter() - start:.0f} s)", flush=True)
+    seconds = time.perf_counter() - start
+    print(f"{verdict:9} {mutant.name} ({seconds:.0f} s) {by[1] if by else ''}", flush=True)
     return killed
 
 
