@@ -137,8 +137,8 @@ MUTANTS = [
     Mutant(
         "C++ pulled share",
         STEPS,
-        "P * at_least(room, 0))) / P, 1)",
-        "P * at_least(room, 0))) / P, 9)",
+        "(slope + reach) / P, 1)",
+        "(slope + reach) / P, 9)",
         SAFE,
     ),
     # Ranks.
