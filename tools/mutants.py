@@ -105,7 +105,7 @@ MUTANTS = [
     ),
     Mutant("landed too soon", POINT, "LANDED = 16 ", "LANDED = 1e12 ", PARTS),
     Mutant("noise", SRC + "fields.py", "(8 + math.sqrt(n))", "0 * (8 + math.sqrt(n))", NORMAL),
-    Mutant("rounding of coupled", COUPLED, "slope - astray / (1 - delta)", "slope", NORMAL),
+    Mutant("rounding of coupled", COUPLED, "alpha=1 / (1 - options.eps)", "alpha=0", NORMAL),
     Mutant("moduli", SRC + "geometry/polar.py", "if M.is_complex() else", "if False else", MODULI),
     # Compiled code: what all share.
     Mutant("C++ longest", STEPS, "1 / (2 * o.lam)", "1 / o.lam", NOT_BEYOND),
@@ -153,11 +153,11 @@ MUTANTS = [
     Mutant(
         "C++ pulled share",
         STEPS,
-        "(slope + reach) / P, 1)",
-        "(slope + reach) / P, 9)",
+        "P * at_least(room, 0))) / P, 1)",
+        "P * at_least(room, 0))) / P, 9)",
         NO_LONGER,
     ),
-    Mutant("tall rounding of coupled", TALL_CPP, "- astray / 2 / (1 - delta)", "", NORMAL),
+    Mutant("tall rounding of coupled", TALL_CPP, "- astray / 2 / (1 - o.eps)", "", NORMAL),
     Mutant("tall rounding", TALL_CPP, "reached[l] + astray <=", "reached[l] <=", NORMAL),
     # Ranks.
     Mutant("identity's share", SRC + "geometry/matrices.py", ".sub_(share)", ".sub_(1)", APART),

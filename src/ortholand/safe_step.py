@@ -232,12 +232,9 @@ def share_of_pulled_move(P: Tensor, slope: Tensor, room: Tensor) -> Tensor:
     """The share of a trial move that ends in the ball, where the manifold attracts on the way.
 
     After a share theta the distance is at most ``delta - 2 theta slope + theta^2 P``. This is the
-    largest theta for which that is at most ``delta + room``. Rounding may make the slope negative;
-    nothing cancels then either.
+    largest theta for which that is at most ``delta + room``.
     """
-    room = room.clamp(min=0)
-    reach = torch.addcmul(P * room, slope, slope).sqrt()
-    return torch.where(slope < 0, room / (reach - slope), (slope + reach) / P)
+    return (slope + torch.addcmul(P * room.clamp(min=0), slope, slope).sqrt()) / P
 
 
 def share_of_tangent_move(P: Tensor, drift: Tensor | None, room: Tensor) -> Tensor:

@@ -186,9 +186,7 @@ inline double added(double reached, double delta, double length) {
 // ortholand.safe_step.share_of_pulled_move: the largest theta with
 // delta - 2 theta slope + theta^2 P <= delta + room.
 inline double share_of_pulled_move(double P, double slope, double room) {
-    room = at_least(room, 0);
-    const double reach = std::sqrt(slope * slope + P * room);
-    return at_most(slope < 0 ? room / (reach - slope) : (slope + reach) / P, 1);
+    return at_most((slope + std::sqrt(slope * slope + P * at_least(room, 0))) / P, 1);
 }
 
 // ortholand.safe_step.share_of_tangent_move: the largest theta with

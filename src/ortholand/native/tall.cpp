@@ -362,8 +362,8 @@ struct Step : Tiles<typename R::Tile> {
             d[l] = from[l];
             const double delta = at_most(d[l], o.eps);
             const double P = added(reached[l], delta, eta[l] * norm[l]);
-            // Small singular values are pulled by (1 - delta) slope only.
-            const double slope = o.lam * eta[l] * delta - astray / 2 / (1 - delta);
+            // Small singular values are pulled by (1 - delta) slope only, delta being at most eps.
+            const double slope = o.lam * eta[l] * delta - astray / 2 / (1 - o.eps);
             if (!safe) eta[l] *= share_of_pulled_move(P, slope, o.aim - delta);
         }
     }
