@@ -8,6 +8,7 @@ here) or untested.
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,20 +21,36 @@ ROOT = Path(__file__).resolve().parents[1]
 SRC = "src/ortholand/"
 COPIED = ("src", "tests", "pyproject.toml", "conftest.py", "tools", "README.md")
 
-SQUARE = "tests/optim/test_fused.py tests/native/test_native.py tests/landing/test_spectral.py"
-TALL = "tests/native/test_tall.py tests/landing/test_spectral.py tests/optim/test_multipliers.py"
-SAFE = "tests/optim/test_ball.py tests/landing/test_spectral.py tests/test_safe_step.py"
-GRAM = "tests/landing/test_gram.py tests/landing/test_after.py tests/optim/test_multipliers.py"
-ANY = "tests/optim/test_any_gradient.py tests/native/test_tall.py"
-RANKS = "tests/distributed/test_collectives.py tests/distributed/test_equality.py"
+SPECTRAL = "tests/landing/test_spectral.py::test_"
+ENGINES = SPECTRAL + "engines_step_alike_off_the_manifold"
+ONCE = SPECTRAL + "the_pull_is_not_counted_twice_before_a_move"
+NO_LONGER = SPECTRAL + "no_step_is_longer_than_lr"
+NOT_BEYOND = SPECTRAL + "no_pull_goes_beyond_the_manifold"
+LARGE_VALUE = SPECTRAL + "a_field_with_one_large_singular_value_is_not_averaged"
+ANY = "tests/optim/test_any_gradient.py::test_"
+NORMAL = ANY + "what_rounding_leaves_of_a_normal_gradient_stays_in_the_ball"
+MODULI = ANY + "muon_turns_by_complex_numbers_whose_moduli_overflow"
+INFINITE = ANY + "without_a_safe_step_nothing_infinite_is_written"
+HUGE = "tests/native/test_tall.py::test_huge_and_tiny_gradients_step_as_the_reference_does"
+FREEZES = "tests/optim/test_silent_freezes.py::test_"
+AT_THE_EDGE = FREEZES + "the_root_of_what_rounding_leaves_at_the_edge_is_no_step"
+ZEROS = FREEZES + "weights_of_zeros_are_out_of_reach_like_any_other"
 START = (
-    "tests/optim/test_landing_sgd.py tests/landing/test_spectral.py tests/optim/test_conformance.py"
+    "tests/optim/test_landing_sgd.py"
+    "::test_a_start_may_be_outside_the_ball_by_rounding_but_no_farther"
 )
-MUON_TESTS = "tests/landing/test_gram.py tests/landing/test_muon.py"
-LOADING = "tests/optim/test_loading.py tests/optim/test_seams.py"
-RENEWED = "tests/optim/test_renewed.py tests/optim/test_half_precision.py"
-FREEZES = "tests/optim/test_silent_freezes.py"
-SCALES = "tests/native/test_scales.py tests/optim/test_scales.py"
+GRAM = "tests/landing/test_gram.py::test_"
+FLOOR = GRAM + "a_tangent_norm_is_never_below_its_rounding_error"
+SHIFT = GRAM + "muon_takes_half_of_a_singular_value_at_four_times_rounding"
+PARTS = GRAM + "a_landing_step_is_the_step_of_its_parts"
+APART = GRAM + "rows_apart_step_as_rows_together"
+AS_ONE = GRAM + "two_hermitian_matrices_travel_as_one"
+FIRST = GRAM + "dampening_knows_the_first_gradient_where_a_rank_has_none_yet"
+MULTIPLIERS = "tests/optim/test_multipliers.py::test_rows_on_ranks"
+LOADING = "tests/optim/test_seams.py::test_a_buffer_counts_as_skew_only_if_it_is_nearly"
+REST = "tests/optim/test_half_precision.py::test_the_rest_follows_its_weight"
+CREEPS = "tests/optim/test_scales.py::TestWhatStays::test_no_weight_creeps"
+RANKS = "tests/distributed/test_collectives.py tests/distributed/test_equality.py"
 GUARDS = "tests/distributed/test_guards.py"
 DISAGREEING = "tests/distributed/test_disagreeing.py"
 
@@ -57,93 +74,95 @@ COUPLED, AFTER, POINT = (SRC + f"landing/{name}.py" for name in ("coupled", "aft
 
 MUTANTS = [
     # Python: those that earlier tests had not noticed, then the measured step and the Gram form.
-    Mutant("no edge", SRC + "safe_step.py", "EDGE = 16 ", "EDGE = 0 ", FREEZES),
+    Mutant("no edge", SRC + "safe_step.py", "EDGE = 16 ", "EDGE = 0 ", AT_THE_EDGE),
     Mutant("start limit", SRC + "optim/weights.py", "1.0001 * radius", "1.1 * radius", START),
-    Mutant("Adam's clamp", MOMENTS, "clamp(max=1e18 *", "clamp(max=1e19 *", ANY),
-    Mutant("Adam's floor", MOMENTS, "roundoff * size).sqrt()", "0 * size).sqrt()", GRAM),
-    Mutant(
-        "Muon's shift", MUON, "(4 * roundoff * trace(T)", "(40 * roundoff * trace(T)", MUON_TESTS
-    ),
-    Mutant(
-        "Muon's shift on ranks", MUON, "return 4 * roundoff", "return 40 * roundoff", MUON_TESTS
-    ),
+    Mutant("Adam's clamp", MOMENTS, "clamp(max=1e18 *", "clamp(max=1e19 *", HUGE),
+    Mutant("Adam's floor", MOMENTS, "roundoff * size).sqrt()", "0 * size).sqrt()", FLOOR),
+    Mutant("Muon's shift", MUON, "(4 * roundoff * trace(T)", "(40 * roundoff * trace(T)", SHIFT),
+    Mutant("Muon's shift on ranks", MUON, "return 4 * roundoff", "return 40 * roundoff", SHIFT),
     Mutant("skew enough", SRC + "optim/loading.py", "<= 1e-3 * size", "<= 1e-1 * size", LOADING),
-    Mutant("state count", COMPILED, "len(state) != n_state or ", "", RENEWED),
+    Mutant("state count", COMPILED, "len(state) != n_state or ", "", REST),
     Mutant(
         "first order",
         DERIVATIVES,
         "info > 0)[..., None, None], M",
         "info >= 0)[..., None, None], M",
-        GRAM,
+        MULTIPLIERS,
     ),
-    Mutant("pull of coupled", COUPLED, "t, d, value=-2 * lam", "t, d, value=-4 * lam", SAFE),
-    Mutant("share of coupled", COUPLED, "torch.fmin(t, t * share)", "t", SAFE),
-    Mutant("longer share", COUPLED, "torch.fmin(t, t * share)", "t * share", SAFE),
-    Mutant("longest step", COUPLED, "1 / (2 * lam) if", "1 / lam if", SAFE),
-    Mutant("share of after", AFTER, ".masked_fill_(reached <= limit, 1.0)", ".fill_(1.0)", SAFE),
-    Mutant("drift of after", AFTER, "share - square, C)", "0 * share, C)", GRAM),
-    Mutant("mean of after", AFTER, ".clamp(min=1)", ".clamp(min=1).fill_(1)", GRAM),
+    Mutant("pull of coupled", COUPLED, "t, d, value=-2 * lam", "t, d, value=-4 * lam", ONCE),
+    Mutant("share of coupled", COUPLED, "torch.fmin(t, t * share)", "t", ENGINES),
+    Mutant("longer share", COUPLED, "torch.fmin(t, t * share)", "t * share", NO_LONGER),
+    Mutant("longest step", COUPLED, "1 / (2 * lam) if", "1 / lam if", NOT_BEYOND),
+    Mutant("share of after", AFTER, ".masked_fill_(reached <= limit, 1.0)", ".fill_(1.0)", ENGINES),
+    Mutant("drift of after", AFTER, "share - square, C)", "0 * share, C)", ENGINES),
+    Mutant("mean of after", AFTER, ".clamp(min=1)", ".clamp(min=1).fill_(1)", ENGINES),
     Mutant(
         "trial",
         SRC + "safe_step.py",
         "math.sqrt(2 * p) / norm).clamp(max=min",
         "1e3 / norm).clamp(max=min",
-        ANY,
+        HUGE,
     ),
-    Mutant("landed too soon", POINT, "LANDED = 16 ", "LANDED = 1e12 ", GRAM),
-    Mutant("noise", SRC + "fields.py", "(8 + math.sqrt(n))", "0 * (8 + math.sqrt(n))", SAFE),
+    Mutant("landed too soon", POINT, "LANDED = 16 ", "LANDED = 1e12 ", PARTS),
+    Mutant("noise", SRC + "fields.py", "(8 + math.sqrt(n))", "0 * (8 + math.sqrt(n))", NORMAL),
+    Mutant("rounding of coupled", COUPLED, "alpha=1 / (1 - options.eps)", "alpha=0", NORMAL),
+    Mutant("moduli", SRC + "geometry/polar.py", "if M.is_complex() else", "if False else", MODULI),
     # Compiled code: what all share.
-    Mutant("C++ longest", STEPS, "1 / (2 * o.lam)", "1 / o.lam", SQUARE),
-    Mutant("C++ edge", STEPS, "constexpr double EDGE = 16;", "constexpr double EDGE = 0;", FREEZES),
-    Mutant("C++ root", STEPS, "slope >= 0 ? reach + slope", "slope >= 0 ? reach", SQUARE),
-    Mutant("C++ distance 1", STEPS, "distance < FARTHEST);", "distance < 2);", FREEZES),
-    Mutant("C++ gentle pull", STEPS, "omega = at_most(omega, at_least(gentle, 0));", "", SAFE),
-    Mutant("C++ finite", STEPS, "at_least(o.scale, 1) * length <", "length / 1e9 <", ANY),
-    Mutant("C++ bias", STEPS, "steps = old_steps + 1;", "steps = old_steps + 2;", SQUARE),
-    Mutant("C++ farthest", STEPS, "o.farthest - distance", "1.5 * o.farthest - distance", SAFE),
-    Mutant("C++ maximize", STEPS, "o.maximize ? T(-0.5) : T(0.5)", "T(0.5)", SQUARE),
+    Mutant("C++ longest", STEPS, "1 / (2 * o.lam)", "1 / o.lam", NOT_BEYOND),
+    Mutant(
+        "C++ edge", STEPS, "constexpr double EDGE = 16;", "constexpr double EDGE = 0;", AT_THE_EDGE
+    ),
+    Mutant("C++ root", STEPS, "slope >= 0 ? reach + slope", "slope >= 0 ? reach", ENGINES),
+    Mutant("C++ distance 1", STEPS, "distance < FARTHEST);", "distance < 2);", ZEROS),
+    Mutant("C++ gentle pull", STEPS, "omega = at_most(omega, at_least(gentle, 0));", "", ENGINES),
+    Mutant("C++ finite", STEPS, "at_least(o.scale, 1) * length <", "length / 1e9 <", INFINITE),
+    Mutant("C++ bias", STEPS, "steps = old_steps + 1;", "steps = old_steps + 2;", ENGINES),
+    Mutant("C++ farthest", STEPS, "o.farthest - distance", "1.5 * o.farthest - distance", ENGINES),
+    Mutant("C++ maximize", STEPS, "o.maximize ? T(-0.5) : T(0.5)", "T(0.5)", ENGINES),
     # Square matrices.
-    Mutant("square free bound", LANDING, "+ t * t * q[l];", "+ t * t * q[l] / 4;", SAFE),
-    Mutant("square damping", LANDING, "T(1 - o.dampening) : T(1)", "T(1) : T(1)", SQUARE),
-    Mutant("square Nesterov", LANDING, "A.v[e] += momentum * B.v[e]", "A.v[e] += B.v[e]", SQUARE),
+    Mutant("square free bound", LANDING, "+ t * t * q[l];", "+ t * t * q[l] / 4;", LARGE_VALUE),
+    Mutant("square damping", LANDING, "T(1 - o.dampening) : T(1)", "T(1) : T(1)", ENGINES),
+    Mutant("square Nesterov", LANDING, "A.v[e] += momentum * B.v[e]", "A.v[e] += B.v[e]", ENGINES),
     Mutant(
         "square follow",
         LANDING,
         "G.v[e] + scale * (R.v[e] - G.v[e] / scale)",
         "scale * R.v[e]",
-        SCALES,
+        CREEPS,
     ),
     Mutant(
         "square count",
         LANDING,
         "if (eta[l] < o.lr) __atomic",
         "if (eta[l] > o.lr) __atomic",
-        SQUARE,
+        ENGINES,
     ),
-    Mutant("square centring", LANDING, "c[l] = T(1 / std::sqrt(1 + m[l]))", "c[l] = T(1)", SQUARE),
+    Mutant("square centring", LANDING, "c[l] = T(1 / std::sqrt(1 + m[l]))", "c[l] = T(1)", ENGINES),
     # Tall matrices.
-    Mutant("tall roundoff", TALL_CPP, "epsilon() / 2) {}", "epsilon() * 1e6) {}", TALL),
-    Mutant("tall landed", TALL_CPP, "if (most <= roundoff) return", "if (most <= 1) return", TALL),
-    Mutant("tall series", TALL_CPP, "if (most * most <= roundoff) {", "if (most <= 1) {", TALL),
-    Mutant("tall moderate", TALL_CPP, "sizeof(T) == 4 ? 1e24 : 1e200", "1e300", ANY),
+    Mutant("tall roundoff", TALL_CPP, "epsilon() / 2) {}", "epsilon() * 1e6) {}", ENGINES),
     Mutant(
-        "tall Nesterov", TALL_CPP, "g = sign + o.momentum * h", "g = sign * o.momentum + h", TALL
+        "tall landed", TALL_CPP, "if (most <= roundoff) return", "if (most <= 1) return", ENGINES
     ),
-    Mutant("tall damping", TALL_CPP, "damped ? sign * (1 - o.dampening) : sign", "sign", TALL),
-    Mutant("tall mean", TALL_CPP, "g = sign * (1 - o.beta1)", "g = sign * o.beta1", TALL),
-    Mutant("tall little", TALL_CPP, "LITTLE = 0.125", "LITTLE = 1e6", TALL),
-    Mutant("C++ share", STEPS, "at_most(room / at_least(reach, SMALLEST), 1)", "1", SAFE),
+    Mutant("tall series", TALL_CPP, "if (most * most <= roundoff) {", "if (most <= 1) {", ENGINES),
+    Mutant("tall moderate", TALL_CPP, "sizeof(T) == 4 ? 1e24 : 1e200", "1e300", HUGE),
+    Mutant("tall Nesterov", TALL_CPP, "g = sign + o.momentum * h", "g = sign + h", ENGINES),
+    Mutant("tall damping", TALL_CPP, "damped ? sign * (1 - o.dampening) : sign", "sign", ENGINES),
+    Mutant("tall mean", TALL_CPP, "g = sign * (1 - o.beta1)", "g = sign * o.beta1", ENGINES),
+    Mutant("tall little", TALL_CPP, "LITTLE = 0.125", "LITTLE = 1e6", ENGINES),
+    Mutant("C++ share", STEPS, "at_most(room / at_least(reach, SMALLEST), 1)", "1", ENGINES),
     Mutant(
         "C++ pulled share",
         STEPS,
         "P * at_least(room, 0))) / P, 1)",
         "P * at_least(room, 0))) / P, 9)",
-        SAFE,
+        NO_LONGER,
     ),
+    Mutant("tall rounding of coupled", TALL_CPP, "- astray / 2 / (1 - o.eps)", "", NORMAL),
+    Mutant("tall rounding", TALL_CPP, "reached[l] + astray <=", "reached[l] <=", NORMAL),
     # Ranks.
-    Mutant("identity's share", SRC + "geometry/matrices.py", ".sub_(share)", ".sub_(1)", GRAM),
-    Mutant("half of a sum", SHARDING, "D.triu() + T.tril(-1)", "D.triu() + T.tril()", GRAM),
-    Mutant("diagonal lost", SHARDING, "packed[..., -1, :])", "packed[..., 0, :])", GRAM),
+    Mutant("identity's share", SRC + "geometry/matrices.py", ".sub_(share)", ".sub_(1)", APART),
+    Mutant("half of a sum", SHARDING, "D.triu() + T.tril(-1)", "D.triu() + T.tril()", AS_ONE),
+    Mutant("diagonal lost", SHARDING, "packed[..., -1, :])", "packed[..., 0, :])", AS_ONE),
     Mutant("counts packed", SHARDING, "state[LIMITED] << 32", "state[LIMITED] << 31", RANKS),
     Mutant("skips agreed", SHARDING, "terms) == 0", "terms) >= 0", GUARDS),
     Mutant(
@@ -151,7 +170,7 @@ MUTANTS = [
         MOMENTS,
         "1 - sums.others[-1].real.clamp(max=1)",
         "sums.others[-1].real.clamp(max=1)",
-        GRAM,
+        FIRST,
     ),
     Mutant("mark of terms", AGREEMENT, "factor = 1 - size if", "factor = 1 if", DISAGREEING),
 ]
@@ -201,7 +220,7 @@ def is_killed(mutant: Mutant, copy: Path) -> bool:
     """Whether the mutant's tests fail."""
     path, start = copy / mutant.file, time.perf_counter()
     path.write_text(path.read_text().replace(mutant.old, mutant.new))
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "2", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, "-m", "not slow_distributed", *mutant.tests.split()],
         cwd=copy,
@@ -209,11 +228,13 @@ def is_killed(mutant: Mutant, copy: Path) -> bool:
         capture_output=True,
         text=True,
     )
-    killed = "\nFAILED " in done.stdout  # with -x and -n pytest also says that it was interrupted
+    by = re.search(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
+    killed = by is not None
     if not killed and done.returncode != 0:
         print(done.stdout[-2000:], done.stderr[-2000:])
     verdict = "killed" if killed else "SURVIVED" if done.returncode == 0 else "BROKEN"
-    print(f"{verdict:9} {mutant.name} ({time.perf_counter() - start:.0f} s)", flush=True)
+    seconds = time.perf_counter() - start
+    print(f"{verdict:9} {mutant.name} ({seconds:.0f} s) {by[1] if by else ''}", flush=True)
     return killed
 
 

@@ -1,6 +1,7 @@
 """The rule "spectral": ball and step in the spectral norm, measured only where it may bind."""
 
 import copy
+import itertools
 from unittest import mock
 
 import pytest
@@ -170,6 +171,89 @@ def test_a_weight_in_the_spectral_ball_only_may_start_there():
         ol.LandingSGD([outside])
     with pytest.raises(ValueError, match="at distance inf"):
         ol.LandingSGD([nn.Parameter(torch.full((4, 3), torch.nan))], safe_step="spectral")
+
+
+both_engines = pytest.mark.parametrize("fused", [False, None])
+shapes_of_both_kinds = pytest.mark.parametrize("shape", [(16, 16), (40, 16)], ids=str)
+
+
+@both_engines
+def test_the_pull_is_not_counted_twice_before_a_move(fused):
+    """Of one column: the distance after a step by 1/2 is ``t^2 ||L||^2 - d^2``."""
+    X = nn.Parameter(torch.zeros(5, 1, dtype=torch.float64))
+    X.data[0] = 1.45**0.5
+    optimizer = ol.LandingSGD([X], lr=0.5, fused=fused)
+    X.grad = torch.zeros(5, 1, dtype=torch.float64)
+    X.grad[1] = 2 * (4 * 0.85 - 1.45 * 0.45**2) ** 0.5 / 1.45  # t^2 ||L||^2 is 0.85
+    optimizer.step()
+    assert optimizer.limited_steps() == 1
+    assert distance(X) <= 0.5
+
+
+@both_engines
+@shapes_of_both_kinds
+def test_no_step_is_longer_than_lr(shape, fused):
+    """From where X, because of the bound of its distance, looks as if it were at the edge."""
+    X, optimizer = optimizer_of(shape, lr=0.05, fused=fused)
+    X.data *= 1.3**0.5
+    start, G = X.detach().clone(), gaussian(shape, 0) / 100
+    X.grad = G
+    optimizer.step()
+    torch.testing.assert_close(X.detach(), start - 0.05 * ol.landing_field(start, G))
+
+
+@both_engines
+@shapes_of_both_kinds
+def test_no_pull_goes_beyond_the_manifold(shape, fused):
+    X, optimizer = optimizer_of(shape, lr=100.0, fused=fused)
+    X.data *= 1.1**0.5
+    start = X.detach().clone()
+    X.grad = torch.zeros_like(X)
+    optimizer.step()
+    torch.testing.assert_close(X.detach(), start * (1 - 0.1 / 2))
+
+
+@both_engines
+@shapes_of_both_kinds
+def test_a_field_with_one_large_singular_value_is_not_averaged(shape, fused):
+    X, optimizer = optimizer_of(shape, lr=0.5, fused=fused)
+    A = torch.zeros(shape[0], shape[0], dtype=torch.float64)
+    A[0, 1], A[1, 0] = 1.6, -1.6  # a step by lr would lead to 0.64
+    X.data[:] = torch.eye(*shape)
+    X.grad = 2 * A @ X.detach() if shape[0] > shape[1] else A @ X.detach()
+    optimizer.step()
+    assert optimizer.limited_steps() == 1
+    assert distance(X, spectral=True) <= 0.5
+
+
+DIRECTIONS = {
+    "plain": {},
+    "nesterov": {"momentum": 0.9, "nesterov": True, "maximize": True},
+    "dampening": {"momentum": 0.9, "dampening": 0.3},
+    "adam": {"betas": (0.8, 0.99)},
+}
+
+
+@pytest.mark.parametrize("attraction", ATTRACTIONS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("rule", ["spectral", "frobenius"])
+@shapes_of_both_kinds
+def test_engines_step_alike_off_the_manifold(shape, attraction, direction, rule):
+    own = DIRECTIONS[direction]
+    make = ol.LandingAdam if "betas" in own else ol.LandingSGD
+    for (eps, delta), lr in itertools.product([(0.5, 0.1), (0.9, 0.35)], [0.001, 3.0]):
+        runs = []
+        for fused in (None, False):
+            X = nn.Parameter(in_ball(*shape, delta, seed=0))
+            optimizer = make(
+                [X], lr=lr, eps=eps, attraction=attraction, safe_step=rule, fused=fused, **own
+            )
+            for k in range(3):
+                X.grad = gaussian(shape, k)
+                optimizer.step()
+            assert optimizer.limited_steps() == (3 if lr > 1 else 0)
+            runs.append(X.detach())
+        torch.testing.assert_close(*runs, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("attraction", ATTRACTIONS)

@@ -47,6 +47,35 @@ def test_a_large_square_matrix_stays_in_the_ball(make, size, fused):
     assert optimizer.skipped_steps() == int(torch.equal(X, before))
 
 
+@each_engine
+@each_attraction
+@pytest.mark.parametrize(("lam", "eps", "omega"), [(10.0, 0.05, 0.5), (1.0, 0.9, 0.2)])
+@pytest.mark.parametrize("shape", [(200, 20, 2), (200, 30, 12)], ids=str)
+def test_what_rounding_leaves_of_a_normal_gradient_stays_in_the_ball(
+    shape, lam, eps, omega, attraction, fused
+):
+    """A direction that consists of rounding errors is not tangent."""
+    for size in (1e6, 1e8, 1e12):
+        X = nn.Parameter((1 + 0.95 * eps) ** 0.5 * ol.random_orthogonal(*shape, seed=0))
+        options = {"lam": lam, "eps": eps, "omega": omega, "attraction": attraction}
+        optimizer = ol.LandingSGD([X], lr=1e5, view="kernel", fused=fused, **options)
+        C = torch.randn(200, shape[-1], shape[-1], generator=torch.Generator().manual_seed(0))
+        X.grad = size * (X.detach() @ (C + C.mT))
+        optimizer.step()
+        assert ol.orthogonality_error(optimizer, spectral=True) <= eps * (1 + 1e-5), size
+
+
+@each_engine
+def test_muon_turns_by_complex_numbers_whose_moduli_overflow(fused):
+    for shape in [(5, 5), (17, 2)]:
+        X = nn.Parameter(ol.random_orthogonal(*shape, seed=0, dtype=torch.complex64))
+        before = X.detach().clone()
+        optimizer = ol.LandingMuon([X], lr=0.1, fused=fused)
+        X.grad = 3e38 * (1 + 1j) * torch.linspace(-1, 1, X.numel()).reshape(shape)
+        optimizer.step()
+        assert optimizer.skipped_steps() == int(torch.equal(X, before))
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
     ("dtype", "size"),

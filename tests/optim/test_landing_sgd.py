@@ -142,6 +142,19 @@ def test_without_safe_step_a_start_anywhere_is_accepted():
     assert ol.orthogonality_error(X) < 1e-5
 
 
+@pytest.mark.parametrize("rule", ["spectral", "frobenius"])
+@pytest.mark.parametrize("eps", [0.1, 0.5])
+def test_a_start_may_be_outside_the_ball_by_rounding_but_no_farther(rule, eps):
+    X = nn.Parameter(torch.eye(6, 3, dtype=torch.float64))
+    for outside in (1 + 5e-5, 1 + 1e-3):
+        X.data[0, 0] = (1 + outside * eps) ** 0.5  # D has one entry, so all its norms are equal
+        if outside < 1 + 1e-4:
+            ol.LandingSGD([X], eps=eps, safe_step=rule)
+        else:
+            with pytest.raises(ValueError, match=f"within {eps} of the manifold"):
+                ol.LandingSGD([X], eps=eps, safe_step=rule)
+
+
 def test_the_determinant_keeps_its_sign():
     """The best rotation has determinant -1; from SO(n), landing finds the best one in SO(n)."""
     from ortholand.problems import Procrustes

@@ -127,8 +127,6 @@ def iterates_apart(method, shape, norm, attraction, dtype):
 @each_method
 @each_attraction
 def test_rows_on_ranks(method, attraction):
-    # Muon's polar factor comes from Gram matrices of B there, in which C is squared.
-    norm = 10.0 if "Muon" in method else NORM
     for shape, dtype in [((9, 4), torch.float64), ((40, 4), torch.complex128)]:
-        without, with_C = (iterates_apart(method, shape, c, attraction, dtype) for c in (0.0, norm))
+        without, with_C = (iterates_apart(method, shape, c, attraction, dtype) for c in (0.0, NORM))
         assert (without - with_C).abs().max() < TOLERANCE, shape

@@ -147,7 +147,9 @@ def polar_factor(
 def in_range(M: Tensor) -> Tensor:
     """Each matrix divided by a number to have Frobenius norm about 1; zero stays zero."""
     tiny = torch.finfo(M.dtype).tiny
-    M = M / per_matrix(max_abs(M).clamp(min=tiny), M)
+    # Moduli may overflow where real and imaginary parts do not.
+    largest = torch.maximum(max_abs(M.real), max_abs(M.imag)) if M.is_complex() else max_abs(M)
+    M = M / per_matrix(largest.clamp(min=tiny), M)
     norm = per_matrix(frobenius_norm(M).clamp(min=tiny), M)
     # New memory costs more than the division.
     return M.div_(norm) if is_plain_cpu(M) and not is_tracked(M) else M / norm

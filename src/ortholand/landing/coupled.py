@@ -102,9 +102,10 @@ def length_along(field: Field, options: LandingOptions) -> Length:
     distance, far = distance_of(D), distance_of(reached(t))
     far = far if unknown is None else torch.addcmul(far, unknown, t.square())
     delta = distance.clamp(max=options.eps)  # all iterates are in the ball
-    slope, room = t * delta if lam == 1 else lam * t * delta, aim - delta
-    room = room if astray is None else room.sub_(astray, alpha=2)
-    share = share_of_pulled_move(torch.minimum(far + delta, square), slope, room)
+    slope = t * delta if lam == 1 else lam * t * delta
+    # Small singular values are pulled by (1 - delta) slope only, delta being at most eps.
+    slope = slope if astray is None else slope.sub_(astray, alpha=1 / (1 - options.eps))
+    share = share_of_pulled_move(torch.minimum(far + delta, square), slope, aim - delta)
     # A field of zero gives 0 / 0, and may be followed by any step.
     eta = torch.where(torch.minimum(free, far) <= aim, t, torch.fmin(t, t * share))
     taken = is_inside(distance, d, square)

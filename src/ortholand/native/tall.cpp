@@ -362,8 +362,9 @@ struct Step : Tiles<typename R::Tile> {
             d[l] = from[l];
             const double delta = at_most(d[l], o.eps);
             const double P = added(reached[l], delta, eta[l] * norm[l]);
-            if (!safe)
-                eta[l] *= share_of_pulled_move(P, o.lam * eta[l] * delta, o.aim - delta - astray);
+            // Small singular values are pulled by (1 - delta) slope only, delta being at most eps.
+            const double slope = o.lam * eta[l] * delta - astray / 2 / (1 - o.eps);
+            if (!safe) eta[l] *= share_of_pulled_move(P, slope, o.aim - delta);
         }
     }
 
@@ -412,8 +413,9 @@ struct Step : Tiles<typename R::Tile> {
         bound_distances(from);
         for (int l = 0; l < W; ++l) {
             const double astray = 2 * eta[l] * error[l];
+            // The move itself, X + X a + B b, is rounded in another way than what was measured.
             const bool safe = decoupled_is_safe(o, eta[l], norm[l], d[l], normal[l], astray) ||
-                              reached[l] <= o.aim;
+                              reached[l] + astray <= o.aim;
             d[l] = from[l];
             const double delta = at_most(d[l], o.eps), length = eta[l] * norm[l];
             const double drift = 2 * o.omega * delta * std::sqrt(1 + delta) * length + astray;
@@ -528,11 +530,11 @@ struct Step : Tiles<typename R::Tile> {
         bounds(reached, Z, b);
         Tiles<L>::largest(below, D);
         for (int l = 0; l < W; ++l) {
-            const double astray = derived ? 2 * eta[l] * error[l] : 0;
+            const double astray = 2 * eta[l] * error[l];  // as above
             reached[l] += mean[l];
             const bool safe = reached[l] + astray <= o.farthest;
             const double delta = at_least(at_most(d[l], o.eps), below[l]);
-            const double tilt = (1 + 2 / o.farthest) * (2 * eta[l] * error[l]);
+            const double tilt = (1 + 2 / o.farthest) * astray;
             const double drifts = eta[l] * drift[l] + tilt;
             const double P = added(reached[l], delta + drifts, eta[l] * norm[l]);
             const double theta =
