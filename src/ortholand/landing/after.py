@@ -34,7 +34,6 @@ from ortholand.landing.point import Direction, Point, looked_at
 from ortholand.safe_step import (
     FARTHEST,
     SafeStepRule,
-    farthest_before_landing,
     largest_step_before_landing,
     share_of_tangent_move,
     spectral_bound,
@@ -64,12 +63,12 @@ class After(Attraction):
         """As the class says."""
         X = point.X
         M = None if is_square(X) or direction.W is not None else X.mH @ direction.B
-        if point.may_look and options.lr < LONGEST_LOOKED_AT:
+        if point.may_look and 0 < options.lr < LONGEST_LOOKED_AT:
             Y = _moved_by_lr(point, direction, M, options.lr)
             C, q = centred_gram(Y)
-            if looked_at(C) + float(q.max()) <= 1 + farthest_before_landing(options.aim):
+            if looked_at(C) + float(q.max()) <= 1 + options.limit:
                 q = q if q.ndim or options.landings > 1 else float(q)
-                return Step(unless_zero(options.lr, landed(Y, C, q, options.landings), X))
+                return Step(landed(Y, C, q, options.landings))
         R, W = tangent(point, direction, M)
 
         def start() -> tuple[Tensor, Tensor | None, Tensor | float]:
@@ -216,7 +215,7 @@ def settle(
         options: how matrices land.
         unknown: bound of an error of C.
     """
-    rule, limit = options.rule, farthest_before_landing(options.aim)
+    rule, limit = options.rule, options.limit
     if rule is None:
         return Stop(None, q, C, is_valid(is_finite(t * norm), options.lr), None)
     D, W, error = start()

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from ortholand.geometry.matrices import is_finite
 from ortholand.landing.point import Direction, Point
-from ortholand.safe_step import FARTHEST, SafeStepRule, centred_bound, spectral_bound
+from ortholand.safe_step import (
+    FARTHEST,
+    SafeStepRule,
+    centred_bound,
+    farthest_before_landing,
+    spectral_bound,
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,11 @@ class LandingOptions:
     def aim(self) -> float:
         """The largest distance that a step may end at."""
         return self.eps if self.rule is None else self.rule.aim(self.eps)
+
+    @cached_property
+    def limit(self) -> float:
+        """The largest distance from which a Newton-Schulz step leads within :attr:`aim`."""
+        return farthest_before_landing(self.aim)
 
     @cached_property
     def is_measured(self) -> bool:

@@ -58,12 +58,14 @@ def claimed(group: Group, plan: Plan, states: States, *, only: bool) -> list[Run
     Each weight steps by the first engine that can step it. If compiled code has nothing to prepare
     and this is the ``only`` group, it checks and steps in one call, all weights or none.
     """
+    all_plain = PLAIN_TYPES.issuperset(map(type, group["params"]))
+    if plan.fused is False and all_plain:
+        return claims(slots_of(group, plan, states), plan, WHOLE_ENGINES[1:])
     tensors = COMPILED.gathered(group["params"], states, plan)
     if tensors is not None and only:
         return [partial(_step_at_once, tensors, group, plan, states)]
     if tensors is not None and COMPILED.takes(tensors, plan):
         return [partial(COMPILED.step, tensors, plan)]
-    all_plain = PLAIN_TYPES.issuperset(map(type, group["params"]))
     engines = WHOLE_ENGINES if all_plain else ENGINES
     return claims(slots_of(group, plan, states), plan, engines)
 

@@ -49,13 +49,8 @@ def _step(slots: list[Slot], plan: Plan) -> None:
     flags: dict[torch.device, list[_Flags]] = {}
     for (shape, _, device), members in alike.items():
         frame = Frame.of(shape, plan.view)
-        longest = longest_batch(
-            frame.rows, frame.columns, plan.foreach, on_device=device.type != "cpu"
-        )
-        scaled = plan.at_scale(plan.scale_of(shape))
-        for first in range(0, len(members), longest):
-            batch = members[first : first + longest]
-            result = _step_batch(batch, frame, scaled)
+        for batch in frame.batches(members, plan.foreach, device):
+            result = _step_batch(batch, frame, plan.for_shape(shape))
             if result.taken is not None:
                 flags.setdefault(device, []).append(_Flags(batch, result.taken, result.limited))
     for batches in flags.values():
@@ -77,6 +72,16 @@ class Frame(NamedTuple):
             return cls(shape, shape[0], shape[1:].numel(), is_batch=False)
         return cls(shape, shape[-2], shape[-1], is_batch=len(shape) > 2)
 
+    def batches(
+        self, slots: list[Slot], foreach: bool | None, device: torch.device
+    ) -> list[list[Slot]]:
+        """Those that step as one batch."""
+        if len(slots) == 1:
+            return [slots]
+        n, p = max(self.rows, self.columns), min(self.rows, self.columns)
+        longest = longest_batch(n, p, foreach, on_device=device.type != "cpu")
+        return [slots[i : i + longest] for i in range(0, len(slots), longest)]
+
     def together(self, tensors: list[Tensor]) -> Tensor:
         """Tensors of the weights' shape as matrices ``(..., n, p)``, n >= p."""
         M = tensors[0] if len(tensors) == 1 else torch.stack(tensors)
@@ -85,10 +90,10 @@ class Frame(NamedTuple):
             M = M.reshape(*several, self.rows, self.columns)
         return M.mT if self.rows < self.columns else M
 
-    def apart(self, M: Tensor, several: bool) -> list[Tensor]:
+    def apart(self, M: Tensor, weights: int) -> list[Tensor]:
         """Undo :meth:`together`."""
         M = M.mT if self.rows < self.columns else M
-        if several:
+        if weights > 1:
             return list(M.reshape(-1, *self.shape).unbind())
         return [M if M.shape == self.shape else M.reshape(self.shape)]
 
@@ -100,58 +105,74 @@ class Frame(NamedTuple):
 
 def _step_batch(slots: list[Slot], frame: Frame, plan: Plan) -> MatrixStep:
     """Step weights of one shape, type, device and scale as one batch."""
-    W, G, state = _read(slots, frame, plan)
-    X, dtype = unscaled(W, plan.scale), slots[0].weight.dtype
+    W, G, kept, state = _read(slots, frame, plan)
+    X, dtype = W if plan.scale == 1 else unscaled(W, plan.scale), slots[0].weight.dtype
     step = plan.matrix_step if plan.landing is None else plan.landing
-    result = MatrixStep(*step(X, G, state))
-    moved, taken = follow(W, X, result.moved, plan.scale), result.taken
+    moved, taken, new_state, limited = MatrixStep(*step(X, G, state))
+    if plan.scale != 1:
+        moved = follow(W, X, moved, plan.scale)
     if not _is_surely_finite(dtype, plan):
-        taken = _finite(result._replace(moved=moved.to(dtype)), plan)
-    new_state = dict(result.state)
+        taken = _finite(moved.to(dtype), taken, new_state, plan)
     if taken is not None:
         mask = taken[..., None, None] if X.ndim > 2 else taken
         moved = torch.where(mask, moved, W)
-        for name, new in new_state.items():
-            whether = mask if plan.state_kinds[name] == "matrix" else taken
-            new_state[name] = torch.where(whether, new, state[name])
-    _write(slots, frame, moved, new_state, plan)
-    return MatrixStep(moved, taken, {}, result.limited)
+        new_state = {
+            name: torch.where(mask if new.ndim == X.ndim else taken, new, state[name])
+            for name, new in new_state.items()
+        }
+    _write(slots, frame, moved, kept, new_state)
+    return MatrixStep(moved, taken, {}, limited)
 
 
-def _read(slots: list[Slot], frame: Frame, plan: Plan) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Weights, gradients to descend along, and state, as batches of matrices or numbers."""
-    weights, gradients, state = [], [], {}
+def _read(
+    slots: list[Slot], frame: Frame, plan: Plan
+) -> tuple[Tensor, Tensor, dict[str, list[Tensor]], dict[str, Tensor]]:
+    """Weights, gradients to descend along, and state, also as batches of matrices or numbers."""
+    weights, gradients, kept, state = [], [], {}, {}
     for slot in slots:
-        weights.append(exact_value(slot.weight, slot.state))
+        weights.append(slot.weight)
         gradients.append(slot.gradient)
+    if weights[0].dtype in HALF_TYPES:
+        weights = [exact_value(slot.weight, slot.state) for slot in slots]
     for name, kind in plan.state_kinds.items():
-        tensors = [slot.state[name] for slot in slots]
+        kept[name] = tensors = [slot.state[name] for slot in slots]
         state[name] = frame.together(tensors) if kind == "matrix" else frame.numbers(tensors)
     W = frame.together(weights)
     G = frame.together(gradients).to(W.dtype)
-    return W, -G if plan.maximize else G, state
+    return W, -G if plan.maximize else G, kept, state
 
 
 def _write(
-    slots: list[Slot], frame: Frame, moved: Tensor, state: dict[str, Tensor], plan: Plan
+    slots: list[Slot],
+    frame: Frame,
+    moved: Tensor,
+    kept: dict[str, list[Tensor]],
+    state: dict[str, Tensor],
 ) -> None:
     """Store weights and state, all matrices at once."""
-    several, to, values = len(slots) > 1, [], []
+    to, values = [], []
     for name, new in state.items():
-        tensors = [slot.state[name] for slot in slots]
-        if plan.state_kinds[name] == "matrix":
-            to += tensors
-            values += frame.apart(new, several)
+        if new.ndim == moved.ndim:
+            to += kept[name]
+            values += frame.apart(new, len(slots))
         else:
-            _copy_numbers(tensors, new)
-    parts = frame.apart(moved, several)
+            # As vectors: torch.compile loses what is written to a single float64 number.
+            to_numbers = [number.unsqueeze(0) for number in kept[name]]
+            parts = new.reshape(len(slots), 1, *kept[name][0].shape).unbind()
+            torch._foreach_copy_(to_numbers, list(parts))
+    parts = frame.apart(moved, len(slots))
     if slots[0].weight.dtype in HALF_TYPES:
         for slot, part in zip(slots, parts, strict=True):
             keep_(slot.weight, part, slot.state)
     else:
         to += [slot.weight for slot in slots]
         values += parts
-    _copy(to, values)
+    # In lists, torch does not write to negated views.
+    if not torch.compiler.is_compiling() and any(map(Tensor.is_neg, to)):
+        for tensor, value in zip(to, values, strict=True):
+            tensor.copy_(value)
+    elif to:
+        torch._foreach_copy_(to, values)
 
 
 def _is_surely_finite(dtype: torch.dtype, plan: Plan) -> bool:
@@ -165,29 +186,14 @@ def _is_surely_finite(dtype: torch.dtype, plan: Plan) -> bool:
     return landing is not None and landing.ends_in_ball and landing.moments.shows_state and stored
 
 
-def _finite(step: MatrixStep, plan: Plan) -> Tensor:
+def _finite(moved: Tensor, taken: Tensor | None, state: dict[str, Tensor], plan: Plan) -> Tensor:
     """Which steps are taken and finite as they would be stored."""
-    taken = finite_matrices(step.moved)
-    taken = taken if step.taken is None else taken & step.taken
-    for name, new in step.state.items():
+    finite = finite_matrices(moved)
+    taken = finite if taken is None else taken & finite
+    for name, new in state.items():
         is_matrix = plan.state_kinds[name] == "matrix"
         taken = taken & (finite_matrices(new) if is_matrix else torch.isfinite(new))
     return taken
-
-
-def _copy(to: list[Tensor], values: list[Tensor]) -> None:
-    # In lists, torch does not write to negated views.
-    if not torch.compiler.is_compiling() and any(map(Tensor.is_neg, to)):
-        for tensor, value in zip(to, values, strict=True):
-            tensor.copy_(value)
-    elif to:
-        torch._foreach_copy_(to, values)
-
-
-def _copy_numbers(to: list[Tensor], values: Tensor) -> None:
-    # As vectors: torch.compile loses what is written to a single float64 number.
-    parts = values.reshape(len(to), 1, *to[0].shape).unbind()
-    torch._foreach_copy_([number.unsqueeze(0) for number in to], list(parts))
 
 
 class _Flags(NamedTuple):
