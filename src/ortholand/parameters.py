@@ -21,8 +21,8 @@ from ortholand.geometry.views import (
     matrices_shape,
 )
 from ortholand.marks import Computed, Marked, computed_weights, mark, marked, own_parameter
-from ortholand.sharding.manifold import all_finite, distances, project_
 from ortholand.sharding.placement import is_dtensor, local_part, part_of
+from ortholand.weights import all_finite, distances, project_
 
 Predicate = Callable[[str, nn.Parameter], bool]
 Selector = str | type[nn.Module] | nn.Module | Predicate

@@ -25,10 +25,8 @@ def sym(M: Tensor) -> Tensor:
 
 def identity_like(X: Tensor) -> Tensor:
     """The p x p identity in the type and on the device of X. It must not be written to."""
-    p = X.shape[-1]
-    if p > SMALL or torch.compiler.is_compiling():
-        return torch.eye(p, dtype=X.dtype, device=X.device)
-    if type(X) not in (Tensor, nn.Parameter):  # a fake tensor's identity is fake
+    p, is_plain = X.shape[-1], type(X) in (Tensor, nn.Parameter)  # a fake tensor's is fake
+    if p > SMALL or torch.compiler.is_compiling() or not is_plain:
         return torch.eye(p, dtype=X.dtype, device=X.device)
     key = (p, X.dtype, X.device)
     identity = _identities.get(key)
@@ -57,20 +55,18 @@ def product(A: Tensor, B: Tensor) -> Tensor:
     torch.compile does not look into batched products, and tiny ones run at a hundredth of the
     processor's speed. Spelled out entry by entry, they are fused with the operations around them.
     """
-    if not spelled_out(A):
+    if not torch.compiler.is_compiling() or not spelled_out(A):
         return A @ B
     terms = [A[..., :, k : k + 1] * B[..., k : k + 1, :] for k in range(A.shape[-1])]
     return sum(terms[1:], start=terms[0])
 
 
 def spelled_out(X: Tensor) -> bool:
-    """Whether products of these matrices are spelled out: tiny ones, when compiling."""
-    return torch.compiler.is_compiling() and X.ndim > 2 and max(X.shape[-2:]) <= SPELL_OUT_UP_TO
+    """Whether products of these matrices are spelled out when compiling: tiny ones."""
+    return X.ndim > 2 and max(X.shape[-2:]) <= SPELL_OUT_UP_TO
 
 
 SPELL_OUT_UP_TO = 8
-
-
 HERMITIAN_FROM = 192  # columns from which half of a Gram matrix is computed, the other copied
 BLOCKS = 4  # of columns: 5/8 of the products, in 0.7 of the time
 
@@ -114,13 +110,10 @@ def gram_minus_identity(X: Tensor) -> Tensor:
         D.diagonal(dim1=-2, dim2=-1).sub_(1)
         return D
     identity = identity_like(X)
-    if spelled_out(X):
+    if X.ndim > 3 or (torch.compiler.is_compiling() and spelled_out(X)):
         return product(X.mH, X) - identity
-    if X.ndim == 2:
-        return torch.addmm(identity, X.mH, X, beta=-1)
-    if X.ndim == 3:
-        return torch.baddbmm(identity, X.mH, X, beta=-1)
-    return X.mH @ X - identity
+    add = torch.addmm if X.ndim == 2 else torch.baddbmm
+    return add(identity, X.mH, X, beta=-1)
 
 
 def shared_gram_minus_identity(X: Tensor, share: float) -> Tensor:
@@ -136,20 +129,18 @@ def shared_gram_minus_identity(X: Tensor, share: float) -> Tensor:
 
 def add_product(C: Tensor, A: Tensor, B: Tensor, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
     """``beta C + alpha A B`` for each triple, in one call where torch has one for it."""
-    if C.ndim == 2:
-        return torch.addmm(C, A, B, beta=beta, alpha=alpha)
-    if C.ndim == 3 and not spelled_out(C):
-        return torch.baddbmm(C, A, B, beta=beta, alpha=alpha)
-    return beta * C + alpha * product(A, B)
+    if C.ndim > 3 or (torch.compiler.is_compiling() and spelled_out(C)):
+        return beta * C + alpha * product(A, B)
+    add = torch.addmm if C.ndim == 2 else torch.baddbmm
+    return add(C, A, B, beta=beta, alpha=alpha)
 
 
 def add_product_(C: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0) -> Tensor:
     """``C + alpha A B`` for each triple, in C's memory."""
-    if C.ndim == 2:
-        return C.addmm_(A, B, alpha=alpha)
-    if C.ndim == 3 and not spelled_out(C):
-        return C.baddbmm_(A, B, alpha=alpha)
-    return C.add_(product(A, B), alpha=alpha)
+    if C.ndim > 3 or (torch.compiler.is_compiling() and spelled_out(C)):
+        return C.add_(product(A, B), alpha=alpha)
+    add_ = C.addmm_ if C.ndim == 2 else C.baddbmm_
+    return add_(A, B, alpha=alpha)
 
 
 def subtract_product_(C: Tensor, A: Tensor, B: Tensor) -> Tensor:
@@ -172,7 +163,7 @@ def sharp_gram_minus_identity(X: Tensor) -> Tensor:
 
 def squared_column_norms(X: Tensor) -> Tensor:
     """``sum_i |X_ij|^2`` for each column, summed in float64."""
-    if not in_parts(X):
+    if X.numel() <= PART or not in_parts(X):
         squares = X.square() if not X.is_complex() else torch.view_as_real(X).square().sum(-1)
         return squares.sum(-2, dtype=sum_dtype(X))
     sums = [squared_column_norms(part) for part in parts(X)]
@@ -231,20 +222,19 @@ def frobenius_norm(M: Tensor) -> Tensor:
     """
     if M.device.type == "mps":
         return bounded_norm(M)
-    wide = wide_dtype(M)
-    if not in_parts(M):
+    wide = torch.complex128 if M.is_complex() else torch.float64
+    if M.numel() <= PART or not in_parts(M):
         return torch.linalg.vector_norm(M, dim=(-2, -1), dtype=wide)
-    return torch.linalg.vector_norm(
-        torch.stack([torch.linalg.vector_norm(part, dtype=wide) for part in parts(M)])
-    )
+    norms = [torch.linalg.vector_norm(part, dtype=wide) for part in parts(M)]
+    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 PART = 2**20  # entries of a matrix that torch widens at once: it makes a copy for that
 
 
 def in_parts(M: Tensor) -> bool:
-    """Whether a matrix is so large that it is widened in parts."""
-    return M.ndim == 2 and M.numel() > PART and is_plain_cpu(M) and not is_tracked(M)
+    """Whether a large matrix is widened in parts."""
+    return M.ndim == 2 and is_plain_cpu(M) and not is_tracked(M)
 
 
 def parts(M: Tensor) -> tuple[Tensor, ...]:
@@ -276,7 +266,7 @@ def per_matrix(value: Tensor, X: Tensor) -> Tensor:
     """One number per matrix of X, in X's precision and shaped to multiply X."""
     if value.ndim == 0:
         return value  # a tensor without dimensions never changes the type of the other factor
-    return value.to(real_dtype(X.dtype))[..., None, None]
+    return value.to(_REAL_PARTS.get(X.dtype, X.dtype))[..., None, None]
 
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:

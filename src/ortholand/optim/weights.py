@@ -14,8 +14,8 @@ from ortholand.geometry.views import View, matrices_shape
 from ortholand.landing.step import COUNTS, Slot, StateKind, prepare_counts
 from ortholand.native import PLAIN_TYPES
 from ortholand.sharding.exchange import same_on_all_ranks
-from ortholand.sharding.manifold import apparent_scale, distances
 from ortholand.sharding.placement import is_dtensor, is_here, zeros_per_matrix
+from ortholand.weights import apparent_scale, distances
 
 State = dict[str, Any]
 NO_BUFFERS = ("step", *COUNTS, *ROUNDING_STATE)  # in the state of an unconstrained weight

@@ -41,12 +41,14 @@ def terms_of(groups: Iterable[Mapping[str, Any]], ranks: ProcessGroup) -> Terms:
     for group in groups:
         shapes = [tuple(p.shape) for p in group["params"] if ranks in _meshed_with(p)]
         if shapes:
-            options = {k: _plain(group[k]) for k in sorted(group) if k not in _NO_TERMS}
+            known = {k: group[k] for k in sorted(group) if k not in _NO_TERMS}
+            options = {k: v if type(v) in _PRINTED_ALIKE else _plain(v) for k, v in known.items()}
             found.append({"weights": shapes, **options})
     return Terms(tuple(found), zlib.crc32(repr(found).encode()) % EXACT)
 
 
 _NO_TERMS = ("params", "param_names", "initial_lr")
+_PRINTED_ALIKE = (float, str, bool, type(None))
 
 
 def _meshed_with(p: Tensor) -> Sequence[ProcessGroup]:
@@ -55,16 +57,16 @@ def _meshed_with(p: Tensor) -> Sequence[ProcessGroup]:
 
 def _plain(value: Any) -> Any:
     """A value that prints alike on all ranks; a tensor elsewhere is not read, nor an object."""
+    if type(value) in _PRINTED_ALIKE:
+        return value
     if isinstance(value, Tensor):
         return value.tolist() if value.is_cpu else None
     if isinstance(value, list | tuple):
         return tuple(map(_plain, value))
-    if value is None or isinstance(value, str | bool):
-        return value
     try:
         return float(value)
     except (TypeError, ValueError):
-        return type(value).__name__
+        return value if isinstance(value, str) else type(value).__name__
 
 
 def shares(terms: Terms, ranks: ProcessGroup, like: Tensor) -> Tensor:
@@ -88,7 +90,7 @@ def check_sums(sums: Tensor, terms: Terms, ranks: ProcessGroup) -> None:
 
 def check_marks(marks: Sequence[Tensor], terms: Terms, ranks: ProcessGroup) -> None:
     """Raise unless the marks of all ranks are equal."""
-    if (torch.cat(list(marks)).numpy() != terms.mark).any():
+    if (torch.cat([*marks]).numpy() != terms.mark).any():
         raise ValueError(_difference(terms, ranks))
 
 
