@@ -280,10 +280,12 @@ _REAL_PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type in which arithmetic on this type is done: float32 for half precision."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    return torch.float32 if dtype in HALF_TYPES else dtype
 
 
 def to_working_dtype(X: Tensor) -> Tensor:
     """X in its :func:`working_dtype`."""
-    dtype = working_dtype(X.dtype)
-    return X if X.dtype == dtype else X.to(dtype)
+    return X.float() if X.dtype in HALF_TYPES else X
+
+
+HALF_TYPES = (torch.float16, torch.bfloat16)

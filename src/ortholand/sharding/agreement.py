@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ortholand.sharding.placement import is_dtensor, is_elsewhere
+from ortholand.sharding.placement import is_dtensor
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -41,18 +41,22 @@ def terms_of(groups: Iterable[Mapping[str, Any]], ranks: ProcessGroup) -> Terms:
     for group in groups:
         shapes = [tuple(p.shape) for p in group["params"] if ranks in _meshed_with(p)]
         if shapes:
-            known = {k: group[k] for k in sorted(group) if k not in _NO_TERMS}
-            options = {k: v if type(v) in _PRINTED_ALIKE else _plain(v) for k, v in known.items()}
-            found.append({"weights": shapes, **options})
+            terms: dict[str, Any] = {"weights": shapes}
+            for name in sorted(group.keys() - _NO_TERMS):
+                value = group[name]
+                terms[name] = value if type(value) in _PRINTED_ALIKE else _plain(value)
+            found.append(terms)
     return Terms(tuple(found), zlib.crc32(repr(found).encode()) % EXACT)
 
 
-_NO_TERMS = ("params", "param_names", "initial_lr")
+_NO_TERMS = {"params", "param_names", "initial_lr"}
 _PRINTED_ALIKE = (float, str, bool, type(None))
 
 
 def _meshed_with(p: Tensor) -> Sequence[ProcessGroup]:
-    return p.device_mesh.get_all_groups() if is_dtensor(p) and not is_elsewhere(p) else ()
+    if not is_dtensor(p) or p.device_mesh.get_coordinate() is None:  # this rank has no part of it
+        return ()
+    return p.device_mesh.get_all_groups()
 
 
 def _plain(value: Any) -> Any:

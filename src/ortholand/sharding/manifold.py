@@ -52,7 +52,7 @@ def sharded_distances(weight: DTensor, view: View, *, spectral: bool, scale: flo
     layout = layout_of(weight)
     if layout is None:
         return weight_distances(whole_of(weight), view, spectral=spectral, scale=scale)
-    X = unscaled(to_working_dtype(rows_of(weight, layout)), scale)
+    X = unscaled(to_working_dtype(rows_of(local_part(weight), layout)), scale)
     if layout.shape[0] < layout.shape[1]:
         X = rows_to_columns([X], [layout])[0].mT
     D = shared_gram_minus_identity(X, X.shape[0] / max(layout.shape))
@@ -90,7 +90,7 @@ def project_sharded_(weights: Sequence[tuple[DTensor, float]], view: View) -> No
 def _project_whole(members: Sequence[Spread]) -> None:
     """Project matrices, at most one per rank, each on a different rank."""
     owners = Owners([layout for _, layout, _ in members], range(len(members)))
-    parts = [[to_working_dtype(rows_of(weight, layout))] for weight, layout, _ in members]
+    parts = [[to_working_dtype(rows_of(local_part(w), layout))] for w, layout, _ in members]
     wholes = [[polar_projection(X)] for (X,) in owners.gather(parts)]
     rows, _ = owners.spread(wholes, parts[0][0].new_empty(len(wholes), 0), parts)
     for (weight, layout, scale), (X,) in zip(members, rows, strict=True):

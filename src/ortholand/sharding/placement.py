@@ -88,16 +88,14 @@ def sharing_groups(weight: Tensor) -> tuple[ProcessGroup, ...]:
     return tuple(weight.device_mesh.get_group(i) for i in split_dims(weight))
 
 
-def is_here(weight: Tensor, view: View) -> bool:
+def is_here(weight: DTensor, view: View) -> bool:
     """Whether every matrix of the weight is whole on the ranks that have it."""
-    if not is_dtensor(weight):
-        return True
     from torch.distributed.tensor import Shard
 
     matrices = weight.ndim - 2 if view == "kernel" else 0  # sharding these dimensions is harmless
-    for dim in split_dims(weight):
-        place = weight.placements[dim]
-        if type(place) is not Shard or place.dim >= matrices:
+    for dim, place in enumerate(weight.placements):
+        is_whole = place.is_replicate() or weight.device_mesh.size(dim) == 1
+        if not is_whole and (type(place) is not Shard or place.dim >= matrices):
             return False
     return True
 
@@ -113,9 +111,8 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local().detach() if is_dtensor(tensor) else tensor
 
 
-def rows_of(tensor: Tensor, layout: Layout) -> Tensor:
+def rows_of(here: Tensor, layout: Layout) -> Tensor:
     """What this rank holds, as rows of a matrix."""
-    here = local_part(tensor)
     return here.mT if layout.turned else here.flatten(1)
 
 

@@ -27,7 +27,7 @@ optimizers: it is given pure functions (:class:`ShardedStep`) and slots.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -80,7 +80,6 @@ from ortholand.sharding.placement import (
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-    from torch.distributed.tensor import DTensor
 
 # About how many numbers a rank contributes to a message. A group with more of them steps in several
 # portions, so that copies stay small: half a gigabyte of float32.
@@ -124,8 +123,9 @@ class ShardedStep:
 class Member(NamedTuple):
     """A weight of which this rank has some rows, or columns (``layout.turned``)."""
 
-    slot: Slot
+    slot: Slot  # what this rank has of it
     layout: Layout
+    scale: float
 
 
 Route = Callable[[list[Member], ShardedStep], None]
@@ -144,7 +144,8 @@ def step_sharded(slots: Sequence[Slot], step: ShardedStep) -> None:
             step_everywhere(slot, step)
         else:
             kind = (layout.group, weight.dtype, weight.device, layout.shape)
-            alike.setdefault(kind, []).append(Member(slot, layout))
+            member = Member(_local_slot(slot), layout, step.scale_of(weight.shape))
+            alike.setdefault(kind, []).append(member)
     if here:
         step_here(here, step)
     together: dict[tuple[Any, ...], list[Member]] = {}
@@ -157,17 +158,18 @@ def step_sharded(slots: Sequence[Slot], step: ShardedStep) -> None:
 
 def route_of(members: Sequence[Member], step: ShardedStep) -> Route:
     """Which route weights of one shape take."""
-    layout, states, summed = members[0].layout, len(step.buffers), step.summed(members[0])
+    layout, count = members[0].layout, len(members)
     rows, columns = layout.shape
     if rows == columns or step.gram_step is None:
         return step_owners
-    size = (rows, columns, layout.ranks, len(members))
-    by_owner = received_by_owner(*size, states)
-    if rows < columns:
-        by_columns = received_by_columns(*size, states, summed)
-        return step_columns if by_columns < by_owner else step_owners
-    by_rows = received_by_sum(layout.ranks, len(members) * summed)
-    return step_owners if by_owner < by_rows and step.prefers_fewer_bytes else step_rows
+    if rows > columns and not step.prefers_fewer_bytes:
+        return step_rows
+    size = (rows, columns, layout.ranks, count, len(step.buffers))
+    summed, by_owner = step.summed(members[0]), received_by_owner(*size)
+    if rows > columns:
+        by_rows = received_by_sum(layout.ranks, count * summed)
+        return step_rows if by_rows <= by_owner else step_owners
+    return step_columns if received_by_columns(*size, summed) < by_owner else step_owners
 
 
 def portions(
@@ -197,9 +199,9 @@ def portions(
 
 def step_here(slots: Sequence[Slot], step: ShardedStep) -> None:
     """Step weights whose matrices are all whole on this rank."""
-    local = [_local_slot(slot, _kept_names(slot, step)) for slot in slots]
+    local = [_local_slot(slot) for slot in slots]
     for part in local:
-        prepare_counts(part.state, part.weight.device)
+        part.state.update({name: torch.zeros_like(part.state[name]) for name in COUNTS})
     step.step_whole([part for part in local if part.weight.numel()])
     alike: dict[tuple[ProcessGroup, ...], list[tuple[Slot, Slot]]] = {}
     for slot, part in zip(slots, local, strict=True):
@@ -217,25 +219,23 @@ def step_everywhere(slot: Slot, step: ShardedStep) -> None:
     """Step a weight on every rank as a single process would; each keeps its part."""
     weight = slot.weight
     assert is_dtensor(weight)
-    names = _kept_names(slot, step)
-    state = {name: whole_of(slot.state[name]).clone() for name in names}
-    prepare_counts(state, weight.device)
-    X = whole_of(weight).clone()
+    names = [*step.state_kinds, *COUNTS, *(name for name in ROUNDING_STATE if name in slot.state)]
+    X, state = (
+        whole_of(weight).clone(),
+        {name: whole_of(slot.state[name]).clone() for name in names},
+    )
     step.step_whole([Slot(X, whole_of(slot.gradient), state)])
     local_part(weight).copy_(part_of(X, weight))
-    for name in names:
+    for name, new in state.items():
         is_matrix = name in (*step.buffers, COMPENSATION)
-        new = part_of(state[name], weight) if is_matrix else state[name]
-        local_part(slot.state[name]).copy_(new)
-    for name in COUNTS:
-        slot.state[name].add_(state[name])
+        local_part(slot.state[name]).copy_(part_of(new, weight) if is_matrix else new)
 
 
 def step_rows(members: list[Member], step: ShardedStep) -> None:
     """Step tall matrices, each rank its own rows: an all-reduce for all of them."""
     fields = [_fields(member, step) for member in members]
-    for member, result in zip(members, step_apart(members, fields, step), strict=True):
-        _keep(member, result)
+    for k, result in step_apart(members, fields, step).items():
+        _keep(members[k], result)
 
 
 def step_columns(members: list[Member], step: ShardedStep) -> None:
@@ -246,13 +246,13 @@ def step_columns(members: list[Member], step: ShardedStep) -> None:
     columns = iter(rows_to_columns(flat, layouts, step.terms))
     fields = [[next(columns).mT for _ in matrices] for matrices in fields]
     results = step_apart(members, fields, step)
-    flat = [M.mT for r in results for M in (r.moved, *(r.state[k] for k in step.buffers))]
-    layouts = [member.layout for member in members for _ in ("weight", *step.buffers)]
+    flat = [M.mT for r in results.values() for M in (r.moved, *(r.state[k] for k in step.buffers))]
+    layouts = [members[k].layout for k in results for _ in ("weight", *step.buffers)]
     rows = iter(columns_to_rows(flat, layouts))
-    for member, result in zip(members, results, strict=True):
+    for k, result in results.items():
         moved = next(rows)
         state = {**result.state, **{name: next(rows) for name in step.buffers}}
-        _keep(member, result._replace(moved=moved, state=state))
+        _keep(members[k], result._replace(moved=moved, state=state))
 
 
 def step_owners(members: list[Member], step: ShardedStep) -> None:
@@ -305,7 +305,9 @@ def step_plain(slots: Sequence[Slot], step: Callable[..., None], terms: TermsOf)
     for slot in slots:
         alike.setdefault(sharing_groups(slot.weight), []).append(slot)
     for process_groups, members in alike.items():
-        local = [_local_slot(slot, slot.state) for slot in members]
+        local = [_local_slot(slot) for slot in members]
+        for part in local:
+            count_of(SKIPPED, part.state, part.weight.device)
         step(local, agree=partial(_agreed, process_groups, terms) if process_groups else None)
         for slot, part in zip(members, local, strict=True):
             assert is_dtensor(slot.weight)
@@ -336,16 +338,13 @@ class Batch(NamedTuple):
 
 def step_apart(
     members: Sequence[Member], fields: Sequence[Sequence[Tensor]], step: ShardedStep
-) -> list[MatrixStep]:
+) -> dict[int, MatrixStep]:
     """The steps of tall matrices of which this rank has rows: an all-reduce for all of them.
 
     ``fields``: the rows of weight, gradient and buffers.
     """
     layout = members[0].layout
-    kinds = [
-        (max(k.layout.shape), min(k.layout.shape), step.scale_of(k.slot.weight.shape))
-        for k in members
-    ]
+    kinds = [(max(k.layout.shape), min(k.layout.shape), k.scale) for k in members]
     begun = [
         _begin(those, members, fields, kinds[those[0]], step)
         for those in batches(kinds, step.foreach, layout.ranks)
@@ -358,7 +357,7 @@ def step_apart(
             new = {name: value[i] for name, value in state.items()}
             held_back = None if limited is None else limited[i]
             results[k] = MatrixStep(moved[i], taken[i], new, held_back)
-    return [results[k] for k in range(len(members))]
+    return results
 
 
 def _begin(
@@ -370,10 +369,11 @@ def _begin(
 ) -> Batch:
     """The step of some of the matrices as one batch, up to the first sums."""
     total, _, scale = kind
-    W, G, *buffers = map(_stack, zip(*(fields[k] for k in those), strict=True))
+    W, G, *buffers = map(_stack, zip(*[fields[k] for k in those], strict=True))
     state = dict(zip(step.buffers, buffers, strict=True))
-    for name in step.numbers:
-        state[name] = _stack([members[k].slot.state[name] for k in those])
+    for name, kind_of_state in step.state_kinds.items():
+        if kind_of_state == "number":
+            state[name] = _stack([members[k].slot.state[name] for k in those])
     X, rows = unscaled(W, scale), Rows(W.shape[1], total)
     assert step.gram_step is not None
     pending = step.gram_step(scale)(X, descent(G, step.maximize), state, rows)
@@ -397,13 +397,20 @@ def _unless_skipped(batch: Batch, result: MatrixStep) -> MatrixStep:
 
 def finished(steps: Sequence[PendingStep], group: ProcessGroup, terms: TermsOf) -> list[MatrixStep]:
     """The steps with their sums over the ranks: one message for all, as often as any waits."""
-    done: list[MatrixStep | PendingStep] = list(steps)
-    while waiting := [(k, step) for k, step in enumerate(done) if isinstance(step, PendingStep)]:
-        sent = [message_of(step.sums) for _, step in waiting]
-        sums = iter(sums_over_ranks([t for message in sent for t in message], group, terms))
-        for (k, step), message in zip(waiting, sent, strict=True):
-            done[k] = step.finish(sums_of([next(sums) for _ in message]))
-    return [step for step in done if isinstance(step, MatrixStep)]
+    done: dict[int, MatrixStep] = {}
+    waiting = dict(enumerate(steps))
+    while waiting:
+        sent = {k: message_of(step.sums) for k, step in waiting.items()}
+        sums = iter(
+            sums_over_ranks([t for message in sent.values() for t in message], group, terms)
+        )
+        for k, message in sent.items():
+            step = waiting.pop(k).finish(sums_of([next(sums) for _ in message]))
+            if isinstance(step, PendingStep):
+                waiting[k] = step
+            else:
+                done[k] = step
+    return [done[k] for k in range(len(steps))]
 
 
 def message_of(sums: GramSums) -> list[Tensor]:
@@ -434,39 +441,25 @@ def unpack(packed: Tensor) -> tuple[Tensor, Tensor]:
 # --- what the routes share
 
 
-def _kept_names(slot: Slot, step: ShardedStep) -> list[str]:
-    """The state of a weight that a step of a single process reads and writes."""
-    return [*step.state_kinds, *(name for name in ROUNDING_STATE if name in slot.state)]
-
-
-def _local_slot(slot: Slot, names: Iterable[str]) -> Slot:
+def _local_slot(slot: Slot) -> Slot:
     """What this rank has of a weight, its gradient and its state; memory is shared."""
-    state = {name: local_part(slot.state[name]) for name in names}
-    count_of(SKIPPED, state, slot.weight.device)
-    return Slot(local_part(slot.weight), local_part(_placed_gradient(slot)), state)
-
-
-def _placed_gradient(slot: Slot) -> DTensor:
-    """The gradient of a weight, placed like the weight."""
     weight, gradient = slot.weight, slot.gradient
     assert is_dtensor(weight)
     assert is_dtensor(gradient)
     if gradient.placements != weight.placements:
         gradient = gradient.redistribute(placements=weight.placements)
-    return gradient
+    state = {k: v if type(v) is Tensor else local_part(v) for k, v in slot.state.items()}
+    return Slot(weight.to_local().detach(), gradient.to_local().detach(), state)
 
 
 def _fields(member: Member, step: ShardedStep) -> list[Tensor]:
     """This rank's rows of a weight, its gradient and its buffers, in the working type."""
-    slot, layout = member
-    X = exact_value(local_part(slot.weight), _local_rounding(slot))
-    others = [_placed_gradient(slot), *(slot.state[name] for name in step.buffers)]
-    return [rows_of(X, layout), *(to_working_dtype(rows_of(M, layout)) for M in others)]
-
-
-def _local_rounding(slot: Slot) -> dict[str, Tensor]:
-    """What this rank has of a weight's rounding state; memory is shared."""
-    return {name: local_part(slot.state[name]) for name in ROUNDING_STATE if name in slot.state}
+    (weight, gradient, state), layout, _ = member
+    fields = [rows_of(exact_value(weight, state), layout)]
+    fields.append(to_working_dtype(rows_of(gradient, layout)))
+    for name in step.buffers:
+        fields.append(to_working_dtype(rows_of(state[name], layout)))
+    return fields
 
 
 def _turned(M: Tensor, member: Member) -> Tensor:
@@ -476,12 +469,10 @@ def _turned(M: Tensor, member: Member) -> Tensor:
 
 def _keep(member: Member, result: MatrixStep) -> None:
     """Store this rank's new rows and state, and whether the step was skipped or limited."""
-    slot, layout = member
-    here = local_part(slot.weight)
-    keep_(here, from_rows(result.moved, here, layout), _local_rounding(slot))
+    (weight, _, state), layout, _ = member
+    keep_(weight, from_rows(result.moved, weight, layout), state)
     for name, new in result.state.items():
-        kept = local_part(slot.state[name])
-        kept.copy_(from_rows(new, kept, layout) if new.ndim else new)
-    slot.state[SKIPPED].add_(result.taken.logical_not())
+        state[name].copy_(from_rows(new, state[name], layout) if new.ndim else new)
+    state[SKIPPED].add_(result.taken.logical_not())
     if result.limited is not None:
-        slot.state[LIMITED].add_(result.limited)
+        state[LIMITED].add_(result.limited)
