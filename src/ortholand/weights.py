@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ortholand.geometry.manifold import nearest_weight, weight_distances
+from ortholand.geometry.manifold import nearest_weight, random_orthogonal, weight_distances
 from ortholand.geometry.matrices import to_working_dtype
-from ortholand.geometry.views import View, matrices_shape
+from ortholand.geometry.views import View, as_weight, matrices_shape
 from ortholand.sharding.exchange import sum_over_groups
 from ortholand.sharding.manifold import project_sharded_, sharded_distances
-from ortholand.sharding.placement import is_dtensor, local_part, sharing_groups
+from ortholand.sharding.placement import is_dtensor, local_part, part_of, sharing_groups
 
 
 def distances(weight: Tensor, view: View, *, spectral: bool = False, scale: float = 1.0) -> Tensor:
@@ -33,6 +33,14 @@ def project_(weights: Sequence[tuple[Tensor, float]], view: View) -> None:
         if not is_dtensor(weight):
             weight.copy_(nearest_weight(weight, view, scale))
     project_sharded_([(weight, scale) for weight, scale in weights if is_dtensor(weight)], view)
+
+
+def randomize_(weight: Tensor, seed: int | torch.Generator, view: View, scale: float) -> None:
+    """Draw a new weight; if it is sharded, every rank draws all of it and keeps its part."""
+    shape = matrices_shape(weight.shape, view)
+    X = random_orthogonal(*shape, seed=seed, dtype=weight.dtype, device=weight.device, scale=scale)
+    drawn = as_weight(X, weight, view)
+    local_part(weight).copy_(part_of(drawn, weight) if is_dtensor(weight) else drawn)
 
 
 def apparent_scale(weight: Tensor, view: View) -> float:
