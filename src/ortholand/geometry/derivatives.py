@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ortholand.geometry.matrices import (
     SMALL,
+    add_identity,
     add_product,
     gram_minus_identity,
     is_tracked,
@@ -90,9 +91,7 @@ def multiplier(D: Tensor, M: Tensor) -> Tensor:
     It is C for ``G = X C`` with C Hermitian, at every X of full rank; ``Sym(M)`` is C on the
     manifold only. If S is singular, it is ``Sym(M)``.
     """
-    S = D.clone()
-    S.diagonal(dim1=-2, dim2=-1).add_(1)
-    L, info = torch.linalg.cholesky_ex(S)
+    L, info = torch.linalg.cholesky_ex(add_identity(D))
     # M^H S^-1, with the factors on the right: torch is several times faster that way round.
     half = torch.linalg.solve_triangular(L.mH, M.mH, upper=True, left=False)
     solved = torch.linalg.solve_triangular(L, half, upper=False, left=False)

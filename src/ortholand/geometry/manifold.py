@@ -121,7 +121,10 @@ def random_orthogonal(
     check_scale(scale)
     *batch, n, p = shape
     dtype = dtype or torch.get_default_dtype()
-    random = seed if isinstance(seed, torch.Generator) else _random(seed, device)
+    if isinstance(seed, torch.Generator):
+        random = seed
+    else:
+        random = torch.Generator(device or torch.get_default_device()).manual_seed(seed)
     gaussian = torch.randn(
         *batch, max(n, p), min(n, p), generator=random, dtype=working_dtype(dtype), device=device
     )
@@ -131,7 +134,3 @@ def random_orthogonal(
     factor = scale_of(scale, torch.Size(shape), "kernel")
     check_scale_fits(factor, dtype, f"a matrix {n} x {p}")
     return ((Q.mT if n < p else Q) * factor).to(dtype).contiguous()
-
-
-def _random(seed: int, device: torch.device | str | None) -> torch.Generator:
-    return torch.Generator(device=device or torch.get_default_device()).manual_seed(seed)

@@ -1,6 +1,7 @@
 """Elementary operations on batches of matrices ``(..., n, p)``, real or complex."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -43,9 +44,14 @@ _identities: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
 
 def subtract_identity(S: Tensor) -> Tensor:
-    """``S - I`` for each square matrix, without building the identity."""
+    """``S - I`` for each square matrix."""
+    return add_identity(S, -1)
+
+
+def add_identity(S: Tensor, factor: float = 1.0) -> Tensor:
+    """``S + factor I`` for each square matrix, without building the identity."""
     D = S.clone()
-    D.diagonal(dim1=-2, dim2=-1).sub_(1)
+    D.diagonal(dim1=-2, dim2=-1).add_(factor)
     return D
 
 
@@ -289,3 +295,34 @@ def to_working_dtype(X: Tensor) -> Tensor:
 
 
 HALF_TYPES = (torch.float16, torch.bfloat16)
+
+
+# --- different methods for matrices of different sizes, whatever else is in their batch
+
+Way = Callable[..., Tensor]
+
+
+def by_size(
+    size: Tensor, branches: list[tuple[float, Way]], otherwise: Way, *batches: Tensor
+) -> Tensor:
+    """Each matrix by the first method whose limit exceeds its size; NaN sizes by the last.
+
+    Reads the sizes on the host, as torch's own ``matrix_exp`` does.
+    """
+    chosen = {next((f for limit, f in branches if s < limit), otherwise) for s in extremes(size)}
+    if len(chosen) == 1:
+        return chosen.pop()(*batches)
+    result = torch.empty_like(batches[0])
+    left = torch.ones_like(size, dtype=torch.bool)
+    for limit, function in [*branches, (None, otherwise)]:
+        now = left if limit is None else left & (size < limit)
+        result[now] = function(*(M[now] for M in batches))
+        left = left & ~now
+    return result
+
+
+def extremes(size: Tensor) -> list[float]:
+    """The smallest and largest size, read on the host."""
+    if size.numel() < 2:
+        return size.flatten().tolist() or [0.0]
+    return torch.stack(torch.aminmax(size)).tolist()

@@ -86,15 +86,9 @@ def shares(terms: Terms, ranks: ProcessGroup, like: Tensor) -> Tensor:
     return like.new_tensor([factor * digit for digit in digits])
 
 
-def check_sums(sums: Tensor, terms: Terms, ranks: ProcessGroup) -> None:
-    """Raise if sums of :func:`shares` show that ranks disagree."""
-    if sums.numpy().any():
-        raise ValueError(_difference(terms, ranks))
-
-
-def check_marks(marks: Sequence[Tensor], terms: Terms, ranks: ProcessGroup) -> None:
-    """Raise unless the marks of all ranks are equal."""
-    if (torch.cat([*marks]).numpy() != terms.mark).any():
+def check(differences: Tensor, terms: Terms, ranks: ProcessGroup) -> None:
+    """Raise unless they are zero: sums of :func:`shares`, or marks less one's own."""
+    if differences.numpy().any():
         raise ValueError(_difference(terms, ranks))
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ortholand.sharding.agreement import TermsOf, check_marks, check_sums, shares
+from ortholand.sharding.agreement import TermsOf, check, shares
 from ortholand.sharding.placement import Layout, chunk_sizes
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def sums_over_ranks(
     dist.all_reduce(packed, group=group)
     pieces = packed.split([part.numel() for part in sent])
     if own is not None:
-        check_sums(pieces[-1], own, group)
+        check(pieces[-1], own, group)
     return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=False)]
 
 
@@ -64,7 +64,7 @@ def exchange(
         mark = like.new_tensor([own.mark])
         marked = [[*tensors, mark] for tensors in outgoing]
         received = exchange(marked, [[*shapes, (1,)] for shapes in incoming], like, group)
-        check_marks([tensors.pop() for tensors in received], own, group)
+        check(torch.cat([tensors.pop() for tensors in received]) - own.mark, own, group)
         return received
     sent = [tensor.reshape(-1) for tensors in outgoing for tensor in tensors]
     sent_sizes = [sum(tensor.numel() for tensor in tensors) for tensors in outgoing]
