@@ -155,9 +155,10 @@ def param_groups(
         _check_marks_will_do(marks, given)
     _check_agreement(marks, chosen, given)
     common = dict(options or {})
-    selected = {"params": [], "orthogonal": True, "view": "matrix", **given, **common}
+    selected: dict[str, Any] = {"params": [], "orthogonal": True, "view": "matrix"}
+    selected |= {**given, **common}
     marked_groups: list[dict[str, Any]] = []
-    rest = {"params": [], "orthogonal": False, **(other_options or {})}
+    rest: dict[str, Any] = {"params": [], "orthogonal": False, **(other_options or {})}
     for name, p in _trainable(model):
         if p in marks:
             group = _group_with({**common, **marks[p].options}, marked_groups)

@@ -23,7 +23,7 @@ from ortholand.geometry.matrices import (
     to_working_dtype,
 )
 from ortholand.geometry.precision import without_autocast
-from ortholand.geometry.rotations import skew_cayley, skew_exponential
+from ortholand.geometry.rotations import cayley, skew_cayley, skew_exponential
 from ortholand.geometry.views import View, as_matrices, as_weight, check_view, check_weight
 from ortholand.parameters import Selectors, selected_parameters
 
@@ -199,14 +199,9 @@ def _exponential(A: Tensor) -> Tensor:
     return identity_like(A) + exponential_minus_identity(A)
 
 
-def _cayley(A: Tensor) -> Tensor:
-    identity = identity_like(A)
-    return torch.linalg.solve(identity - A / 2, identity + A / 2)
-
-
 # Of skew matrices, and of those that are not.
 _MAPS: dict[str, Callable[[Tensor], Tensor]] = {"exp": skew_exponential, "cayley": skew_cayley}
-_GENERAL_MAPS: dict[str, Callable[[Tensor], Tensor]] = {"exp": _exponential, "cayley": _cayley}
+_GENERAL_MAPS: dict[str, Callable[[Tensor], Tensor]] = {"exp": _exponential, "cayley": cayley}
 
 
 def _map_thin(map: Callable[[Tensor], Tensor], K: Tensor, B: Tensor) -> Tensor:

@@ -148,21 +148,16 @@ def _euclidean_derivatives(
     hessian_product: Tensor | None,
     fun: Callable[[Tensor], Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
+    """Gradient at X, and the Hessian applied to the direction: given, or differentiated twice."""
     if fun is None and gradient is not None and hessian_product is not None:
         return gradient, hessian_product
-    if fun is not None and gradient is None and hessian_product is None:
-        return _derivatives_by_autograd(fun, X, direction)
-    raise ValueError(
-        "A Hessian needs either fun, or both gradient and hessian_product; got "
-        f"fun={'given' if fun else None}, gradient={'given' if gradient is not None else None}, "
-        f"hessian_product={'given' if hessian_product is not None else None}."
-    )
-
-
-def _derivatives_by_autograd(
-    fun: Callable[[Tensor], Tensor], X: Tensor, direction: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Gradient at X, and the Hessian applied to the direction, by differentiating twice."""
+    if fun is None or gradient is not None or hessian_product is not None:
+        raise ValueError(
+            "A Hessian needs either fun, or both gradient and hessian_product; got "
+            f"fun={'given' if fun else None}, "
+            f"gradient={'given' if gradient is not None else None}, "
+            f"hessian_product={'given' if hessian_product is not None else None}."
+        )
     with torch.enable_grad():
         Y = X.detach().requires_grad_()
         # One scalar for a batch of costs: the matrices of a batch do not interact.
