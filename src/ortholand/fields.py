@@ -63,11 +63,7 @@ def penalty_field(X: Tensor, G: Tensor, lam: float = 1.0) -> Tensor:
 
 
 Field = Callable[[Tensor, Tensor, float], Tensor]
-FIELDS: dict[str, Field] = {
-    "landing": landing_field,
-    "plam": plam_field,
-    "penalty": penalty_field,
-}
+FIELDS: dict[str, Field] = {"landing": landing_field, "plam": plam_field, "penalty": penalty_field}
 
 
 class Landing(NamedTuple):

@@ -64,8 +64,13 @@ def landing_flow(
     start = torch.stack([X0, torch.zeros_like(X0)]) if momentum else X0[None]
 
     def velocity(_: float, flat: np.ndarray) -> np.ndarray:
-        state = torch.from_numpy(flat).reshape(start.shape)
-        return -_flow_field(state, gradient, lam, field).reshape(-1).numpy()
+        X, *moments = torch.from_numpy(flat).reshape(start.shape)
+        G = gradient(X)
+        if not moments:
+            return -field(X, G, lam).reshape(-1).numpy()
+        (A,) = moments
+        towards = (A + lam * gram_minus_identity(X.mT)) @ X
+        return -torch.stack([towards, A - relative_gradient(X, G)]).reshape(-1).numpy()
 
     t = times.detach().double().cpu()
     solution = solve_ivp(
@@ -80,15 +85,3 @@ def landing_flow(
         raise RuntimeError(f"The flow could not be followed to the end: {solution.message}")
     states = torch.from_numpy(solution.y.T.copy()).reshape(-1, *start.shape)
     return Trajectory(t, states[:, 0], states[:, 1] if momentum else None)
-
-
-def _flow_field(
-    state: Tensor, gradient: Callable[[Tensor], Tensor], lam: float, field: Field
-) -> Tensor:
-    X = state[0]
-    G = gradient(X)
-    if len(state) == 1:
-        return field(X, G, lam)[None]
-    A = state[1]
-    normal = lam * gram_minus_identity(X.mT)
-    return torch.stack([(A + normal) @ X, A - relative_gradient(X, G)])

@@ -9,20 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ortholand.geometry.manifold import random_orthogonal
 from ortholand.geometry.precision import without_autocast
 from ortholand.geometry.scales import Scale, check_scale, check_scale_fits, scale_of
-from ortholand.geometry.views import (
-    VIEWS,
-    View,
-    as_weight,
-    check_view,
-    check_weight,
-    matrices_shape,
-)
+from ortholand.geometry.views import VIEWS, View, check_view, check_weight
 from ortholand.marks import Computed, Marked, computed_weights, mark, marked, own_parameter
-from ortholand.sharding.manifold import all_finite, distances, project_
-from ortholand.sharding.placement import is_dtensor, local_part, part_of
+from ortholand.weights import all_finite, distances, project_, randomize_
 
 Predicate = Callable[[str, nn.Parameter], bool]
 Selector = str | type[nn.Module] | nn.Module | Predicate
@@ -85,7 +76,13 @@ def orthogonal(
             f"module must be the nn.Module that holds the weight, got {type(module).__name__}. "
             'Example: ortholand.orthogonal(layer, "weight").'
         )
-    _check_init(init, seed)
+    if init not in get_args(Init):
+        raise ValueError(f"init must be one of {get_args(Init)}, got {init!r}.")
+    if (init == "random") != (seed is not None):
+        raise ValueError(
+            'init="random" needs a seed, and only it does, but got '
+            f'init={init!r} and seed={seed!r}. Example: init="random", seed=0.'
+        )
     further = dict(options or {})
     if reserved := [key for key in RESERVED if key in further]:
         raise ValueError(
@@ -104,7 +101,7 @@ def orthogonal(
         if init == "project":
             orthogonalize_([{"params": [(label, weight)], "view": view, "scale": scale}])
         elif seed is not None:
-            _randomize_(weight, seed, view, number)
+            randomize_(weight, seed, view, number)
     mark(module, name, {"view": view, "scale": scale, **further})
     return module
 
@@ -150,22 +147,19 @@ def param_groups(
     True ['0.weight']
     False ['0.bias', '2.weight', '2.bias']
     """
-    if view is not None:
-        check_view(view)
-    if scale is not None:
-        check_scale(scale)
+    given = _given(view, scale)
     _reshard(model)
-    named, marks = _trainable(model), _marks(model)
+    marks = _marks(model)
+    chosen = _select(model, orthogonal) if orthogonal is not None else set()
     if orthogonal is None:
-        _check_marks_will_do(marks, view, scale)
-    chosen = set() if orthogonal is None else _select(model, orthogonal)
-    _check_agreement(marks, chosen, view, scale)
+        _check_marks_will_do(marks, given)
+    _check_agreement(marks, chosen, given)
     common = dict(options or {})
-    seen = {"view": view or "matrix", **({} if scale is None else {"scale": scale})}
-    selected: dict[str, Any] = {"params": [], "orthogonal": True, **seen, **common}
+    selected: dict[str, Any] = {"params": [], "orthogonal": True, "view": "matrix"}
+    selected |= {**given, **common}
     marked_groups: list[dict[str, Any]] = []
     rest: dict[str, Any] = {"params": [], "orthogonal": False, **(other_options or {})}
-    for name, p in named.items():
+    for name, p in _trainable(model):
         if p in marks:
             group = _group_with({**common, **marks[p].options}, marked_groups)
         else:
@@ -178,7 +172,7 @@ def selected_parameters(model: nn.Module, orthogonal: Selectors) -> list[tuple[s
     """The trainable parameters that selectors match, in the model's order; marks are ignored."""
     _reshard(model)
     chosen = _select(model, orthogonal)
-    return [(name, p) for name, p in _trainable(model).items() if p in chosen]
+    return [(name, p) for name, p in _trainable(model) if p in chosen]
 
 
 @torch.no_grad()
@@ -286,15 +280,14 @@ def orthogonality_error(
     weights = _checked_weights(target, orthogonal, view, scale)
     with without_autocast(w.tensor for w in weights):
         each = [
-            distances(w.tensor, w.view, spectral=spectral, scale=w.scale).flatten().double()
+            distances(w.tensor, w.view, spectral=spectral, scale=w.scale).flatten().cpu().double()
             for w in weights
         ]
-    if not each:
-        return {} if reduce is None else 0.0
     if reduce is None:
-        worst = torch.stack([d.max().cpu() for d in each]).tolist()
-        return dict(zip((w.name for w in weights), worst, strict=True))
-    together = torch.cat([d.cpu() for d in each])
+        return {w.name: float(d.max()) for w, d in zip(weights, each, strict=True)}
+    if not each:
+        return 0.0
+    together = torch.cat(each)
     return float(together.max() if reduce == "max" else together.mean())
 
 
@@ -311,28 +304,21 @@ def _reshard(model: nn.Module) -> None:
             part.reshard()
 
 
-def _check_init(init: Init, seed: int | torch.Generator | None) -> None:
-    if init not in get_args(Init):
-        raise ValueError(f"init must be one of {get_args(Init)}, got {init!r}.")
-    if (init == "random") != (seed is not None):
-        raise ValueError(
-            'init="random" needs a seed, and only it does, but got '
-            f'init={init!r} and seed={seed!r}. Example: init="random", seed=0.'
-        )
+def _trainable(
+    model: nn.Module, *, remove_duplicate: bool = True
+) -> Iterator[tuple[str, nn.Parameter]]:
+    for name, p in model.named_parameters(remove_duplicate=remove_duplicate):
+        if p.requires_grad:
+            yield name, p
 
 
-def _randomize_(
-    weight: nn.Parameter, seed: int | torch.Generator, view: View, scale: float
-) -> None:
-    """Draw a new weight; if it is sharded, every rank draws all of it and keeps its part."""
-    shape = matrices_shape(weight.shape, view)
-    X = random_orthogonal(*shape, seed=seed, dtype=weight.dtype, device=weight.device, scale=scale)
-    drawn = as_weight(X, weight, view)
-    local_part(weight).copy_(part_of(drawn, weight) if is_dtensor(weight) else drawn)
-
-
-def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+def _given(view: View | None, scale: Scale | None) -> dict[str, Any]:
+    """Those of the two options that the user gave, checked."""
+    if view is not None:
+        check_view(view)
+    if scale is not None:
+        check_scale(scale)
+    return {key: value for key, value in (("view", view), ("scale", scale)) if value is not None}
 
 
 def _marks(model: nn.Module) -> dict[nn.Parameter, Marked]:
@@ -352,9 +338,7 @@ def _marks(model: nn.Module) -> dict[nn.Parameter, Marked]:
     return marks
 
 
-def _check_marks_will_do(
-    marks: Mapping[nn.Parameter, Marked], view: View | None, scale: Scale | None
-) -> None:
+def _check_marks_will_do(marks: Mapping[nn.Parameter, Marked], given: Mapping[str, Any]) -> None:
     """Raise unless marks alone say which weights are orthogonal, and how they are viewed."""
     if not marks:
         raise ValueError(
@@ -362,26 +346,22 @@ def _check_marks_will_do(
             'orthogonal="layers.*.weight", or a predicate; or mark them where the model is '
             "defined: ortholand.orthogonal(module)."
         )
-    for key, value in (("view", view), ("scale", scale)):
-        if value is not None:
-            raise ValueError(
-                f"{key} belongs to weights that orthogonal=... selects, but got {key}={value!r} "
-                f"without a selection. Marked weights state their own {key}: "
-                f"ortholand.orthogonal(module, {key}={value!r})."
-            )
+    for key, value in given.items():
+        raise ValueError(
+            f"{key} belongs to weights that orthogonal=... selects, but got {key}={value!r} "
+            f"without a selection. Marked weights state their own {key}: "
+            f"ortholand.orthogonal(module, {key}={value!r})."
+        )
 
 
 def _check_agreement(
-    marks: Mapping[nn.Parameter, Marked],
-    selected: set[nn.Parameter],
-    view: View | None,
-    scale: Scale | None,
+    marks: Mapping[nn.Parameter, Marked], selected: set[nn.Parameter], given: Mapping[str, Any]
 ) -> None:
     """Raise if a weight's mark contradicts the selector that also matches it."""
     for p in selected & marks.keys():
-        for key, value in (("view", view), ("scale", scale)):
+        for key, value in given.items():
             marked_as = marks[p].options[key]
-            if value is not None and value != marked_as:
+            if value != marked_as:
                 raise ValueError(
                     f"A weight has one {key}, but {marks[p].name} is marked with "
                     f"{key}={marked_as!r} and selected with {key}={value!r}. Do not select it, "
@@ -398,13 +378,6 @@ def _group_with(options: dict[str, Any], groups: list[dict[str, Any]]) -> dict[s
     return groups[-1]
 
 
-class _Seen(NamedTuple):
-    """The view and scale of a weight."""
-
-    view: View = "matrix"
-    scale: Scale = 1.0
-
-
 class _Weight(NamedTuple):
     name: str
     tensor: Tensor
@@ -415,70 +388,53 @@ class _Weight(NamedTuple):
 def _checked_weights(
     target: Any, orthogonal: Selectors | None, view: View | None, scale: Scale | None
 ) -> list[_Weight]:
-    """The orthogonal weights, all of them matrices with values."""
+    """The orthogonal weights of whatever the user passed, all of them matrices with values."""
     weights = []
-    for name, tensor, seen in _orthogonal_weights(target, orthogonal, view, scale):
-        check_weight(tensor, name)
-        if tensor.device.type == "meta":
-            raise ValueError(
-                f"A weight must have values, but {name} is on the meta device. Initialise "
-                'it first: model.to_empty(device="cpu"), then reset_parameters() of its modules.'
-            )
-        number = scale_of(seen.scale, tensor.shape, seen.view)
-        check_scale_fits(number, tensor.dtype, name)
-        weights.append(_Weight(name, tensor, seen.view, number))
+    for g, group in enumerate(_groups_of(target, orthogonal, view, scale)):
+        if not group.get("orthogonal", True):
+            continue
+        seen, names = group.get("view", "matrix"), group.get("param_names")
+        check_scale(group.get("scale", 1.0))
+        for i, member in enumerate(_as_list(group["params"])):
+            name, tensor = member if isinstance(member, tuple) else (f"{g}.{i}", member)
+            name = names[i] if names else name
+            check_weight(tensor, name)
+            if tensor.device.type == "meta":
+                raise ValueError(
+                    f"A weight must have values, but {name} is on the meta device. Initialise it "
+                    'first: model.to_empty(device="cpu"), then reset_parameters() of its modules.'
+                )
+            number = scale_of(group.get("scale", 1.0), tensor.shape, seen)
+            check_scale_fits(number, tensor.dtype, name)
+            weights.append(_Weight(name, tensor, seen, number))
     return weights
 
 
-def _orthogonal_weights(
+def _groups_of(
     target: Any, orthogonal: Selectors | None, view: View | None, scale: Scale | None
-) -> Iterator[tuple[str, Tensor, _Seen]]:
-    """The orthogonal weights of whatever the user passed, with their names."""
-    if view is not None:
-        check_view(view)
-    if scale is not None:
-        check_scale(scale)
+) -> Iterable[Mapping[str, Any]]:
+    """Whatever the user passed, as parameter groups."""
     if isinstance(target, nn.Module):
-        yield from _weights_of_groups(param_groups(target, orthogonal, view=view, scale=scale))
-        return
+        return param_groups(target, orthogonal, view=view, scale=scale)
+    given = _given(view, scale)
     if orthogonal is not None:
         raise ValueError(f"orthogonal=... selects from a model, but got {type(target).__name__}.")
     groups = target.param_groups if isinstance(target, Optimizer) else _as_list(target)
     if groups and all(isinstance(group, Mapping) for group in groups):
-        for name, given in (("view", view), ("scale", scale)):
-            if given is not None:
-                raise ValueError(
-                    f"Groups state their own {name}: leave {name} out, or set it there."
-                )
-        yield from _weights_of_groups(groups)
-        return
-    seen = _Seen(view or "matrix", 1.0 if scale is None else scale)
-    for i, tensor in enumerate(groups):
+        for name in given:
+            raise ValueError(f"Groups state their own {name}: leave {name} out, or set it there.")
+        return groups
+    for tensor in groups:
         if not isinstance(tensor, Tensor):
             raise TypeError(
                 "Expected a tensor, tensors, parameter groups, an optimizer or a model, got "
                 f"{type(tensor).__name__}."
             )
-        yield str(i), tensor, seen
+    return [{"params": [(str(i), tensor) for i, tensor in enumerate(groups)], **given}]
 
 
 def _as_list(target: Any) -> list[Any]:
     return [target] if isinstance(target, Tensor | Mapping) else list(target)
-
-
-def _weights_of_groups(
-    groups: Iterable[Mapping[str, Any]],
-) -> Iterator[tuple[str, Tensor, _Seen]]:
-    for g, group in enumerate(groups):
-        if not group.get("orthogonal", True):
-            continue
-        seen = _Seen(group.get("view", "matrix"), group.get("scale", 1.0))
-        check_scale(seen.scale)
-        names = group.get("param_names")
-        members = _as_list(group["params"])
-        for i, member in enumerate(members):
-            name, tensor = member if isinstance(member, tuple) else (f"{g}.{i}", member)
-            yield names[i] if names else name, tensor, seen
 
 
 def _select(model: nn.Module, orthogonal: Selectors) -> set[nn.Parameter]:
@@ -508,9 +464,7 @@ def _all_names(
     model: nn.Module, computed: Iterable[Computed]
 ) -> Iterator[tuple[str, nn.Parameter]]:
     """Trainable parameters by each of their names, and by those of the weights they compute."""
-    for name, p in model.named_parameters(remove_duplicate=False):
-        if p.requires_grad:
-            yield name, p
+    yield from _trainable(model, remove_duplicate=False)
     for weight in computed:
         yield from ((weight.label, p) for p in weight.ingredients if p.requires_grad)
 
@@ -543,15 +497,15 @@ def _matches(
         }
     if isinstance(selector, nn.Module):
         covered = set(selector.parameters())
-        return {p: name for name, p in named if p.ndim > 1 and p in covered}
-    if isinstance(selector, type):
+    elif isinstance(selector, type):
         modules = [m for m in model.modules() if isinstance(m, selector)]
         covered = {p for m in modules for p in m.parameters(recurse=False)}
         covered.update(*(w.ingredients for w in computed if isinstance(w.module, selector)))
-        return {p: name for name, p in named if p.ndim > 1 and p in covered}
-    if callable(selector):
+    elif callable(selector):
         return {p: name for name, p in named if selector(name, p)}
-    raise TypeError(
-        "orthogonal must be a name pattern, a module type, a module, a predicate "
-        f"(name, parameter) -> bool, or several of these; got {selector!r}."
-    )
+    else:
+        raise TypeError(
+            "orthogonal must be a name pattern, a module type, a module, a predicate "
+            f"(name, parameter) -> bool, or several of these; got {selector!r}."
+        )
+    return {p: name for name, p in named if p.ndim > 1 and p in covered}

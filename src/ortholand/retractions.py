@@ -11,11 +11,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ortholand.geometry.branches import by_size
 from ortholand.geometry.derivatives import relative_gradient
 from ortholand.geometry.manifold import orthonormal_factor, polar_projection
 from ortholand.geometry.matrices import (
     add_product,
+    by_size,
     gram_matrix,
     gram_minus_identity,
     identity_like,

@@ -7,7 +7,7 @@ coordinates, but works with n x n matrices where the weight is n x p, starts by 
 numbers, and silently replaces weights that are not orthogonal.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeVar, get_args
 
 import torch
@@ -23,7 +23,7 @@ from ortholand.geometry.matrices import (
     to_working_dtype,
 )
 from ortholand.geometry.precision import without_autocast
-from ortholand.geometry.rotations import skew_cayley, skew_exponential
+from ortholand.geometry.rotations import cayley, skew_cayley, skew_exponential
 from ortholand.geometry.views import View, as_matrices, as_weight, check_view, check_weight
 from ortholand.parameters import Selectors, selected_parameters
 
@@ -69,8 +69,6 @@ def trivialize_(
     _check_choice("map", map, Map)
     _check_choice("base", base, Base)
     slots = _choose(model, orthogonal, view)
-    for slot in slots:
-        _check_weight(slot, view)
     logarithms = [_logarithm(slot, view, map) if base == "identity" else None for slot in slots]
     for slot, logarithm in zip(slots, logarithms, strict=True):
         _register(slot, Trivialization(slot.parameter, view=view, map=map), logarithm)
@@ -201,14 +199,9 @@ def _exponential(A: Tensor) -> Tensor:
     return identity_like(A) + exponential_minus_identity(A)
 
 
-def _cayley(A: Tensor) -> Tensor:
-    identity = identity_like(A)
-    return torch.linalg.solve(identity - A / 2, identity + A / 2)
-
-
 # Of skew matrices, and of those that are not.
 _MAPS: dict[str, Callable[[Tensor], Tensor]] = {"exp": skew_exponential, "cayley": skew_cayley}
-_GENERAL_MAPS: dict[str, Callable[[Tensor], Tensor]] = {"exp": _exponential, "cayley": _cayley}
+_GENERAL_MAPS: dict[str, Callable[[Tensor], Tensor]] = {"exp": _exponential, "cayley": cayley}
 
 
 def _map_thin(map: Callable[[Tensor], Tensor], K: Tensor, B: Tensor) -> Tensor:
@@ -231,30 +224,27 @@ class _Slot(NamedTuple):
 
 
 def _choose(model: nn.Module, orthogonal: Selectors, view: View) -> list[_Slot]:
-    """The chosen parameters and the modules that hold them."""
+    """The chosen parameters and the modules that hold them, all fit to be trivialized."""
     check_view(view)
-    chosen = selected_parameters(model, orthogonal)
-    if not chosen:
+    slots = []
+    for name, p in selected_parameters(model, orthogonal):
+        holders = [
+            (module, attribute)
+            for module in model.modules()
+            for attribute, other in module._parameters.items()
+            if other is p
+        ]
+        if len(holders) > 1:
+            raise ValueError(
+                f"A trivialized weight must belong to one module, but {name} is shared by "
+                f"{len(holders)}: the others would see A in its place. Share the module instead."
+            )
+        check_weight(p, name)
+        _check_orthogonal(p, name, view)
+        slots.append(_Slot(name, p, *holders[0]))
+    if not slots:
         raise ValueError(f"orthogonal={orthogonal!r} names no parameter. Example: 'layers.*'.")
-    holders = _holders(model)
-    return [_Slot(name, parameter, *_only(holders[parameter], name)) for name, parameter in chosen]
-
-
-def _holders(model: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
-    holders: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
-    for module in model.modules():
-        for attribute, p in module.named_parameters(recurse=False, remove_duplicate=False):
-            holders.setdefault(p, []).append((module, attribute))
-    return holders
-
-
-def _only(holders: list[tuple[nn.Module, str]], name: str) -> tuple[nn.Module, str]:
-    if len(holders) > 1:
-        raise ValueError(
-            f"A trivialized weight must belong to one module, but {name} is shared by "
-            f"{len(holders)}: the others would see A in its place. Share the module instead."
-        )
-    return holders[0]
+    return slots
 
 
 def _register(slot: _Slot, trivialization: Trivialization, logarithm: Tensor | None) -> None:
@@ -277,25 +267,18 @@ class _Trivialized(NamedTuple):
 
 def _trivialized(model: nn.Module) -> list[_Trivialized]:
     """The trivialized weights; at least one."""
-    found = list(_find_trivialized(model))
+    found = []
+    for module in filter(parametrize.is_parametrized, model.modules()):
+        for name, chain in module.get_submodule("parametrizations").named_children():
+            first = chain.get_submodule("0")
+            if isinstance(first, Trivialization):
+                found.append(_Trivialized(module, name, chain.get_parameter("original"), first))
     if not found:
         raise ValueError(
             f"The model must have trivialized weights, but this {type(model).__name__} has none. "
             "Call ortholand.trivialize_(model, orthogonal=...) first."
         )
     return found
-
-
-def _find_trivialized(model: nn.Module) -> Iterator[_Trivialized]:
-    for module in model.modules():
-        parametrizations = getattr(module, "parametrizations", None)
-        if not isinstance(parametrizations, nn.ModuleDict):
-            continue
-        for name, chain in parametrizations.items():
-            if isinstance(chain, parametrize.ParametrizationList):
-                first = chain[0]
-                if isinstance(first, Trivialization):
-                    yield _Trivialized(module, name, chain.get_parameter("original"), first)
 
 
 def _skew_of_lower(V: Tensor) -> Tensor:
@@ -326,20 +309,17 @@ def _logarithm(slot: _Slot, view: View, map: Map) -> Tensor:
     else:
         A = 2 * K
     V = (A.tril(-1) + torch.diag_embed(A.diagonal(dim1=-2, dim2=-1)) / 2).to(X.dtype)
-    _check_reached(_MAPS[map](_skew_of_lower(V)), X, slot.name)
-    return as_weight(V, slot.parameter, view)
-
-
-def _check_reached(reached: Tensor, X: Tensor, name: str) -> None:
-    """Raise if the logarithm misses its matrix; near the eigenvalue -1 some digits are lost."""
-    miss = torch.linalg.vector_norm(reached - X, dim=(-2, -1))
+    # Where the logarithm misses its matrix; near the eigenvalue -1 some digits are lost.
+    miss = torch.linalg.vector_norm(_MAPS[map](_skew_of_lower(V)) - X, dim=(-2, -1))
     missed = ~(miss <= torch.finfo(X.dtype).eps ** 0.5 * X.shape[-1])
     if missed.any():
         raise ValueError(
             "base='identity' reaches only matrices without the eigenvalue -1 (real: with "
-            f"determinant +1), but {name} has {int(missed.sum())} others of {missed.numel()}. "
-            "Use base='weight', or start from random_orthogonal(..., special=True)."
+            f"determinant +1), but {slot.name} has {int(missed.sum())} others of "
+            f"{missed.numel()}. Use base='weight', or start from "
+            "random_orthogonal(..., special=True)."
         )
+    return as_weight(V, slot.parameter, view)
 
 
 def _check_choice(name: str, value: str, choices: object) -> None:
@@ -347,23 +327,14 @@ def _check_choice(name: str, value: str, choices: object) -> None:
         raise ValueError(f"{name} must be one of {get_args(choices)}, got {value!r}.")
 
 
-def _check_weight(slot: _Slot, view: View) -> None:
-    check_weight(slot.parameter, slot.name)
-    _check_orthogonal(slot.parameter, slot.name, view)
-
-
 @torch.no_grad()
 def _check_orthogonal(weight: Tensor, name: str, view: View) -> None:
     matrices = as_matrices(weight, view)
-    error, tolerance = float(distance(matrices).max()), _tolerance(matrices)
+    error = float(distance(matrices).max())
+    tolerance = min(10 * torch.finfo(weight.dtype).eps * matrices.shape[-2], 0.1)  # of rounding
     if not error <= tolerance:
         raise ValueError(
             f"A trivialization needs weights with ||X^H X - I|| <= {tolerance:.1e}, but {name} "
             f"has {error:.1e}. Project them first: "
             "ortholand.orthogonalize_(model, orthogonal=...)."
         )
-
-
-def _tolerance(X: Tensor) -> float:
-    """The error that rounding in X's type can explain."""
-    return min(10 * torch.finfo(X.dtype).eps * X.shape[-2], 0.1)

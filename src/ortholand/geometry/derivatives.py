@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ortholand.geometry.matrices import (
     SMALL,
+    add_identity,
     add_product,
     gram_minus_identity,
     is_tracked,
@@ -90,9 +91,7 @@ def multiplier(D: Tensor, M: Tensor) -> Tensor:
     It is C for ``G = X C`` with C Hermitian, at every X of full rank; ``Sym(M)`` is C on the
     manifold only. If S is singular, it is ``Sym(M)``.
     """
-    S = D.clone()
-    S.diagonal(dim1=-2, dim2=-1).add_(1)
-    L, info = torch.linalg.cholesky_ex(S)
+    L, info = torch.linalg.cholesky_ex(add_identity(D))
     # M^H S^-1, with the factors on the right: torch is several times faster that way round.
     half = torch.linalg.solve_triangular(L.mH, M.mH, upper=True, left=False)
     solved = torch.linalg.solve_triangular(L, half, upper=False, left=False)
@@ -149,21 +148,16 @@ def _euclidean_derivatives(
     hessian_product: Tensor | None,
     fun: Callable[[Tensor], Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
+    """Gradient at X, and the Hessian applied to the direction: given, or differentiated twice."""
     if fun is None and gradient is not None and hessian_product is not None:
         return gradient, hessian_product
-    if fun is not None and gradient is None and hessian_product is None:
-        return _derivatives_by_autograd(fun, X, direction)
-    raise ValueError(
-        "A Hessian needs either fun, or both gradient and hessian_product; got "
-        f"fun={'given' if fun else None}, gradient={'given' if gradient is not None else None}, "
-        f"hessian_product={'given' if hessian_product is not None else None}."
-    )
-
-
-def _derivatives_by_autograd(
-    fun: Callable[[Tensor], Tensor], X: Tensor, direction: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Gradient at X, and the Hessian applied to the direction, by differentiating twice."""
+    if fun is None or gradient is not None or hessian_product is not None:
+        raise ValueError(
+            "A Hessian needs either fun, or both gradient and hessian_product; got "
+            f"fun={'given' if fun else None}, "
+            f"gradient={'given' if gradient is not None else None}, "
+            f"hessian_product={'given' if hessian_product is not None else None}."
+        )
     with torch.enable_grad():
         Y = X.detach().requires_grad_()
         # One scalar for a batch of costs: the matrices of a batch do not interact.

@@ -7,13 +7,15 @@ exponential, of twice the size, where autograd here differentiates a few product
 """
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from ortholand.geometry.branches import by_size, extremes
 from ortholand.geometry.matrices import (
     add_product,
+    by_size,
+    extremes,
     identity_like,
     per_matrix,
     product,
@@ -32,8 +34,8 @@ def exponential_minus_identity(A: Tensor, *, is_skew: bool = False) -> Tensor:
     size = _one_norm(A)
     if not _is_readable(size):
         return _without_reading(A, size)
-    branches = [(_reach(A, 4), _of_degree_4), (_reach(A, 9), _of_degree_9)]
-    return by_size(size, branches, _by_squaring_skew if is_skew else _by_squaring, A)
+    branches = [(_reach(A, k), partial(_series, blocks=k)) for k in (2, 3)]
+    return by_size(size, branches, partial(_by_squaring, polish=is_skew), A)
 
 
 def _one_norm(A: Tensor) -> Tensor:
@@ -51,68 +53,52 @@ def _is_readable(size: Tensor) -> bool:
 
 
 def _without_reading(A: Tensor, size: Tensor) -> Tensor:
-    short = (size < _reach(A, 9))[..., None, None]
+    short = (size < _reach(A, 3))[..., None, None]
     # The branch not taken must be finite too: its gradient is multiplied by zero.
-    by_series = _of_degree_9(torch.where(short, A, 0))
+    by_series = _series(torch.where(short, A, 0), 3)
     return torch.where(short, by_series, subtract_identity(torch.linalg.matrix_exp(A)))
 
 
-def _reach(A: Tensor, degree: int) -> float:
-    """The norm up to which the exponential series of this degree is accurate to rounding."""
-    unit = torch.finfo(A.dtype).eps / 2
+def _reach(A: Tensor, blocks: int) -> float:
+    """The norm up to which :func:`_series` is accurate to rounding."""
+    unit, degree = torch.finfo(A.dtype).eps / 2, blocks**2
     return (unit * math.factorial(degree + 1)) ** (1 / degree)
 
 
-def _of_degree_4(A: Tensor) -> Tensor:
-    A2 = product(A, A)
-    return A + product(A2, identity_like(A) / 2 + A / 6 + A2 / 24)
+def _series(A: Tensor, blocks: int) -> Tensor:
+    """``exp(A) - I`` by the series of degree ``k^2``, k blocks: Horner's scheme in ``A^k``.
 
+    ``2 k - 2`` products: two for degree 4, four for degree 9, six for degree 16.
+    """
+    powers = [identity_like(A), A]
+    while len(powers) <= blocks:
+        powers.append(product(powers[len(powers) // 2], powers[-(-len(powers) // 2)]))
+    last = powers.pop()
 
-def _of_degree_9(A: Tensor) -> Tensor:
-    identity, A2 = identity_like(A), product(A, A)
-    A3 = product(A2, A)
-    high = identity / 720 + A / 5040 + A2 / 40320 + A3 / 362880
-    return A + A2 / 2 + product(A3, identity / 6 + A / 24 + A2 / 120 + product(A3, high))
+    def block(k: int) -> Tensor:
+        skipped = 0 if k else 1  # the identity
+        terms = [powers[i] / math.factorial(k * blocks + i) for i in range(skipped, blocks)]
+        return sum(terms[1:], start=terms[0])
 
-
-def _of_degree_16(A: Tensor) -> Tensor:
-    """Horner's scheme in ``A^4``: six products."""
-    A2 = A @ A
-    A3, A4 = A2 @ A, A2 @ A2
-    powers = [identity_like(A), A, A2, A3]
-
-    def four_terms(k: int) -> Tensor:
-        terms = [P * (1 / math.factorial(k + i)) for i, P in enumerate(powers)]
-        return terms[0] + terms[1] + terms[2] + terms[3]
-
-    high = four_terms(12) + A4 / math.factorial(16)
-    for k in (8, 4):
-        high = add_product(four_terms(k), A4, high)
-    return add_product(A + A2 / 2 + A3 / 6, A4, high)
+    total = block(blocks - 1) + last / math.factorial(blocks**2)
+    for k in range(blocks - 2, -1, -1):
+        total = add_product(block(k), last, total)
+    return total
 
 
 def _by_squaring(A: Tensor, polish: bool = False) -> Tensor:
     """``exp(A) = exp(A / 2^k)^(2^k)``, with each matrix's own k."""
-    squarings = _squarings(A)
+    limit = math.log2(torch.finfo(A.dtype).max) + 20  # of an infinite A, as its type allows
+    needed = (_one_norm(A) / _reach(A, 4)).log2().ceil()
+    squarings = needed.nan_to_num(0).clamp(0, math.ceil(limit))
     most = int(max(extremes(squarings)))
-    F = _of_degree_16(A * per_matrix(torch.exp2(-squarings), A))
+    F = _series(A * per_matrix(torch.exp2(-squarings), A), 4)
     for k in range(1, most + 1):
         still = squarings >= k
         F = _where(still, add_product(F, F, F, beta=2), F)
         if polish and k % POLISH_EVERY == 0:
             F = _where(still, _polish(F), F)
     return _where(squarings > 1, _polish(F), F) if polish and most > 1 else F
-
-
-def _squarings(A: Tensor) -> Tensor:
-    """How often to halve A to come within reach; for an infinite A, as often as its type allows."""
-    limit = math.log2(torch.finfo(A.dtype).max) + 20
-    needed = (_one_norm(A) / _reach(A, 16)).log2().ceil()
-    return needed.nan_to_num(0).clamp(0, math.ceil(limit))
-
-
-def _by_squaring_skew(A: Tensor) -> Tensor:
-    return _by_squaring(A, polish=True)
 
 
 def _where(chosen: Tensor, F: Tensor, otherwise: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from ortholand.geometry.matrices import (
     to_working_dtype,
     working_dtype,
 )
-from ortholand.geometry.scales import Scale, check_scale, check_scale_fits, scale_of
+from ortholand.geometry.scales import Scale, check_scale, check_scale_fits, scale_of, unscaled
+from ortholand.geometry.views import View, as_matrices, as_weight
 
 
 def gram_residual(X: Tensor) -> Tensor:
@@ -39,6 +40,17 @@ def distance(X: Tensor, *, spectral: bool = False) -> Tensor:
     3.0
     """
     return residual_norm(gram_residual(X), spectral=spectral)
+
+
+def weight_distances(weight: Tensor, view: View, *, spectral: bool, scale: float) -> Tensor:
+    """:func:`distance` of each matrix of ``weight / scale``."""
+    return distance(unscaled(as_matrices(weight, view), scale), spectral=spectral)
+
+
+def nearest_weight(weight: Tensor, view: View, scale: float) -> Tensor:
+    """The weight whose matrices are ``scale`` times the :func:`polar_projection` of a weight's."""
+    X = polar_projection(to_working_dtype(as_matrices(weight, view)))
+    return as_weight(X * scale, weight, view)
 
 
 def residual_norm(D: Tensor, *, spectral: bool = False) -> Tensor:
@@ -109,7 +121,10 @@ def random_orthogonal(
     check_scale(scale)
     *batch, n, p = shape
     dtype = dtype or torch.get_default_dtype()
-    random = seed if isinstance(seed, torch.Generator) else _random(seed, device)
+    if isinstance(seed, torch.Generator):
+        random = seed
+    else:
+        random = torch.Generator(device or torch.get_default_device()).manual_seed(seed)
     gaussian = torch.randn(
         *batch, max(n, p), min(n, p), generator=random, dtype=working_dtype(dtype), device=device
     )
@@ -118,10 +133,4 @@ def random_orthogonal(
         Q[..., 0] *= torch.linalg.det(Q).conj().unsqueeze(-1)
     factor = scale_of(scale, torch.Size(shape), "kernel")
     check_scale_fits(factor, dtype, f"a matrix {n} x {p}")
-    if factor != 1:
-        Q = Q * factor
-    return (Q.mT if n < p else Q).to(dtype).contiguous()
-
-
-def _random(seed: int, device: torch.device | str | None) -> torch.Generator:
-    return torch.Generator(device=device or torch.get_default_device()).manual_seed(seed)
+    return ((Q.mT if n < p else Q) * factor).to(dtype).contiguous()

@@ -1,6 +1,7 @@
 """Elementary operations on batches of matrices ``(..., n, p)``, real or complex."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +26,8 @@ def sym(M: Tensor) -> Tensor:
 
 def identity_like(X: Tensor) -> Tensor:
     """The p x p identity in the type and on the device of X. It must not be written to."""
-    p = X.shape[-1]
-    if p > SMALL or torch.compiler.is_compiling():
-        return torch.eye(p, dtype=X.dtype, device=X.device)
-    if type(X) not in (Tensor, nn.Parameter):  # a fake tensor's identity is fake
+    p, is_plain = X.shape[-1], type(X) in (Tensor, nn.Parameter)  # a fake tensor's is fake
+    if p > SMALL or torch.compiler.is_compiling() or not is_plain:
         return torch.eye(p, dtype=X.dtype, device=X.device)
     key = (p, X.dtype, X.device)
     identity = _identities.get(key)
@@ -45,9 +44,14 @@ _identities: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
 
 def subtract_identity(S: Tensor) -> Tensor:
-    """``S - I`` for each square matrix, without building the identity."""
+    """``S - I`` for each square matrix."""
+    return add_identity(S, -1)
+
+
+def add_identity(S: Tensor, factor: float = 1.0) -> Tensor:
+    """``S + factor I`` for each square matrix, without building the identity."""
     D = S.clone()
-    D.diagonal(dim1=-2, dim2=-1).sub_(1)
+    D.diagonal(dim1=-2, dim2=-1).add_(factor)
     return D
 
 
@@ -99,11 +103,10 @@ def gram_minus_identity(X: Tensor) -> Tensor:
         D.diagonal(dim1=-2, dim2=-1).sub_(1)
         return D
     identity = identity_like(X)
-    if X.ndim == 2:
-        return torch.addmm(identity, X.mH, X, beta=-1)
-    if X.ndim == 3:
-        return torch.baddbmm(identity, X.mH, X, beta=-1)
-    return X.mH @ X - identity
+    if X.ndim > 3:
+        return X.mH @ X - identity
+    add = torch.addmm if X.ndim == 2 else torch.baddbmm
+    return add(identity, X.mH, X, beta=-1)
 
 
 def shared_gram_minus_identity(X: Tensor, share: float) -> Tensor:
@@ -119,20 +122,18 @@ def shared_gram_minus_identity(X: Tensor, share: float) -> Tensor:
 
 def add_product(C: Tensor, A: Tensor, B: Tensor, beta: float = 1.0, alpha: float = 1.0) -> Tensor:
     """``beta C + alpha A B`` for each triple, in one call where torch has one for it."""
-    if C.ndim == 2:
-        return torch.addmm(C, A, B, beta=beta, alpha=alpha)
-    if C.ndim == 3:
-        return torch.baddbmm(C, A, B, beta=beta, alpha=alpha)
-    return beta * C + alpha * product(A, B)
+    if C.ndim > 3:
+        return beta * C + alpha * (A @ B)
+    add = torch.addmm if C.ndim == 2 else torch.baddbmm
+    return add(C, A, B, beta=beta, alpha=alpha)
 
 
 def add_product_(C: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0) -> Tensor:
     """``C + alpha A B`` for each triple, in C's memory."""
-    if C.ndim == 2:
-        return C.addmm_(A, B, alpha=alpha)
-    if C.ndim == 3:
-        return C.baddbmm_(A, B, alpha=alpha)
-    return C.add_(product(A, B), alpha=alpha)
+    if C.ndim > 3:
+        return C.add_(A @ B, alpha=alpha)
+    add_ = C.addmm_ if C.ndim == 2 else C.baddbmm_
+    return add_(A, B, alpha=alpha)
 
 
 def subtract_product_(C: Tensor, A: Tensor, B: Tensor) -> Tensor:
@@ -155,7 +156,7 @@ def sharp_gram_minus_identity(X: Tensor) -> Tensor:
 
 def squared_column_norms(X: Tensor) -> Tensor:
     """``sum_i |X_ij|^2`` for each column, summed in float64."""
-    if not in_parts(X):
+    if X.numel() <= PART or not in_parts(X):
         squares = X.square() if not X.is_complex() else torch.view_as_real(X).square().sum(-1)
         return squares.sum(-2, dtype=sum_dtype(X))
     sums = [squared_column_norms(part) for part in parts(X)]
@@ -217,17 +218,16 @@ def frobenius_norm(M: Tensor) -> Tensor:
     wide = torch.complex128 if M.is_complex() else torch.float64
     if M.numel() <= PART or not in_parts(M):
         return torch.linalg.vector_norm(M, dim=(-2, -1), dtype=wide)
-    return torch.linalg.vector_norm(
-        torch.stack([torch.linalg.vector_norm(part, dtype=wide) for part in parts(M)])
-    )
+    norms = [torch.linalg.vector_norm(part, dtype=wide) for part in parts(M)]
+    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 PART = 2**20  # entries of a matrix that torch widens at once: it makes a copy for that
 
 
 def in_parts(M: Tensor) -> bool:
-    """Whether a matrix is so large that it is widened in parts."""
-    return M.ndim == 2 and M.numel() > PART and is_plain_cpu(M) and not is_tracked(M)
+    """Whether a large matrix is widened in parts."""
+    return M.ndim == 2 and is_plain_cpu(M) and not is_tracked(M)
 
 
 def parts(M: Tensor) -> tuple[Tensor, ...]:
@@ -273,10 +273,43 @@ _REAL_PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type in which arithmetic on this type is done: float32 for half precision."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    return torch.float32 if dtype in HALF_TYPES else dtype
 
 
 def to_working_dtype(X: Tensor) -> Tensor:
     """X in its :func:`working_dtype`."""
-    dtype = working_dtype(X.dtype)
-    return X if X.dtype == dtype else X.to(dtype)
+    return X.float() if X.dtype in HALF_TYPES else X
+
+
+HALF_TYPES = (torch.float16, torch.bfloat16)
+
+
+# --- different methods for matrices of different sizes, whatever else is in their batch
+
+Way = Callable[..., Tensor]
+
+
+def by_size(
+    size: Tensor, branches: list[tuple[float, Way]], otherwise: Way, *batches: Tensor
+) -> Tensor:
+    """Each matrix by the first method whose limit exceeds its size; NaN sizes by the last.
+
+    Reads the sizes on the host, as torch's own ``matrix_exp`` does.
+    """
+    chosen = {next((f for limit, f in branches if s < limit), otherwise) for s in extremes(size)}
+    if len(chosen) == 1:
+        return chosen.pop()(*batches)
+    result = torch.empty_like(batches[0])
+    left = torch.ones_like(size, dtype=torch.bool)
+    for limit, function in [*branches, (None, otherwise)]:
+        now = left if limit is None else left & (size < limit)
+        result[now] = function(*(M[now] for M in batches))
+        left = left & ~now
+    return result
+
+
+def extremes(size: Tensor) -> list[float]:
+    """The smallest and largest size, read on the host."""
+    if size.numel() < 2:
+        return size.flatten().tolist() or [0.0]
+    return torch.stack(torch.aminmax(size)).tolist()

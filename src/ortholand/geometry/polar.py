@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ortholand.geometry.matrices import (
+    add_identity,
     add_product,
     frobenius_norm,
     gram_matrix,
@@ -178,9 +179,7 @@ def gram_roots(D: Tensor, farthest: float) -> tuple[Tensor, Tensor]:
     """
     # Steps converge only from below 3. Divided by more than necessary, S would need more of them.
     scale = ((1 + _norm_bound(D)) / 2).clamp(min=1)
-    S = D.clone()
-    S.diagonal(dim1=-2, dim2=-1).add_(1)
-    root = S / per_matrix(scale, S)
+    root = add_identity(D) / per_matrix(scale, D)
     inverse = step = _halfway(root)
     root = product(root, step)
     for _ in range(_root_steps(farthest, D.dtype) - 1):
@@ -200,9 +199,7 @@ def _norm_bound(D: Tensor) -> Tensor:
 
 def _halfway(S: Tensor) -> Tensor:
     """``(3 I - S) / 2``."""
-    step = S / -2
-    step.diagonal(dim1=-2, dim2=-1).add_(1.5)
-    return step
+    return add_identity(S / -2, 1.5)
 
 
 def _root_steps(e: float, dtype: torch.dtype) -> int:

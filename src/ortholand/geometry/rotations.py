@@ -44,7 +44,12 @@ def skew_cayley(A: Tensor) -> Tensor:
     """
     if has_closed_form(A):
         return identity_like(A) + skew_cayley_minus_identity(A)
-    identity, half = identity_like(A), (A - A.mH) / 4
+    return cayley(skew(A))
+
+
+def cayley(A: Tensor) -> Tensor:
+    """``(I - A/2)^-1 (I + A/2)`` of any square matrices."""
+    identity, half = identity_like(A), A / 2
     return torch.linalg.solve(identity - half, identity + half)
 
 

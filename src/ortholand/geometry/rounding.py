@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ortholand.geometry.matrices import HALF_TYPES as HALF_TYPES
 from ortholand.geometry.matrices import working_dtype
 
 ROUNDINGS = ("nearest", "stochastic", "compensated")
 DEFAULT_ROUNDING = "compensated"
-HALF_TYPES = (torch.float16, torch.bfloat16)
 
 COMPENSATION = "compensation"  # state of a compensated weight: the remainder to add to it
 SEED = "rounding_seed"  # state of a stochastically rounded one: a number each step increments

@@ -1,6 +1,7 @@
 """Weights ``W = s Z`` with orthonormal Z: the scale s, and from W to Z and back."""
 
 import math
+import sys
 from typing import Literal
 
 import numpy as np
@@ -25,15 +26,8 @@ def check_scale(scale: object) -> None:
     if not isinstance(scale, NUMBERS) or isinstance(scale, bool):
         kind = type(scale).__name__
         raise TypeError(f"{rule}, got {scale!r} of type {kind}: use float(...).")
-    if not 0 < _as_float(scale) < math.inf:
+    if not 0 < scale <= sys.float_info.max:  # an integer may be larger
         raise ValueError(f"{rule}, got {scale!r}. To flip the sign of weights, negate them.")
-
-
-def _as_float(number: float | np.integer | np.floating) -> float:
-    try:
-        return float(number)
-    except OverflowError:  # of an integer
-        return math.inf
 
 
 def check_scale_fits(scale: float, dtype: torch.dtype, name: str) -> None:

@@ -15,14 +15,8 @@ from ortholand.geometry.matrices import tall
 View = Literal["matrix", "kernel"]
 VIEWS: tuple[View, ...] = ("matrix", "kernel")
 
-_FLOAT_TYPES = (
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.complex128,
-)
+_REAL_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_FLOAT_TYPES = (*_REAL_TYPES, torch.complex64, torch.complex128)
 
 
 def check_view(view: str) -> None:

@@ -13,7 +13,7 @@ from ortholand.geometry.views import View, check_weight, matrices_shape
 from ortholand.landing.step import COUNTS
 from ortholand.optim.plan import Plan
 from ortholand.optim.weights import check_entries_apart, name_of
-from ortholand.sharding.manifold import apparent_scale, distances
+from ortholand.weights import apparent_scale, distances
 
 Group = Mapping[str, Any]
 LOOKS_ORTHONORMAL = 0.1  # a distance not reached by chance, except with few columns

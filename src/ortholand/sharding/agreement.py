@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ortholand.sharding.placement import is_dtensor, is_elsewhere
+from ortholand.sharding.placement import is_dtensor
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -41,30 +41,36 @@ def terms_of(groups: Iterable[Mapping[str, Any]], ranks: ProcessGroup) -> Terms:
     for group in groups:
         shapes = [tuple(p.shape) for p in group["params"] if ranks in _meshed_with(p)]
         if shapes:
-            options = {k: _plain(group[k]) for k in sorted(group) if k not in _NO_TERMS}
-            found.append({"weights": shapes, **options})
+            terms: dict[str, Any] = {"weights": shapes}
+            for name in sorted(group.keys() - _NO_TERMS):
+                value = group[name]
+                terms[name] = value if type(value) in _PRINTED_ALIKE else _plain(value)
+            found.append(terms)
     return Terms(tuple(found), zlib.crc32(repr(found).encode()) % EXACT)
 
 
-_NO_TERMS = ("params", "param_names", "initial_lr")
+_NO_TERMS = {"params", "param_names", "initial_lr"}
+_PRINTED_ALIKE = (float, str, bool, type(None))
 
 
 def _meshed_with(p: Tensor) -> Sequence[ProcessGroup]:
-    return p.device_mesh.get_all_groups() if is_dtensor(p) and not is_elsewhere(p) else ()
+    if not is_dtensor(p) or p.device_mesh.get_coordinate() is None:  # this rank has no part of it
+        return ()
+    return p.device_mesh.get_all_groups()
 
 
 def _plain(value: Any) -> Any:
     """A value that prints alike on all ranks; a tensor elsewhere is not read, nor an object."""
+    if type(value) in _PRINTED_ALIKE:
+        return value
     if isinstance(value, Tensor):
         return value.tolist() if value.is_cpu else None
     if isinstance(value, list | tuple):
         return tuple(map(_plain, value))
-    if value is None or isinstance(value, str | bool):
-        return value
     try:
         return float(value)
     except (TypeError, ValueError):
-        return type(value).__name__
+        return value if isinstance(value, str) else type(value).__name__
 
 
 def shares(terms: Terms, ranks: ProcessGroup, like: Tensor) -> Tensor:
@@ -80,15 +86,9 @@ def shares(terms: Terms, ranks: ProcessGroup, like: Tensor) -> Tensor:
     return like.new_tensor([factor * digit for digit in digits])
 
 
-def check_sums(sums: Tensor, terms: Terms, ranks: ProcessGroup) -> None:
-    """Raise if sums of :func:`shares` show that ranks disagree."""
-    if sums.numpy().any():
-        raise ValueError(_difference(terms, ranks))
-
-
-def check_marks(marks: Sequence[Tensor], terms: Terms, ranks: ProcessGroup) -> None:
-    """Raise unless the marks of all ranks are equal."""
-    if (torch.cat(list(marks)).numpy() != terms.mark).any():
+def check(differences: Tensor, terms: Terms, ranks: ProcessGroup) -> None:
+    """Raise unless they are zero: sums of :func:`shares`, or marks less one's own."""
+    if differences.numpy().any():
         raise ValueError(_difference(terms, ranks))
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -31,22 +30,18 @@ def is_dtensor(tensor: object) -> TypeGuard[DTensor]:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Which rank has which rows of a weight (its first dimension).
+class Layout(NamedTuple):
+    """Which rank has which rows of a weight, viewed as a matrix ``(first dimension, others)``.
 
     For a matrix sharded by columns these are the rows of its transpose (``turned``).
     """
 
     group: ProcessGroup
     rank: int  # in the group
-    sizes: tuple[int, ...]  # rows of each rank; the last ranks may have fewer, or none
-    turned: bool = False
-
-    @property
-    def ranks(self) -> int:
-        """How many ranks share the weight."""
-        return len(self.sizes)
+    ranks: int  # that share the weight
+    sizes: list[int]  # rows of each rank; the last ranks may have fewer, or none
+    shape: tuple[int, int]  # rows and columns of the whole matrix
+    turned: bool
 
 
 def layout_of(weight: DTensor) -> Layout | None:
@@ -64,8 +59,10 @@ def layout_of(weight: DTensor) -> Layout | None:
     turned = weight.placements[dim] == Shard(1) and weight.ndim == 2
     if weight.placements[dim] != Shard(0) and not turned:
         return None
-    sizes = chunk_sizes(weight.shape[int(turned)], mesh.size(dim))
-    return Layout(mesh.get_group(dim), mesh.get_local_rank(dim), sizes, turned)
+    rows, ranks = weight.shape[int(turned)], mesh.size(dim)
+    shape = (rows, weight.numel() // rows)
+    sizes = chunk_sizes(rows, ranks)
+    return Layout(mesh.get_group(dim), mesh.get_local_rank(dim), ranks, sizes, shape, turned)
 
 
 def is_elsewhere(tensor: Tensor) -> bool:
@@ -91,21 +88,22 @@ def sharing_groups(weight: Tensor) -> tuple[ProcessGroup, ...]:
     return tuple(weight.device_mesh.get_group(i) for i in split_dims(weight))
 
 
-def is_here(weight: Tensor, view: View) -> bool:
+def is_here(weight: DTensor, view: View) -> bool:
     """Whether every matrix of the weight is whole on the ranks that have it."""
-    if not is_dtensor(weight):
-        return True
     from torch.distributed.tensor import Shard
 
     matrices = weight.ndim - 2 if view == "kernel" else 0  # sharding these dimensions is harmless
-    places = [weight.placements[i] for i in split_dims(weight)]
-    return all(type(place) is Shard and place.dim < matrices for place in places)
+    for dim, place in enumerate(weight.placements):
+        is_whole = place.is_replicate() or weight.device_mesh.size(dim) == 1
+        if not is_whole and (type(place) is not Shard or place.dim >= matrices):
+            return False
+    return True
 
 
-def chunk_sizes(total: int, ranks: int) -> tuple[int, ...]:
+def chunk_sizes(total: int, ranks: int) -> list[int]:
     """Rows per rank, as for :func:`torch.chunk` and DTensors; the last may have none."""
     chunk = math.ceil(total / ranks)
-    return tuple(max(0, min(chunk, total - r * chunk)) for r in range(ranks))
+    return [max(0, min(chunk, total - r * chunk)) for r in range(ranks)]
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -113,25 +111,14 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local().detach() if is_dtensor(tensor) else tensor
 
 
-def rows_of(tensor: Tensor, layout: Layout) -> Tensor:
+def rows_of(here: Tensor, layout: Layout) -> Tensor:
     """What this rank holds, as rows of a matrix."""
-    return as_rows(local_part(tensor), layout)
-
-
-def set_rows_(tensor: Tensor, rows: Tensor, layout: Layout) -> None:
-    """Undo :func:`rows_of`: write rows into what this rank holds."""
-    here = local_part(tensor)
-    here.copy_(from_rows(rows, here.shape, layout))
-
-
-def as_rows(here: Tensor, layout: Layout) -> Tensor:
-    """A rank's part of a weight as rows of a matrix."""
     return here.mT if layout.turned else here.flatten(1)
 
 
-def from_rows(rows: Tensor, shape: torch.Size, layout: Layout) -> Tensor:
-    """Undo :func:`as_rows` for a part of that shape."""
-    return rows.mT if layout.turned else rows.reshape(shape)
+def from_rows(rows: Tensor, here: Tensor, layout: Layout) -> Tensor:
+    """Undo :func:`rows_of`: rows in the shape of what this rank holds."""
+    return rows.mT if layout.turned else rows.reshape(here.shape)
 
 
 def placed_like(local: Tensor, weight: DTensor) -> Tensor:

@@ -27,9 +27,9 @@ optimizers: it is given pure functions (:class:`ShardedStep`) and slots.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -51,7 +51,6 @@ from ortholand.landing.step import (
     Rows,
     Slot,
     StateKind,
-    count_limited,
     count_of,
     descent,
     prepare_counts,
@@ -67,7 +66,6 @@ from ortholand.sharding.exchange import (
 )
 from ortholand.sharding.placement import (
     Layout,
-    as_rows,
     from_rows,
     is_dtensor,
     is_here,
@@ -76,14 +74,12 @@ from ortholand.sharding.placement import (
     part_of,
     placed_like,
     rows_of,
-    set_rows_,
     sharing_groups,
     whole_of,
 )
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-    from torch.distributed.tensor import DTensor
 
 # About how many numbers a rank contributes to a message. A group with more of them steps in several
 # portions, so that copies stay small: half a gigabyte of float32.
@@ -107,12 +103,12 @@ class ShardedStep:
     step_whole: Callable[[list[Slot]], None]  # the step of a single process
     terms: TermsOf  # what all ranks must step with
 
-    @property
+    @cached_property
     def buffers(self) -> list[str]:
         """Names of the state that has a weight's shape."""
         return [name for name, kind in self.state_kinds.items() if kind == "matrix"]
 
-    @property
+    @cached_property
     def numbers(self) -> list[str]:
         """Names of the state with one number per matrix."""
         return [name for name, kind in self.state_kinds.items() if kind == "number"]
@@ -121,29 +117,14 @@ class ShardedStep:
         """Numbers that are summed for the Gram matrices of a weight."""
         if self.summed_numbers is None:
             return 0
-        return self.summed_numbers(min(member.shape), member.slot.weight.dtype)
+        return self.summed_numbers(min(member.layout.shape), member.slot.weight.dtype)
 
 
 class Member(NamedTuple):
     """A weight of which this rank has some rows, or columns (``layout.turned``)."""
 
-    slot: Slot
+    slot: Slot  # what this rank has of it
     layout: Layout
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns of its matrix, viewed as sharded by rows."""
-        rows = sum(self.layout.sizes)
-        return rows, self.slot.weight.numel() // rows
-
-
-class Part(NamedTuple):
-    """What a rank has of tall matrices of one shape: some of their rows, ``(k, rows, p)``."""
-
-    W: Tensor
-    G: Tensor
-    state: dict[str, Tensor]
-    rows: Rows
     scale: float
 
 
@@ -153,75 +134,59 @@ Route = Callable[[list[Member], ShardedStep], None]
 def step_sharded(slots: Sequence[Slot], step: ShardedStep) -> None:
     """Step the DTensors of a group; this rank is in the mesh of each."""
     here: list[Slot] = []
-    scattered: list[Slot] = []
-    spread: dict[tuple[Any, ...], list[Member]] = {}
+    alike: dict[tuple[Any, ...], list[Member]] = {}
     for slot in slots:
         weight = slot.weight
         assert is_dtensor(weight)
         if is_here(weight, step.view):
             here.append(slot)
         elif (layout := layout_of(weight)) is None:
-            scattered.append(slot)
+            step_everywhere(slot, step)
         else:
-            key = (layout.group, weight.dtype, weight.device)
-            spread.setdefault(key, []).append(Member(slot, layout))
-    step_here(here, step)
-    for slot in scattered:
-        step_everywhere(slot, step)
-    for members in spread.values():
-        for route, those in routes(members, step):
-            for portion in portions(those, step, route is not step_owners):
-                route(portion, step)
+            kind = (layout.group, weight.dtype, weight.device, layout.shape)
+            member = Member(_local_slot(slot), layout, step.scale_of(weight.shape))
+            alike.setdefault(kind, []).append(member)
+    if here:
+        step_here(here, step)
+    together: dict[tuple[Any, ...], list[Member]] = {}
+    for (*kind, _), members in alike.items():
+        together.setdefault((route_of(members, step), *kind), []).extend(members)
+    for (route, *_), members in together.items():
+        for portion in portions(members, step, with_sums=route is not step_owners):
+            route(portion, step)
 
 
-def routes(members: Sequence[Member], step: ShardedStep) -> list[tuple[Route, list[Member]]]:
-    """Which route each of the weights takes."""
-    tall: list[Member] = []
-    turned: list[Member] = []
-    whole: list[Member] = []
-    states = len(step.buffers)
-    for (rows, columns), alike in by_shape(members).items():
-        size = (rows, columns, alike[0].layout.ranks, len(alike))
-        if rows == columns or step.gram_step is None:
-            whole.extend(alike)
-            continue
-        by_owner = received_by_owner(*size, states)
-        summed = step.summed(alike[0])
-        if rows < columns:
-            by_columns = received_by_columns(*size, states, summed)
-            (turned if by_columns < by_owner else whole).extend(alike)
-        else:
-            by_rows = received_by_sum(alike[0].layout.ranks, len(alike) * summed)
-            fewer = by_owner < by_rows and step.prefers_fewer_bytes
-            (whole if fewer else tall).extend(alike)
-    all_routes = ((step_rows, tall), (step_columns, turned), (step_owners, whole))
-    return [(route, those) for route, those in all_routes if those]
-
-
-def by_shape(members: Sequence[Member]) -> dict[tuple[int, int], list[Member]]:
-    """The weights by the shape of their matrices."""
-    alike: dict[tuple[int, int], list[Member]] = {}
-    for member in members:
-        alike.setdefault(member.shape, []).append(member)
-    return alike
+def route_of(members: Sequence[Member], step: ShardedStep) -> Route:
+    """Which route weights of one shape take."""
+    layout, count = members[0].layout, len(members)
+    rows, columns = layout.shape
+    if rows == columns or step.gram_step is None:
+        return step_owners
+    if rows > columns and not step.prefers_fewer_bytes:
+        return step_rows
+    size = (rows, columns, layout.ranks, count, len(step.buffers))
+    summed, by_owner = step.summed(members[0]), received_by_owner(*size)
+    if rows > columns:
+        by_rows = received_by_sum(layout.ranks, count * summed)
+        return step_rows if by_rows <= by_owner else step_owners
+    return step_columns if received_by_columns(*size, summed) < by_owner else step_owners
 
 
 def portions(
-    members: Sequence[Member], step: ShardedStep, with_sums: bool
+    members: Sequence[Member], step: ShardedStep, *, with_sums: bool
 ) -> Iterator[list[Member]]:
     """The weights in portions that fit a message, the same on every rank; usually one.
 
     Without sums they have owners, and a portion keeps all owners busy.
     """
-    tensors, ranks = 2 + len(step.buffers), members[0].layout.ranks
+    ranks, tensors = members[0].layout.ranks, 2 + len(step.buffers)
     portion: list[Member] = []
     length = 0
     for member in members:
-        numbers = tensors * math.ceil(math.prod(member.shape) / ranks)
+        numbers = tensors * math.ceil(math.prod(member.layout.shape) / ranks)
         if with_sums:
             numbers += step.summed(member)
-        too_long = length + numbers > LONGEST_MESSAGE
-        if too_long and len(portion) >= (1 if with_sums else ranks):
+        if length + numbers > LONGEST_MESSAGE and len(portion) >= (1 if with_sums else ranks):
             yield portion
             portion, length = [], 0
         portion.append(member)
@@ -234,86 +199,60 @@ def portions(
 
 def step_here(slots: Sequence[Slot], step: ShardedStep) -> None:
     """Step weights whose matrices are all whole on this rank."""
-    local = [_local_slot(slot, _kept_names(slot, step)) for slot in slots]
+    local = [_local_slot(slot) for slot in slots]
     for part in local:
-        prepare_counts(part.state, part.weight.device)
+        part.state.update({name: torch.zeros_like(part.state[name]) for name in COUNTS})
     step.step_whole([part for part in local if part.weight.numel()])
-    alike: dict[tuple[ProcessGroup, ...], list[tuple[Slot, Tensor]]] = {}
+    alike: dict[tuple[ProcessGroup, ...], list[tuple[Slot, Slot]]] = {}
     for slot, part in zip(slots, local, strict=True):
-        both = _packed_counts(part.state)
-        alike.setdefault(sharing_groups(slot.weight), []).append((slot, both))
-    for process_groups, counts in alike.items():  # one number for the matrices of all ranks
-        all_counts = torch.stack([both for _, both in counts])
-        sums = sum_over_groups(all_counts, process_groups, step.terms)
-        for (slot, _), both in zip(counts, sums, strict=True):
-            _add_counts(slot, both)
-
-
-def _packed_counts(state: Mapping[str, Any]) -> Tensor:
-    """Both counts of a step in one number, so that they are summed as one."""
-    return state[SKIPPED] + (state[LIMITED] << 32)
-
-
-def _add_counts(slot: Slot, both: Tensor) -> None:
-    """Add the result of :func:`_packed_counts`, or a sum of such results."""
-    device = slot.weight.device
-    count_of(SKIPPED, slot.state, device).add_(both & (2**32 - 1))
-    count_of(LIMITED, slot.state, device).add_(both >> 32)
+        alike.setdefault(sharing_groups(slot.weight), []).append((slot, part))
+    for process_groups, pairs in alike.items():  # one number for the matrices of all ranks
+        # Both counts of a weight in one number, so that they are summed as one.
+        counts = [part.state[SKIPPED] + (part.state[LIMITED] << 32) for _, part in pairs]
+        sums = sum_over_groups(torch.stack(counts), process_groups, step.terms)
+        for (slot, _), both in zip(pairs, sums, strict=True):
+            slot.state[SKIPPED].add_(both & (2**32 - 1))
+            slot.state[LIMITED].add_(both >> 32)
 
 
 def step_everywhere(slot: Slot, step: ShardedStep) -> None:
     """Step a weight on every rank as a single process would; each keeps its part."""
     weight = slot.weight
     assert is_dtensor(weight)
-    names = _kept_names(slot, step)
-    state = {name: whole_of(slot.state[name]).clone() for name in names}
-    prepare_counts(state, weight.device)
-    X = whole_of(weight).clone()
+    names = [*step.state_kinds, *COUNTS, *(name for name in ROUNDING_STATE if name in slot.state)]
+    X, state = (
+        whole_of(weight).clone(),
+        {name: whole_of(slot.state[name]).clone() for name in names},
+    )
     step.step_whole([Slot(X, whole_of(slot.gradient), state)])
     local_part(weight).copy_(part_of(X, weight))
-    for name in names:
+    for name, new in state.items():
         is_matrix = name in (*step.buffers, COMPENSATION)
-        new = part_of(state[name], weight) if is_matrix else state[name]
-        local_part(slot.state[name]).copy_(new)
-    for name in COUNTS:
-        count_of(name, slot.state, weight.device).add_(state[name])
+        local_part(slot.state[name]).copy_(part_of(new, weight) if is_matrix else new)
 
 
 def step_rows(members: list[Member], step: ShardedStep) -> None:
     """Step tall matrices, each rank its own rows: an all-reduce for all of them."""
-    parts = []
-    for member in members:
-        W, G, *buffers = _descent_fields(member, step)
-        rows = Rows(W.shape[0], member.shape[0])
-        parts.append(_part(member, W, G, buffers, rows, step))
-    results = step_parts(parts, step, members[0].layout)
-    for member, (moved, taken, state, limited) in zip(members, results, strict=True):
-        _keep(member, moved, state, taken.logical_not())
-        count_limited(member.slot.state, limited)
+    fields = [_fields(member, step) for member in members]
+    for k, result in step_apart(members, fields, step).items():
+        _keep(members[k], result)
 
 
 def step_columns(members: list[Member], step: ShardedStep) -> None:
     """Step wide matrices: rows to columns, step as tall ones, columns to rows."""
-    names = step.buffers
-    fields = [_descent_fields(member, step) for member in members]
-    layouts = [k.layout for k, matrices in zip(members, fields, strict=True) for _ in matrices]
+    fields = [_fields(member, step) for member in members]
     flat = [M for matrices in fields for M in matrices]
-    blocks = iter(rows_to_columns(flat, layouts, step.terms))
-    parts = []
-    for member, matrices in zip(members, fields, strict=True):
-        W, G, *buffers = (next(blocks).mT for _ in matrices)
-        rows = Rows(W.shape[0], member.shape[1])
-        parts.append(_part(member, W, G, buffers, rows, step))
-    results = step_parts(parts, step, members[0].layout)
-    columns = [M.mT for r in results for M in (r.moved, *(r.state[k] for k in names))]
-    back = [member for member in members for _ in range(1 + len(names))]
-    rows_back = columns_to_rows(columns, [k.shape[1] for k in back], [k.layout for k in back])
-    blocks = iter(rows_back)
-    for member, (_, taken, state, limited) in zip(members, results, strict=True):
-        moved = next(blocks)
-        state.update({name: next(blocks) for name in names})
-        _keep(member, moved, state, taken.logical_not())
-        count_limited(member.slot.state, limited)
+    layouts = [member.layout for member in members for _ in fields[0]]
+    columns = iter(rows_to_columns(flat, layouts, step.terms))
+    fields = [[next(columns).mT for _ in matrices] for matrices in fields]
+    results = step_apart(members, fields, step)
+    flat = [M.mT for r in results.values() for M in (r.moved, *(r.state[k] for k in step.buffers))]
+    layouts = [members[k].layout for k in results for _ in ("weight", *step.buffers)]
+    rows = iter(columns_to_rows(flat, layouts))
+    for k, result in results.items():
+        moved = next(rows)
+        state = {**result.state, **{name: next(rows) for name in step.buffers}}
+        _keep(members[k], result._replace(moved=moved, state=state))
 
 
 def step_owners(members: list[Member], step: ShardedStep) -> None:
@@ -321,36 +260,35 @@ def step_owners(members: list[Member], step: ShardedStep) -> None:
     layout = members[0].layout
     owners = Owners([member.layout for member in members], share_out(members, layout.ranks))
     parts = [_fields(member, step) for member in members]
-    mine = owners.owned(layout.rank)
+    mine = [members[k] for k in owners.owned(layout.rank)]
     owned: list[Slot] = []
-    for k, gathered in zip(mine, owners.gather(parts, step.terms), strict=True):
-        X, G, *buffers = (_turned(M, members[k]) for M in gathered)
-        numbers = {name: members[k].slot.state[name].clone() for name in step.numbers}
-        state = {**dict(zip(step.buffers, buffers, strict=True)), **numbers}
+    for member, gathered in zip(mine, owners.gather(parts, step.terms), strict=True):
+        X, G, *buffers = (_turned(M, member) for M in gathered)
+        state = dict(zip(step.buffers, buffers, strict=True))
+        state |= {name: member.slot.state[name].clone() for name in step.numbers}
         prepare_counts(state, X.device)
         owned.append(Slot(X, G, state))
     step.step_whole(owned)
     wholes = [
-        [_turned(M, members[k]) for M in (X, *(state[name] for name in step.buffers))]
-        for k, (X, _, state) in zip(mine, owned, strict=True)
+        [_turned(M, member) for M in (X, *(state[name] for name in step.buffers))]
+        for member, (X, _, state) in zip(mine, owned, strict=True)
     ]
     numbers = parts[0][0].new_empty(len(mine), len(step.numbers) + 1)
-    for row, slot in zip(numbers, owned, strict=True):
+    for row, (_, _, state) in zip(numbers, owned, strict=True):
         for i, name in enumerate(step.numbers):
-            row[i] = slot.state[name]
-        row[-1] = slot.state[SKIPPED] + 2 * slot.state[LIMITED]  # of one matrix each: 0 or 1
-    back, numbers = owners.spread(wholes, numbers, [[X, *state] for X, _, *state in parts])
-    for member, (moved, *buffers), row in zip(members, back, numbers.real, strict=True):
+            row[i] = state[name]
+        row[-1] = state[SKIPPED] + 2 * state[LIMITED]  # of one matrix each: 0 or 1
+    back, all_numbers = owners.spread(wholes, numbers, [[X, *state] for X, _, *state in parts])
+    for member, (moved, *buffers), row in zip(members, back, all_numbers, strict=True):
         names = (*step.buffers, *step.numbers)
-        state = dict(zip(names, (*buffers, *row[:-1]), strict=True))
-        both = row[-1].round().to(torch.int64)
-        _keep(member, moved, state, both % 2)
-        count_limited(member.slot.state, both // 2)
+        state = dict(zip(names, (*buffers, *row.real[:-1]), strict=True))
+        both = row.real[-1].round().to(torch.int64)
+        _keep(member, MatrixStep(moved, both % 2 == 0, state, both // 2))
 
 
 def share_out(members: Sequence[Member], ranks: int) -> list[int]:
     """An owner for each matrix, so that all ranks have about equal work."""
-    work = [math.prod(member.shape) * min(member.shape) for member in members]
+    work = [math.prod(member.layout.shape) * min(member.layout.shape) for member in members]
     loads, owners = [0] * ranks, [0] * len(members)
     for k in sorted(range(len(members)), key=lambda k: -work[k]):
         owners[k] = loads.index(min(loads))
@@ -367,14 +305,13 @@ def step_plain(slots: Sequence[Slot], step: Callable[..., None], terms: TermsOf)
     for slot in slots:
         alike.setdefault(sharing_groups(slot.weight), []).append(slot)
     for process_groups, members in alike.items():
-        local = [_local_slot(slot, slot.state) for slot in members]
+        local = [_local_slot(slot) for slot in members]
+        for part in local:
+            count_of(SKIPPED, part.state, part.weight.device)
         step(local, agree=partial(_agreed, process_groups, terms) if process_groups else None)
         for slot, part in zip(members, local, strict=True):
             assert is_dtensor(slot.weight)
-            for (
-                name,
-                value,
-            ) in part.state.items():  # in one order on all ranks: so they are gathered
+            for name, value in part.state.items():  # in one order on all ranks, as collectives
                 if name not in slot.state:
                     is_number = name in ("step", SKIPPED)
                     slot.state[name] = value if is_number else placed_like(value, slot.weight)
@@ -385,41 +322,95 @@ def _agreed(process_groups: Sequence[ProcessGroup], terms: TermsOf, taken: Tenso
     return sum_over_groups(taken.logical_not().to(torch.int32), process_groups, terms) == 0
 
 
-# --- what the routes share
+# --- rows of tall matrices
 
 
-def step_parts(parts: Sequence[Part], step: ShardedStep, layout: Layout) -> list[MatrixStep]:
-    """The steps of matrices of which this rank has rows: an all-reduce for all of them."""
-    kinds = [(part.rows.total, part.W.shape[1], part.scale) for part in parts]
-    members = list(batches(kinds, step.foreach, layout.ranks))
-    joined = [_joined([parts[k] for k in those]) for those in members]
-    assert step.gram_step is not None
-    X = [unscaled(part.W, part.scale) for part in joined]
-    pending = [
-        step.gram_step(part.scale)(Z, part.G, part.state, part.rows)
-        for Z, part in zip(X, joined, strict=True)
+class Batch(NamedTuple):
+    """Steps of tall matrices of one shape and scale that wait for sums over ranks."""
+
+    members: list[int]
+    W: Tensor  # this rank's rows of them, (k, rows, p)
+    X: Tensor  # W / scale
+    scale: float
+    state: dict[str, Tensor]
+    pending: PendingStep
+
+
+def step_apart(
+    members: Sequence[Member], fields: Sequence[Sequence[Tensor]], step: ShardedStep
+) -> dict[int, MatrixStep]:
+    """The steps of tall matrices of which this rank has rows: an all-reduce for all of them.
+
+    ``fields``: the rows of weight, gradient and buffers.
+    """
+    layout = members[0].layout
+    kinds = [(max(k.layout.shape), min(k.layout.shape), k.scale) for k in members]
+    begun = [
+        _begin(those, members, fields, kinds[those[0]], step)
+        for those in batches(kinds, step.foreach, layout.ranks)
     ]
     results: dict[int, MatrixStep] = {}
-    done = zip(members, joined, X, finished(pending, layout.group, step.terms), strict=True)
-    for those, part, Z, result in done:
-        moved, taken, state, limited = _unless_skipped(part, Z, result)
-        for i, k in enumerate(those):
+    sums = finished([batch.pending for batch in begun], layout.group, step.terms)
+    for batch, result in zip(begun, sums, strict=True):
+        moved, taken, state, limited = _unless_skipped(batch, result)
+        for i, k in enumerate(batch.members):
             new = {name: value[i] for name, value in state.items()}
             held_back = None if limited is None else limited[i]
             results[k] = MatrixStep(moved[i], taken[i], new, held_back)
-    return [results[k] for k in range(len(parts))]
+    return results
+
+
+def _begin(
+    those: list[int],
+    members: Sequence[Member],
+    fields: Sequence[Sequence[Tensor]],
+    kind: tuple[int, int, float],
+    step: ShardedStep,
+) -> Batch:
+    """The step of some of the matrices as one batch, up to the first sums."""
+    total, _, scale = kind
+    W, G, *buffers = map(_stack, zip(*[fields[k] for k in those], strict=True))
+    state = dict(zip(step.buffers, buffers, strict=True))
+    for name, kind_of_state in step.state_kinds.items():
+        if kind_of_state == "number":
+            state[name] = _stack([members[k].slot.state[name] for k in those])
+    X, rows = unscaled(W, scale), Rows(W.shape[1], total)
+    assert step.gram_step is not None
+    pending = step.gram_step(scale)(X, descent(G, step.maximize), state, rows)
+    return Batch(those, W, X, scale, state, pending)
+
+
+def _stack(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(list(tensors))
+
+
+def _unless_skipped(batch: Batch, result: MatrixStep) -> MatrixStep:
+    """The matrices after the step, whether or not it was taken."""
+    whether = result.taken[:, None, None]
+    moved = follow(batch.W, batch.X, result.moved, batch.scale)
+    kept = {
+        name: torch.where(whether if new.ndim == 3 else result.taken, new, batch.state[name])
+        for name, new in result.state.items()
+    }
+    return result._replace(moved=torch.where(whether, moved, batch.W), state=kept)
 
 
 def finished(steps: Sequence[PendingStep], group: ProcessGroup, terms: TermsOf) -> list[MatrixStep]:
     """The steps with their sums over the ranks: one message for all, as often as any waits."""
-    done: list[MatrixStep | PendingStep] = list(steps)
-    while waiting := [(k, step) for k, step in enumerate(done) if isinstance(step, PendingStep)]:
-        sent = [message_of(step.sums) for _, step in waiting]
-        tensors = [tensor for message in sent for tensor in message]
-        sums = iter(sums_over_ranks(tensors, group, terms))
-        for (k, step), message in zip(waiting, sent, strict=True):
-            done[k] = step.finish(sums_of([next(sums) for _ in message]))
-    return [step for step in done if isinstance(step, MatrixStep)]
+    done: dict[int, MatrixStep] = {}
+    waiting = dict(enumerate(steps))
+    while waiting:
+        sent = {k: message_of(step.sums) for k, step in waiting.items()}
+        sums = iter(
+            sums_over_ranks([t for message in sent.values() for t in message], group, terms)
+        )
+        for k, message in sent.items():
+            step = waiting.pop(k).finish(sums_of([next(sums) for _ in message]))
+            if isinstance(step, PendingStep):
+                waiting[k] = step
+            else:
+                done[k] = step
+    return [done[k] for k in range(len(steps))]
 
 
 def message_of(sums: GramSums) -> list[Tensor]:
@@ -447,68 +438,28 @@ def unpack(packed: Tensor) -> tuple[Tensor, Tensor]:
     return D, T
 
 
-def _joined(parts: Sequence[Part]) -> Part:
-    W, G = _stack([part.W for part in parts]), _stack([part.G for part in parts])
-    state = {name: _stack([part.state[name] for part in parts]) for name in parts[0].state}
-    return Part(W, G, state, parts[0].rows, parts[0].scale)
+# --- what the routes share
 
 
-def _stack(tensors: Sequence[Tensor]) -> Tensor:
-    return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(list(tensors))
-
-
-def _unless_skipped(part: Part, X: Tensor, result: MatrixStep) -> MatrixStep:
-    """The matrices after the step from X, whether or not it was taken."""
-    moved, taken, state, limited = result
-    moved = follow(part.W, X, moved, part.scale)
-    whether = taken[:, None, None]
-    kept = {
-        name: torch.where(whether if new.ndim == 3 else taken, new, part.state[name])
-        for name, new in state.items()
-    }
-    return MatrixStep(torch.where(whether, moved, part.W), taken, kept, limited)
-
-
-def _kept_names(slot: Slot, step: ShardedStep) -> list[str]:
-    """The state of a weight that a step of a single process reads and writes."""
-    return [*step.state_kinds, *(name for name in ROUNDING_STATE if name in slot.state)]
-
-
-def _local_slot(slot: Slot, names: Iterable[str]) -> Slot:
+def _local_slot(slot: Slot) -> Slot:
     """What this rank has of a weight, its gradient and its state; memory is shared."""
-    state = {name: local_part(slot.state[name]) for name in names}
-    if SKIPPED not in state:
-        count_of(SKIPPED, state, slot.weight.device)
-    return Slot(local_part(slot.weight), local_part(_placed_gradient(slot)), state)
-
-
-def _placed_gradient(slot: Slot) -> DTensor:
-    """The gradient of a weight, placed like the weight."""
     weight, gradient = slot.weight, slot.gradient
     assert is_dtensor(weight)
     assert is_dtensor(gradient)
     if gradient.placements != weight.placements:
         gradient = gradient.redistribute(placements=weight.placements)
-    return gradient
+    state = {k: v if type(v) is Tensor else local_part(v) for k, v in slot.state.items()}
+    return Slot(weight.to_local().detach(), gradient.to_local().detach(), state)
 
 
 def _fields(member: Member, step: ShardedStep) -> list[Tensor]:
     """This rank's rows of a weight, its gradient and its buffers, in the working type."""
-    slot, layout = member
-    X = as_rows(exact_value(local_part(slot.weight), _local_rounding(slot)), layout)
-    others = [_placed_gradient(slot), *(slot.state[name] for name in step.buffers)]
-    return [X, *(to_working_dtype(rows_of(tensor, layout)) for tensor in others)]
-
-
-def _local_rounding(slot: Slot) -> dict[str, Tensor]:
-    """What this rank has of a weight's rounding state; memory is shared."""
-    return {name: local_part(slot.state[name]) for name in ROUNDING_STATE if name in slot.state}
-
-
-def _descent_fields(member: Member, step: ShardedStep) -> list[Tensor]:
-    """:func:`_fields`, with the gradient's sign flipped if the step should ascend."""
-    X, G, *buffers = _fields(member, step)
-    return [X, descent(G, step.maximize), *buffers]
+    (weight, gradient, state), layout, _ = member
+    fields = [rows_of(exact_value(weight, state), layout)]
+    fields.append(to_working_dtype(rows_of(gradient, layout)))
+    for name in step.buffers:
+        fields.append(to_working_dtype(rows_of(state[name], layout)))
+    return fields
 
 
 def _turned(M: Tensor, member: Member) -> Tensor:
@@ -516,32 +467,12 @@ def _turned(M: Tensor, member: Member) -> Tensor:
     return M.mT.contiguous() if member.layout.turned else M
 
 
-def _part(
-    member: Member,
-    W: Tensor,
-    G: Tensor,
-    buffers: Sequence[Tensor],
-    rows: Rows,
-    step: ShardedStep,
-) -> Part:
-    scale = step.scale_of(member.slot.weight.shape)
-    return Part(W, G, _all_state(member, buffers, step), rows, scale)
-
-
-def _all_state(member: Member, buffers: Sequence[Tensor], step: ShardedStep) -> dict[str, Tensor]:
-    numbers = {name: member.slot.state[name] for name in step.numbers}
-    return {**dict(zip(step.buffers, buffers, strict=True)), **numbers}
-
-
-def _keep(member: Member, moved: Tensor, state: Mapping[str, Tensor], skipped: Tensor) -> None:
-    """Store this rank's new rows, the new state, and whether the step was skipped."""
-    slot, layout = member
-    here = local_part(slot.weight)
-    keep_(here, from_rows(moved, here.shape, layout), _local_rounding(slot))
-    for name, new in state.items():
-        kept = slot.state[name]
-        if new.ndim:
-            set_rows_(kept, new, layout)
-        else:
-            kept.copy_(new)
-    count_of(SKIPPED, slot.state, slot.weight.device).add_(skipped)
+def _keep(member: Member, result: MatrixStep) -> None:
+    """Store this rank's new rows and state, and whether the step was skipped or limited."""
+    (weight, _, state), layout, _ = member
+    keep_(weight, from_rows(result.moved, weight, layout), state)
+    for name, new in result.state.items():
+        state[name].copy_(from_rows(new, state[name], layout) if new.ndim else new)
+    state[SKIPPED].add_(result.taken.logical_not())
+    if result.limited is not None:
+        state[LIMITED].add_(result.limited)
