@@ -256,6 +256,20 @@ def test_engines_step_alike_off_the_manifold(shape, attraction, direction, rule)
         torch.testing.assert_close(*runs, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_engines_agree_to_rounding_where_distance_and_step_are_small(direction):
+    """Compiled code leaves out only what is less than rounding."""
+    own, runs = DIRECTIONS[direction], []
+    make = ol.LandingAdam if "betas" in own else ol.LandingSGD
+    for fused in (None, False):
+        X = nn.Parameter(in_ball(40, 16, 1e-6, seed=0))
+        optimizer = make([X], lr=1e-5, attraction="after", fused=fused, **own)
+        X.grad = gaussian((40, 16), 0)
+        optimizer.step()
+        runs.append(X.detach())
+    torch.testing.assert_close(*runs, rtol=0, atol=1e-14)
+
+
 @pytest.mark.parametrize("attraction", ATTRACTIONS)
 def test_a_weight_put_outside_comes_back(attraction):
     X, optimizer = optimizer_of((30, 20), attraction=attraction, eps=0.3, lr=0.4)

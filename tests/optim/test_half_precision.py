@@ -252,10 +252,12 @@ def one_weight(dtype=torch.bfloat16, **options):
 
 def test_the_rest_follows_its_weight():
     X, optimizer = one_weight()
-    run(optimizer, 5)
-    X.data = X.data.float()
-    run(optimizer, 2)
-    assert COMPENSATION not in optimizer.state[X]
+    for _ in range(2):  # the second time compiled code has been loaded
+        X.data = X.data.bfloat16()
+        run(optimizer, 5)
+        X.data = X.data.float()
+        run(optimizer, 2)
+        assert COMPENSATION not in optimizer.state[X]
     X.data = X.data.half()
     run(optimizer, 2)
     assert optimizer.state[X][COMPENSATION].dtype == torch.float16

@@ -27,6 +27,7 @@ from ortholand.landing.attraction import (
     LandingOptions,
     Step,
     is_valid,
+    moved_by_lr,
     unless_zero,
 )
 from ortholand.landing.gram import Coefficients, Gram, plus_identity, times, trace
@@ -63,13 +64,20 @@ class After(Attraction):
         """As the class says."""
         X = point.X
         M = None if is_square(X) or direction.W is not None else X.mH @ direction.B
+        lr = options.lr if direction.length is None else direction.length * options.lr
+        found = None if X.ndim == 2 else tangent(point, direction, M)
         if point.may_look and 0 < options.lr < LONGEST_LOOKED_AT:
-            Y = _moved_by_lr(point, direction, M, options.lr)
+            if found is None:
+                Y = _moved_by_lr(point, direction, M, float(lr))
+            elif isinstance(lr, Tensor):
+                Y = moved_along(X, found[0], lr)
+            else:
+                Y = moved_by_lr(X, found[0], lr)
             C, q = centred_gram(Y)
             if looked_at(C) + float(q.max()) <= 1 + options.limit:
                 q = q if q.ndim or options.landings > 1 else float(q)
                 return Step(landed(Y, C, q, options.landings))
-        R, W = tangent(point, direction, M)
+        R, W = found or tangent(point, direction, M)
 
         def start() -> tuple[Tensor, Tensor | None, Tensor | float]:
             if W is None:
@@ -77,7 +85,6 @@ class After(Attraction):
             d, size = frobenius_norm(point.D), direction.size(frobenius_norm)
             return point.D, W, tangency_bound(X.shape[-2], X.dtype, d, size)
 
-        lr = options.lr if direction.length is None else direction.length * options.lr
         norm = frobenius_norm(R)
         t = _trial(lr, norm, X.shape[-1], options, lambda rule: rule.bound(R), start)
         Y = moved_along(X, R, t, out=R)
@@ -134,12 +141,8 @@ def tangent(point: Point, direction: Direction, M: Tensor | None) -> tuple[Tenso
 
 
 def _moved_by_lr(point: Point, direction: Direction, M: Tensor | None, lr: float) -> Tensor:
-    """``X - lr R``, without R itself: in one pass less than by :func:`tangent`."""
-    X, (B, length, Z, _) = point.X, direction
-    if length is not None and length.ndim:
-        B, M = B * per_matrix(length, B), None if M is None else M * per_matrix(length, M)
-    elif length is not None:
-        lr = lr * float(length)
+    """``X - lr R`` for one matrix, without R itself: in one pass less than by :func:`tangent`."""
+    X, (B, _, Z, _) = point.X, direction
     if is_square(X):
         return add_product(X, B, X, alpha=-lr)
     if M is not None:

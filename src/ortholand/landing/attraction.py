@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ortholand.geometry.matrices import is_finite
+from ortholand.geometry.matrices import is_finite, moved_along
 from ortholand.landing.point import Direction, Point
 from ortholand.safe_step import (
     FARTHEST,
@@ -215,6 +215,16 @@ def bounded_length(
     eta = torch.minimum(safe, lr) if isinstance(lr, Tensor) else safe.clamp(max=lr)
     taken = is_finite(norm) & (d < FARTHEST) & goes(eta, pull, lr)
     return Length(eta, is_valid(taken, lr), eta < lr)
+
+
+def moved_by_lr(X: Tensor, L: Tensor, lr: float) -> Tensor:
+    """``X - lr L`` on the CPU.
+
+    In a batch it is computed as where another matrix needs a shorter step: none depends on others.
+    """
+    if X.ndim == 2:
+        return torch.sub(X, L, alpha=lr)
+    return moved_along(X, L, torch.full(X.shape[:-2], lr, dtype=torch.float64))
 
 
 def goes(eta: Tensor, pull: float | Tensor, lr: float | Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from ortholand.landing.attraction import (
     bounded_length,
     goes,
     is_valid,
+    moved_by_lr,
 )
 from ortholand.landing.gram import Coefficients, FieldGram, Gram, plus_square, times
 from ortholand.landing.point import Direction, Point, looked_at
@@ -45,7 +46,7 @@ class Coupled(Attraction):
             D = point.D
             L = tangent_from_gram(X, direction.B, D, lam, direction.W)
         if point.may_look and is_free(X, L, D, direction, options):
-            return Step(torch.sub(X, L, alpha=options.lr))
+            return Step(moved_by_lr(X, L, options.lr))
         d, error = frobenius_norm(D), 0.0
         if not is_square(X):
             error = tangency_bound(X.shape[-2], X.dtype, d, direction.size(frobenius_norm))
@@ -95,16 +96,20 @@ def length_along(field: Field, options: LandingOptions) -> Length:
         return bounded_length(safe, norm, d, lam, options)
     t = trial_step(lr, norm, D.shape[-1], 1 / (2 * lam) if lam > 0 else math.inf)
     square = (t * norm).square()
-    free = torch.addcmul(d + square, t, d, value=-2 * lam)
-    astray = t * error if isinstance(error, Tensor) else None
-    free = free if astray is None else free.add_(astray, alpha=2)
+    away = torch.sub(error, d, alpha=lam) if isinstance(error, Tensor) else -lam * d
+    free = torch.addcmul(d + square, t, away, value=2)
     distance_of = bound_for(options, lam)
     distance, far = distance_of(D), distance_of(reached(t))
     far = far if unknown is None else torch.addcmul(far, unknown, t.square())
     delta = distance.clamp(max=options.eps)  # all iterates are in the ball
-    slope = t * delta if lam == 1 else lam * t * delta
-    # Small singular values are pulled by (1 - delta) slope only, delta being at most eps.
-    slope = slope if astray is None else slope.sub_(astray, alpha=1 / (1 - options.eps))
+    pull = delta if lam == 1 else lam * delta
+    if isinstance(error, Tensor):
+        # Small singular values are pulled by 1 - delta of this only, delta being at most eps. The
+        # error may be infinite, but its effect is no longer than the trial move.
+        pull = torch.sub(pull, error, alpha=1 / (1 - options.eps))
+        slope = (t * pull).clamp_(min=-1e6)
+    else:
+        slope = t * pull
     share = share_of_pulled_move(torch.minimum(far + delta, square), slope, aim - delta)
     # A field of zero gives 0 / 0, and may be followed by any step.
     eta = torch.where(torch.minimum(free, far) <= aim, t, torch.fmin(t, t * share))

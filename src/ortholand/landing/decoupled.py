@@ -7,7 +7,6 @@ from ortholand.fields import tangency_bound
 from ortholand.geometry.derivatives import tangent_from_gram
 from ortholand.geometry.matrices import (
     add_product,
-    add_product_,
     frobenius_norm,
     gram_minus_identity,
     is_square,
@@ -26,6 +25,7 @@ from ortholand.landing.attraction import (
     bounded_length,
     goes,
     is_valid,
+    moved_by_lr,
     unless_zero,
 )
 from ortholand.landing.gram import Coefficients, FieldGram, Gram, inner, plus_square, times
@@ -49,8 +49,8 @@ class Decoupled(Attraction):
         B = direction.B
         R = B @ X if is_square(X) else tangent_from_gram(X, B, D, W=direction.W)
         if point.may_look and is_free(X, R, D, direction, options):
-            moved = torch.sub(X, R, alpha=options.lr)
-            return Step(add_product_(moved, X, D, alpha=-options.omega))
+            moved = moved_by_lr(X, R, options.lr)
+            return Step(moved_by_lr(moved, X @ D, options.omega))
         d, error, XD = frobenius_norm(D), 0.0, X @ D
         if not is_square(X):
             error = tangency_bound(X.shape[-2], X.dtype, d, direction.size(frobenius_norm))

@@ -134,8 +134,11 @@ class MuonMoments:
             step = step._replace(moved=cast(step.moved, X.dtype), taken=taken)
             if total is None:
                 return step
-            K = cast(multiplier(D, sums.others[-1]), X.dtype)
-            kept = subtract_product_(total, X, K)
+            K = multiplier(D, sums.others[-1])
+            if options.rule is None:  # X may be nearly singular, so X K may overflow
+                size = (1 + frobenius_norm(D)).sqrt() * frobenius_norm(K)
+                step = step._replace(taken=step.taken & (size < largest_norm(X.dtype)))
+            kept = subtract_product_(total, X, cast(K, X.dtype))
             return step._replace(state={"momentum_buffer": kept})
 
         def finish(sums: GramSums) -> MatrixStep | PendingStep:

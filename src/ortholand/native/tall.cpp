@@ -364,7 +364,7 @@ struct Step : Tiles<typename R::Tile> {
             const double P = added(reached[l], delta, eta[l] * norm[l]);
             // Small singular values are pulled by (1 - delta) slope only, delta being at most eps.
             const double slope = o.lam * eta[l] * delta - astray / 2 / (1 - o.eps);
-            if (!safe) eta[l] *= share_of_pulled_move(P, slope, o.aim - delta);
+            if (!safe) eta[l] *= share_of_pulled_move(P, at_least(slope, -1e6), o.aim - delta);
         }
     }
 
