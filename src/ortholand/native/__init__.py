@@ -17,6 +17,7 @@ import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -155,13 +156,9 @@ def _operations() -> Any:
         space = "ortholand" + (str(number) if (number := next(_spaces)) else "")
         if border.ortholand_register(space.encode()):
             return "torch refused the compiled operations, see its messages"
-        _named[border._name] = _Operations(getattr(torch.ops, space))
+        found = getattr(torch.ops, space)
+        # Looked up once: torch takes a microsecond for that.
+        _named[border._name] = SimpleNamespace(
+            landing_step=found.landing_step.default, all_below=found.all_below.default
+        )
     return _named[border._name]
-
-
-class _Operations:
-    """The operations of one library, looked up once: torch takes a microsecond for that."""
-
-    def __init__(self, space: Any) -> None:
-        self.landing_step = space.landing_step.default
-        self.all_below = space.all_below.default
