@@ -62,7 +62,7 @@ def check_package() -> None:
 def check_code(vectors: str) -> None:
     """Every library comes from the wheel."""
     for unit in recipe.units():
-        found = native._library(unit)
+        found = native.library(unit)
         assert not isinstance(found, str), f"{unit}: {found}"
         assert Path(found._name).parent == prebuilt.FOLDER / vectors
 

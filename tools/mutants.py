@@ -75,7 +75,7 @@ COUPLED, AFTER, POINT = (SRC + f"landing/{name}.py" for name in ("coupled", "aft
 MUTANTS = [
     # Python: those that earlier tests had not noticed, then the measured step and the Gram form.
     Mutant("no edge", SRC + "safe_step.py", "EDGE = 16 ", "EDGE = 0 ", AT_THE_EDGE),
-    Mutant("start limit", SRC + "optim/weights.py", "1.0001 * radius", "1.1 * radius", START),
+    Mutant("start limit", SRC + "optim/start.py", "1.0001 * radius", "1.1 * radius", START),
     Mutant("Adam's clamp", MOMENTS, "clamp(max=1e18 *", "clamp(max=1e19 *", HUGE),
     Mutant("Adam's floor", MOMENTS, "roundoff * size).sqrt()", "0 * size).sqrt()", FLOOR),
     Mutant("Muon's shift", MUON, "(4 * roundoff * trace(T)", "(40 * roundoff * trace(T)", SHIFT),
@@ -131,10 +131,10 @@ MUTANTS = [
         CREEPS,
     ),
     Mutant(
-        "square count",
-        LANDING,
-        "if (eta[l] < o.lr) __atomic",
-        "if (eta[l] > o.lr) __atomic",
+        "C++ count",
+        SRC + "native/base.h",
+        "finite[l] && eta[l] < o.lr)",
+        "finite[l] && eta[l] > o.lr)",
         ENGINES,
     ),
     Mutant("square centring", LANDING, "c[l] = T(1 / std::sqrt(1 + m[l]))", "c[l] = T(1)", ENGINES),

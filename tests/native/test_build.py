@@ -33,13 +33,13 @@ def _a_quick_source(quick_source):
 def is_there():
     """Whether compiled code can be had and works, by a new look at the cache."""
     native.forget()
-    return answers(native._library(SOURCE))
+    return answers(native.library(SOURCE))
 
 
 def why_not():
     """The reason of a new look at the cache that finds nothing."""
     assert not is_there()
-    reason = native._library(SOURCE)
+    reason = native.library(SOURCE)
     assert isinstance(reason, str)
     return reason
 
@@ -469,7 +469,7 @@ class TestWhatCannotBeMade:
         monkeypatch.setenv("CXX", str(compiler))
         monkeypatch.setattr(build, "COMPILE_SECONDS", 0.5)
         for unit in recipe.units():
-            assert "the compiler took more than 0.5 s" in native._library(unit)
+            assert "the compiler took more than 0.5 s" in native.library(unit)
         assert calls.read_text() == "x\n"
         assert len(pids.read_text().split()) == 3
         for pid in map(int, pids.read_text().split()):

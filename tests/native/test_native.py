@@ -63,7 +63,6 @@ def test_no_code_for_many_columns(n, p):
 def test_types_that_are_not_compiled(dtype):
     name = str(dtype).removeprefix("torch.")
     assert native.why_no_code(dtype) == f"{name} is not compiled: float32 and float64 are"
-    assert native.search_steps(dtype) is None
 
 
 def test_a_reason_is_remembered_until_the_cache_is_cleared(fresh, monkeypatch):

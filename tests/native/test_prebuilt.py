@@ -64,11 +64,11 @@ def no_compiler(monkeypatch):
 def works():
     """Whether compiled code can be had and works, by a new look."""
     native.forget()
-    return answers(native._library(SOURCE))
+    return answers(native.library(SOURCE))
 
 
 def origin():
-    return Path(native._library(SOURCE)._name)
+    return Path(native.library(SOURCE)._name)
 
 
 def library(package):
@@ -99,7 +99,7 @@ def test_its_operations_work(package, fresh, no_compiler):
     assert works()
     assert native.all_below(1.0, [torch.zeros(3)])
     assert not native.all_below(0.0, [torch.zeros(3)])
-    assert native._library(Unit("ops"))._name.startswith(str(package))
+    assert native.library(Unit("ops"))._name.startswith(str(package))
     assert not fresh.exists()
 
 
@@ -113,7 +113,7 @@ def test_it_is_taken_where_there_is_a_compiler(package, fresh, monkeypatch):
 def test_it_can_be_switched_off(package, monkeypatch):
     monkeypatch.setenv("ORTHOLAND_NATIVE", "0")
     assert not works()
-    assert native._library(SOURCE) == native.SWITCHED_OFF
+    assert native.library(SOURCE) == native.SWITCHED_OFF
 
 
 def test_a_source_tree_has_none(fresh):
@@ -133,7 +133,7 @@ def test_compiling_is_announced_once(fresh, caplog):
     caplog.set_level(logging.INFO, logger="ortholand.native")
     build._announce.cache_clear()
     assert works()
-    assert answers(native._library(SOURCE._replace(scalar="double")))  # another library
+    assert answers(native.library(SOURCE._replace(scalar="double")))  # another library
     assert len([r for r in caplog.records if "Compiling for this processor" in r.message]) == 1
     assert str(fresh) in caplog.text
     caplog.clear()
@@ -265,7 +265,7 @@ def test_what_is_damaged_is_compiled_instead(package, fresh, damage, caplog):
 def test_what_is_damaged_and_cannot_be_compiled_is_told(package, damage, no_compiler):
     damage(package)
     assert not works()
-    reason = native._library(SOURCE)
+    reason = native.library(SOURCE)
     assert DAMAGE[damage] in reason
     assert "no C++ compiler found" in reason
 

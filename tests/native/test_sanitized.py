@@ -56,13 +56,13 @@ def compiled():
             if size in (0, *lanes):
                 native.add_kernels(dtype, size)
             else:
-                native._library(Unit("ops")).ortholand_add_kernels(
+                native.library(Unit("ops")).ortholand_add_kernels(
                     dtype is torch.float64, size, None, None
                 )
 
 
 def is_compiled(unit):
-    return not isinstance(native._library(unit), str)
+    return not isinstance(native.library(unit), str)
 
 
 LIBRARIES = [
@@ -141,7 +141,7 @@ class TestWrongAccessesAreFound:
             row = [X.data_ptr(), G.data_ptr(), 0, 0, 0, 1, p, 1, 1, 0, 0, 0, 0]
             packed, options = array("q", row), array("d", [0.1] * 12 + [0.0] * 3)
             places = [ctypes.c_void_p(x.buffer_info()[0]) for x in (options, packed)]
-            library = native._library(Unit("steps", "float"))
+            library = native.library(Unit("steps", "float"))
             step = ctypes.CFUNCTYPE(None)(
                 ctypes.cast(
                     library.ortholand_landing if n == p else library.ortholand_tall,

@@ -13,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ortholand as ol
-from ortholand.native import search_steps
 from ortholand.solve import lbfgs, small
 
 pytestmark = pytest.mark.skipif(
-    search_steps(torch.float64) is None, reason="there is no compiled code here"
+    small.search_steps(np.dtype(float)) is None, reason="there is no compiled code here"
 )
 
 

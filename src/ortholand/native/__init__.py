@@ -1,4 +1,4 @@
-"""Compiled code for the CPU: steps of matrices with up to 128 columns, and a solver for small ones.
+"""Compiled code for the CPU: steps of matrices with up to 128 columns, and what a solver adds.
 
 This code is optional: without it the optimizers use torch's operations, with the same results up
 to rounding. Small matrices are then slower, because a step of many operations mostly pays for
@@ -17,6 +17,7 @@ import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -34,9 +35,9 @@ __all__ = [
     "all_below",
     "code_path",
     "forget",
+    "library",
     "library_folder",
     "operations",
-    "search_steps",
     "why_no_code",
 ]
 
@@ -47,24 +48,15 @@ PLAIN_TYPES = frozenset((Tensor, nn.Parameter))  # subclasses may have no memory
 SCALARS = {torch.float32: "float", torch.float64: "double"}
 SWITCHED_OFF = "switched off by ORTHOLAND_NATIVE=0"
 
-_POINTER, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int, ctypes.c_double
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 # By source: functions, with the types of results and arguments. Of steps only addresses are taken.
+# The solver adds its own (solve/small.py).
 SIGNATURES: dict[str, dict[str, Any]] = {
     "ops": {
         "ortholand_register": (_INT, ctypes.c_char_p),
         "ortholand_add_kernels": (None, _INT, _INT, _POINTER, _POINTER),
     },
     "steps": {"ortholand_landing": (None,), "ortholand_tall": (None,)},
-    "search": {
-        "ortholand_search_new": (_POINTER, _INT, *[ctypes.c_int64] * 3, *[_POINTER] * 2),
-        "ortholand_search_delete": (None, _POINTER),
-        "ortholand_search_start": (_INT, _POINTER),
-        "ortholand_search_next": (_INT, _POINTER, _DOUBLE, _DOUBLE),
-        "ortholand_search_forget": (_INT, _POINTER),
-        "ortholand_search_report": (None, _POINTER),
-        "ortholand_search_rows": (None, _POINTER, _POINTER),
-        "ortholand_search_point": (None, _POINTER, _INT),
-    },
 }
 
 
@@ -79,19 +71,13 @@ def add_kernels(dtype: torch.dtype, columns: int) -> None:
 
     If there is none, they will know, and not ask again.
     """
-    border, kernels = _library(Unit("ops")), _library(Unit("steps", SCALARS[dtype], columns))
+    border, kernels = library(Unit("ops")), library(Unit("steps", SCALARS[dtype], columns))
     places: list[Any] = [None, None]
     if not isinstance(kernels, str):
         functions = kernels.ortholand_landing, kernels.ortholand_tall
         places = [ctypes.cast(function, _POINTER) for function in functions]
     if not isinstance(border, str):
         border.ortholand_add_kernels(dtype is torch.float64, columns, *places)
-
-
-def search_steps(dtype: torch.dtype) -> ctypes.CDLL | None:
-    """L-BFGS for one small matrix (``search.cpp``); None where there is none."""
-    found = _library(Unit("search", SCALARS[dtype])) if dtype in SCALARS else ""
-    return None if isinstance(found, str) else found
 
 
 def why_no_code(dtype: torch.dtype, size: int = 0, columns: int | None = None) -> str | None:
@@ -107,7 +93,7 @@ def why_no_code(dtype: torch.dtype, size: int = 0, columns: int | None = None) -
         return f"{name} is not compiled: float32 and float64 are"
     if (size if columns is None else columns) > LARGEST_SIZE:
         return f"more than {LARGEST_SIZE} columns, where torch's products are as fast"
-    for found in (_operations(), _library(Unit("steps", SCALARS[dtype]))):
+    for found in (_operations(), library(Unit("steps", SCALARS[dtype]))):
         if isinstance(found, str):
             return found
     return None
@@ -115,7 +101,7 @@ def why_no_code(dtype: torch.dtype, size: int = 0, columns: int | None = None) -
 
 def code_path(dtype: torch.dtype) -> Path | None:
     """The library that steps matrices of a type, or None."""
-    found = "" if why_no_code(dtype) else _library(Unit("steps", SCALARS[dtype]))
+    found = "" if why_no_code(dtype) else library(Unit("steps", SCALARS[dtype]))
     return None if isinstance(found, str) else Path(found._name)
 
 
@@ -134,25 +120,25 @@ def all_below(limit: float, tensors: Sequence[Tensor]) -> bool:
 
 
 @cache
-def _library(unit: Unit) -> ctypes.CDLL | str:
-    """A library, or why there is none."""
+def library(unit: Unit) -> ctypes.CDLL | str:
+    """A library of compiled code, or why there is none."""
     if os.environ.get("ORTHOLAND_NATIVE", "1") == "0":
         return SWITCHED_OFF
-    signatures = SIGNATURES[unit.source]
+    signatures = SIGNATURES.get(unit.source, {})
     try:
-        library = load(unit, tuple(signatures))
+        found = load(unit, tuple(signatures))
     except NoCodeError as reason:
         log.info("No compiled code, torch's operations are used: %s", reason)
         return str(reason)
     for name, (result, *arguments) in signatures.items():
-        function = getattr(library, name)
+        function = getattr(found, name)
         function.restype, function.argtypes = result, arguments
-    return library
+    return found
 
 
 def forget() -> None:
     """Look again for all libraries when they are next needed, as if nothing were loaded."""
-    _library.cache_clear()
+    library.cache_clear()
     _operations.cache_clear()
 
 
@@ -163,20 +149,16 @@ _named: dict[str, Any] = {}  # operations by the library's path
 @cache
 def _operations() -> Any:
     """The operations, registered with torch when they are first needed, or why there are none."""
-    library = _library(Unit("ops"))
-    if isinstance(library, str):
-        return library
-    if library._name not in _named:
+    border = library(Unit("ops"))
+    if isinstance(border, str):
+        return border
+    if border._name not in _named:
         space = "ortholand" + (str(number) if (number := next(_spaces)) else "")
-        if library.ortholand_register(space.encode()):
+        if border.ortholand_register(space.encode()):
             return "torch refused the compiled operations, see its messages"
-        _named[library._name] = _Operations(getattr(torch.ops, space))
-    return _named[library._name]
-
-
-class _Operations:
-    """The operations of one library, looked up once: torch takes a microsecond for that."""
-
-    def __init__(self, space: Any) -> None:
-        self.landing_step = space.landing_step.default
-        self.all_below = space.all_below.default
+        found = getattr(torch.ops, space)
+        # Looked up once: torch takes a microsecond for that.
+        _named[border._name] = SimpleNamespace(
+            landing_step=found.landing_step.default, all_below=found.all_below.default
+        )
+    return _named[border._name]

@@ -1,75 +1,57 @@
 // One landing step of many small square matrices, all of it while a matrix is in the cache.
 //
-// The same steps, in the same order, as ortholand/optim (momentum, landing, safe step): that code
+// The same steps, in the same order, as ortholand/landing (moments, attraction, safe step): that code
 // is the reference, and a test holds this one equal to it. Written once, for the layouts of tiles.h.
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <new>
-#include <vector>
 
+#include "base.h"
 #include "steps.h"
-#include "threads.h"
 #include "tiles.h"
-
-#ifndef SCALAR  // type of the entries
-#define SCALAR float
-#endif
-#ifndef SIZE  // rows of the matrices where they are few, else 0
-#define SIZE 0
-#endif
 
 namespace {
 
-// The algorithm, for any layout -------------------------------------------------------------------
+template <class L_>
+struct SquareStep : Base<L_> {
+    using L = L_;
+    using typename Base<L>::T;
+    using typename Base<L>::Buffer;
+    using Tile = Tiles<L>;
+    using Base<L>::W, Base<L>::o, Base<L>::d, Base<L>::norm, Base<L>::eta, Base<L>::taken;
+    using Base<L>::norms, Base<L>::transpose;
 
-template <class L>
-struct Step : Tiles<L> {
-    using T = typename L::Scalar;
-    using Buffer = typename L::Buffer;
-    static constexpr int W = L::W;
-    using Tiles<L>::norms;
-    using Tiles<L>::sharp_bounds;
-    using Tiles<L>::spectral_bounds;
-    using Tiles<L>::transpose;
-
-    const Options& o;
     Buffer X, Xt, G, A, D, R, B;  // B: the state, then scratch
     Buffer U, V;                  // scratch, for moves that are too long
-    double d[W], norm[W], eta[W];
-    bool taken[W];
 
-    explicit Step(const Options& options) : o(options) {}
+    SquareStep(const Options& options, int64_t) : Base<L>(options) {}
 
-    // Step of the matrices [first, first + filled) of a parameter.
-    void run(Parameter& parameter, int64_t first, int filled) {
-        L::read(X, static_cast<const T*>(parameter.X), parameter, first, filled);
-        L::read(G, static_cast<const T*>(parameter.G), parameter, first, filled);
+    static int64_t together(int64_t, int64_t) { return W; }
+    static double work(double n, int p) { return n * p * (6 * p + 60); }
+
+    void run(const Matrix<T>* matrices, int filled, int64_t) {
+        const Piece<T> piece{matrices, filled, L::p()};
+        Tile::read(X, piece, &Matrix<T>::X);
+        Tile::read(G, piece, &Matrix<T>::G);
         if (is_scaled(o)) unscale();
         for (int l = filled; l < W; ++l)  // what is not there is on the manifold, and stays
             for (int i = 0; i < L::p(); ++i) X.v[L::at(i, i) + l] = T(1);
         transpose(Xt, X);
         relative_gradient();
-        double square[W] = {}, steps[W] = {};
-        if (o.moments == MOMENTUM) accumulate(parameter, first, filled);
-        if (o.moments == ADAM) adapt(parameter, first, filled, square, steps);
+        if (o.moments != NONE) Tile::read(B, piece, &Matrix<T>::state);
+        if (o.moments == MOMENTUM) accumulate();
+        if (o.moments == ADAM) adapt(matrices, filled);
         switch (o.attraction) {
             case COUPLED: coupled(); break;
             case DECOUPLED: decoupled(); break;
             default: after();
         }
-        if (is_scaled(o)) follow(parameter, first, filled);
-        if (o.lr > 0)  // a step with lr = 0 changes nothing
-            L::write(R, static_cast<T*>(parameter.X), parameter, first, filled, taken);
-        if (o.moments != NONE)
-            L::write(B, static_cast<T*>(parameter.matrix_state), parameter, first, filled, taken);
-        if (o.moments == ADAM) write_numbers(parameter, first, filled, square, steps);
-        for (int l = 0; l < filled; ++l)
-            if (!taken[l]) __atomic_fetch_add(&parameter.skipped, 1, __ATOMIC_RELAXED);
-        if (o.rule != UNSAFE)
-            for (int l = 0; l < filled; ++l)
-                if (eta[l] < o.lr) __atomic_fetch_add(&parameter.limited, 1, __ATOMIC_RELAXED);
+        if (is_scaled(o)) follow(piece);
+        // A step with lr = 0 changes nothing.
+        if (o.lr > 0) Tile::write(R, piece, &Matrix<T>::X, taken);
+        if (o.moments != NONE) Tile::write(B, piece, &Matrix<T>::state, taken);
+        this->finish_numbers(matrices, filled);
     }
 
     // Weights are seldom scaled: what that takes is kept out of the way of all others.
@@ -81,9 +63,9 @@ struct Step : Tiles<L> {
     }
 
     // R = W + scale (R - W / scale)
-    __attribute__((noinline)) void follow(const Parameter& parameter, int64_t first, int filled) {
+    __attribute__((noinline)) void follow(const Piece<T>& piece) {
         const T scale = T(o.scale);
-        L::read(G, static_cast<const T*>(parameter.X), parameter, first, filled);
+        Tile::read(G, piece, &Matrix<T>::X);
         L::each([&](int e, int) { R.v[e] = G.v[e] + scale * (R.v[e] - G.v[e] / scale); });
     }
 
@@ -98,15 +80,14 @@ struct Step : Tiles<L> {
     // E = Y Y^T - I
     static inline void residual(Buffer& E, const Buffer& Y, const Buffer& Yt) {
         L::product(E, Y, Yt);
-        L::subtract_identity(E);
+        Tile::add_identity(E, T(-1));
     }
 
     // Momentum as torch.optim.SGD has it: A becomes the direction, B the new buffer.
-    inline void accumulate(const Parameter& parameter, int64_t first, int filled) {
-        L::read(B, static_cast<const T*>(parameter.matrix_state), parameter, first, filled);
+    inline void accumulate() {
         T weight[W];
         double started[W];
-        if (o.dampening != 0) L::sum_of_squares(B, started);
+        if (o.dampening != 0) Tile::sum_of_squares(B, started);
         for (int l = 0; l < W; ++l)
             weight[l] = o.dampening != 0 && started[l] > 0 ? T(1 - o.dampening) : T(1);
         const T momentum = T(o.momentum);
@@ -114,41 +95,21 @@ struct Step : Tiles<L> {
         if (o.nesterov)
             L::each([&](int e, int) { A.v[e] += momentum * B.v[e]; });
         else
-            A = B;
+            Tile::copy(A, B);
     }
 
     // Adam with one second moment per matrix: A becomes the direction, B the new first moment.
-    inline void adapt(const Parameter& parameter, int64_t first, int filled, double* square,
-                      double* steps) {
-        L::read(B, static_cast<const T*>(parameter.matrix_state), parameter, first, filled);
-        double sums[W];
-        L::sum_of_squares(A, sums);
+    inline void adapt(const Matrix<T>* matrices, int filled) {
+        double sizes[W], scales[W];
+        norms(sizes, A);
+        this->update_squares(matrices, filled, sizes, scales);
         T scale[W];
-        AdamNumbers numbers;
-        const T* squares = static_cast<const T*>(parameter.square_state) + first;
-        const T* counts = static_cast<const T*>(parameter.step_state) + first;
-        for (int l = 0; l < W; ++l) {
-            const bool there = l < filled;
-            numbers.update(o, std::sqrt(sums[l]), L::p(), there ? double(squares[l]) : 0,
-                           there ? double(counts[l]) : 0);
-            square[l] = numbers.square;
-            steps[l] = numbers.steps;
-            scale[l] = T(numbers.scale);
-        }
+        std::copy(scales, scales + W, scale);
         const T old = T(o.beta1), fresh = T(1 - o.beta1);
         L::each([&](int e, int l) {
             B.v[e] = old * B.v[e] + fresh * A.v[e];
             A.v[e] = scale[l] * B.v[e];
         });
-    }
-
-    inline void write_numbers(const Parameter& parameter, int64_t first, int filled,
-                              const double* square, const double* steps) {
-        for (int l = 0; l < filled; ++l) {
-            if (!taken[l]) continue;
-            static_cast<T*>(parameter.square_state)[first + l] = T(square[l]);
-            static_cast<T*>(parameter.step_state)[first + l] = T(steps[l]);
-        }
     }
 
     // R = X - eta (A + lam D) X
@@ -159,13 +120,13 @@ struct Step : Tiles<L> {
         L::each([&](int e, int) { A.v[e] += lam * D.v[e]; });
         L::product(R, A, X);
         double q[W];
-        L::sum_of_squares(R, q);
+        Tile::sum_of_squares(R, q);
         if (longest_is_safe(q)) {
             for (int l = 0; l < W; ++l) eta[l] = longest_step(o), taken[l] = true;
         } else {
             for (int l = 0; l < W; ++l) norm[l] = std::sqrt(q[l]);
             if (o.rule == SPECTRAL)
-                shorten_coupled();
+                try_coupled();
             else
                 for (int l = 0; l < W; ++l) eta[l] = coupled_step<T>(o, norm[l], d[l], 0);
             for (int l = 0; l < W; ++l)
@@ -189,42 +150,21 @@ struct Step : Tiles<L> {
         return unsafe == 0;
     }
 
-    // eta for a field R, and the distance d: what a trial move reaches is measured.
-    __attribute__((noinline)) void shorten_coupled() {
+    // eta for a field R: what a trial move reaches is measured.
+    __attribute__((noinline)) void try_coupled() {
         double reached[W], from[W];
         for (int l = 0; l < W; ++l) eta[l] = trial_step(longest_step(o), norm[l], L::p());
         move(U);
-        measure(reached);
-        distances(from);
-        for (int l = 0; l < W; ++l) {
-            const bool safe = coupled_is_safe(o, eta[l], norm[l], d[l], 0) || reached[l] <= o.aim;
-            d[l] = from[l];
-            const double delta = at_most(d[l], o.eps);
-            const double P = added(reached[l], delta, eta[l] * norm[l]);
-            if (!safe)
-                eta[l] *= share_of_pulled_move(P, o.lam * eta[l] * delta, o.aim - delta);
-        }
+        measure(from, reached);
+        this->shorten_coupled(from, reached);
     }
 
-    // A bound of the distance of U.
-    void measure(double* reached) {
+    // Bounds of the distances of X and of U.
+    void measure(double* from, double* reached) {
         transpose(V, U);
         residual(G, U, V);
-        bounds(reached, G);
-    }
-
-    // Bounds of the norms of symmetric matrices; U and V are free.
-    void bounds(double* values, const Buffer& S) {
-        if (is_sharp(o))
-            sharp_bounds(values, S, V, U);
-        else
-            spectral_bounds(values, S, V);
-    }
-
-    // Bounds of the distance of X.
-    void distances(double* from) {
-        bounds(from, D);
-        for (int l = 0; l < W; ++l) from[l] = distance_inside(o, from[l], d[l]);
+        this->bounds(reached, G, V, U, is_sharp(o));
+        this->bound_distances(from, D, V, U);
     }
 
     // R = X - eta A X - omega D X
@@ -238,7 +178,7 @@ struct Step : Tiles<L> {
         norms(normal, A);
         if (o.rule == SPECTRAL) {
             std::fill(pull, pull + W, o.omega);
-            shorten_decoupled(normal);
+            try_decoupled(normal);
         } else {
             for (int l = 0; l < W; ++l)
                 eta[l] = decoupled_step<T>(o, norm[l], d[l], normal[l], 0, pull[l]);
@@ -253,28 +193,20 @@ struct Step : Tiles<L> {
         L::each([&](int e, int l) { R.v[e] -= omega[l] * A.v[e]; });
     }
 
-    // As shorten_coupled, with D X in A.
-    void shorten_decoupled(const double* normal) {
-        bool safe[W], all = true;
+    // As try_coupled, with D X in A.
+    void try_decoupled(const double* normal) {
+        bool all = true;
         for (int l = 0; l < W; ++l) {
             eta[l] = trial_step(o.lr, norm[l], L::p());
-            all &= safe[l] = decoupled_is_safe(o, eta[l], norm[l], d[l], normal[l], 0);
+            all &= decoupled_is_safe(o, eta[l], norm[l], d[l], normal[l], 0);
         }
         if (all) return;
         double reached[W], from[W];
         const T omega = T(o.omega);
         move(U);
         L::each([&](int e, int) { U.v[e] -= omega * A.v[e]; });
-        measure(reached);
-        distances(from);
-        for (int l = 0; l < W; ++l) {
-            safe[l] = safe[l] || reached[l] <= o.aim;
-            d[l] = from[l];
-            const double delta = at_most(d[l], o.eps), length = eta[l] * norm[l];
-            const double drift = 2 * o.omega * delta * std::sqrt(1 + delta) * length;
-            const double P = added(reached[l], delta + drift, length);
-            if (!safe[l]) eta[l] *= share_of_tangent_move(P, drift, o.aim - delta);
-        }
+        measure(from, reached);
+        this->shorten_decoupled(from, reached, normal);
     }
 
     // Y = X - eta A X, divided by (1 + m)^(1/2), and R = Y - Y F / 2, F the residual of that: the
@@ -296,8 +228,8 @@ struct Step : Tiles<L> {
         residual(C, G, R);
         // The sums of squares are almost 1, where floats are coarse: most of what rounding would
         // leave of ||X^T X - I|| comes from them.
-        if constexpr (sizeof(T) == 4) L::sharpen_diagonal(C, G);
-        Tiles<L>::centre(C, m, size);
+        if constexpr (sizeof(T) == 4) Tile::sharpen_diagonal(C, G);
+        Tile::centre(C, m, size);
         int far = 0;
         for (int l = 0; l < W; ++l) {
             const double reached = size[l] + m[l];  // its power bounds what landing makes of Y
@@ -306,7 +238,7 @@ struct Step : Tiles<L> {
                        (o.rule != FROBENIUS || d[l] < FARTHEST);
             far += !(reached <= o.farthest);
         }
-        if (o.rule == SPECTRAL && far > 0) shorten_before_landing(C, m, size);
+        if (o.rule == SPECTRAL && far > 0) shorten_landing(C, m, size);
         T c[W], half[W];
         for (int l = 0; l < W; ++l) {
             c[l] = T(1 / std::sqrt(1 + m[l]));
@@ -317,23 +249,18 @@ struct Step : Tiles<L> {
     }
 
     // Takes a share of the moves to R that are too long: R, its residual C + m I, and eta.
-    __attribute__((noinline)) void shorten_before_landing(Buffer& C, double* m, const double* size) {
+    __attribute__((noinline)) void shorten_landing(Buffer& C, double* m, const double* size) {
         double bound[W], below[W];
-        spectral_bounds(bound, C, U);
+        this->bounds(bound, C, U, V, false);
         residual(D, Xt, X);
         norms(d, D);
-        Tiles<L>::largest(below, D);
+        Tile::largest(below, D);
         T share[W], rest[W], part[W];
         for (int l = 0; l < W; ++l) {
-            const double reached = m[l] + bound[l];
-            const bool safe = size[l] + m[l] <= o.farthest || reached <= o.farthest;
-            const double delta = at_least(at_most(d[l], o.eps), below[l]);
-            const double P = added(reached, delta, eta[l] * norm[l]);
-            const double theta = safe ? 1 : share_of_tangent_move(P, 0, o.farthest - delta);
-            // From distance 1 on Newton-Schulz steps may lead anywhere.
-            taken[l] = taken[l] && reached < INFINITY && (safe || below[l] < FARTHEST);
+            const double reached = m[l] + (size[l] + m[l] <= o.farthest ? size[l] : bound[l]);
+            const double theta = this->shorten_before_landing(l, reached, 0, 0, below[l]);
             share[l] = T(theta), part[l] = T(theta * theta), rest[l] = T(1 - theta * theta);
-            eta[l] *= theta, m[l] *= theta * theta;
+            m[l] *= theta * theta;
         }
         L::each([&](int e, int l) {
             R.v[e] = share[l] < T(1) ? X.v[e] + share[l] * (R.v[e] - X.v[e]) : R.v[e];
@@ -352,56 +279,9 @@ struct Step : Tiles<L> {
     }
 };
 
-// Work and threads --------------------------------------------------------------------------------
-
-struct Block {
-    int parameter;
-    int64_t first;
-    int64_t last;
-};
-
-template <class L>
-void run_blocks(const Options& o, Parameter* parameters, const Block* begin,
-                const Block* end, int p) {
-    // Not on the stack, which may be small in other threads, and not made anew in each step.
-    alignas(Step<L>) static thread_local unsigned char memory[sizeof(Step<L>)];
-    Step<L>& step = *new (memory) Step<L>(o);
-    if constexpr (L::W == 1) L::resize(p);
-    for (const Block* b = begin; b != end; ++b)
-        for (int64_t first = b->first; first < b->last; first += L::W)
-            step.run(parameters[b->parameter], first,
-                     int(std::min<int64_t>(L::W, b->last - first)));
-}
-
-template <class L>
-void run_all(const Options& o, Parameter* parameters, int n, int p) {
-    // A thread is worth starting for a tenth of a millisecond of work at least.
-    const int64_t chunk = std::max<int64_t>(L::W, (int64_t(1) << 22) / (6 * p * p * p + 60 * p * p));
-    const int64_t matrices_in_chunk = (chunk + L::W - 1) / L::W * L::W;
-    std::vector<Block> blocks;
-    for (int i = 0; i < n; ++i)
-        for (int64_t first = 0; first < parameters[i].count; first += matrices_in_chunk)
-            blocks.push_back({i, first, std::min(first + matrices_in_chunk, parameters[i].count)});
-    int64_t total = 0;
-    for (const Block& b : blocks) total += b.last - b.first;
-    const int64_t useful = std::max<int64_t>(1, total / matrices_in_chunk);
-    const int threads =
-        int(std::min<int64_t>({int64_t(o.threads), useful, int64_t(blocks.size())}));
-    const Block* all = blocks.data();
-    share(int64_t(blocks.size()), threads, [&, all](int64_t first, int64_t last) {
-        run_blocks<L>(o, parameters, all + first, all + last, p);
-    });
-}
-
-#if SIZE > 0
-using Layout = Lanes<SCALAR, SIZE, 64 / sizeof(SCALAR)>;
-#else
-using Layout = Single<SCALAR>;
-#endif
-
 }  // namespace
 
-// Step n parameters of p x p matrices.
-extern "C" void ortholand_landing(const Options* o, Parameter* parameters, int n, int p) {
-    if (p > 0) run_all<Layout>(*o, parameters, n, p);
+// Step some parameters of p x p matrices.
+extern "C" void ortholand_landing(const Options* o, Parameter* parameters, int count, int p) {
+    if (p > 0) run_all<SquareStep<Layout>>(*o, parameters, count, p, p);
 }

@@ -23,7 +23,8 @@ namespace {
 constexpr int64_t LARGEST_P = 128;       // as in tiles.h
 constexpr int64_t LANES_UP_TO = 8;       // columns of matrices that are computed side by side,
 constexpr int64_t LANES_FROM = 4;        // if there are so many of them,
-constexpr int64_t LARGEST_IN_LANES = 512;  // and they have no more entries than this
+constexpr int64_t SLICES_FROM = 512;     // or if one has so many entries, and few columns:
+constexpr int64_t SLICES_UP_TO = 4;      // its rows are dealt out then
 
 // Why a weight is refused; named again in optim/engines/compiled.py.
 enum Refusal : int64_t {
@@ -317,8 +318,9 @@ void by_shape(std::vector<Row>& rows, F f) {
 // Which of `kernels_of` would step these rows best.
 int64_t columns_of(const Row* rows, size_t some) {
     const int64_t n = rows->n, p = rows->p;
-    if (p > LANES_UP_TO || (n > p && n * p > LARGEST_IN_LANES)) return 0;
-    int64_t count = 0;
+    const bool large = n > p && n * p > SLICES_FROM;
+    if (p > LANES_UP_TO || (large && p > SLICES_UP_TO)) return 0;
+    int64_t count = large ? LANES_FROM : 0;
     for (size_t i = 0; i < some && count < LANES_FROM; ++i) count += rows[i].parameter.count;
     return count < LANES_FROM ? 0 : p;
 }

@@ -5,12 +5,12 @@ checked. Still, a library is loaded only if it is what the manifest says, byte f
 truncated one would end the process.
 """
 
+import ctypes
 import json
 import platform
 from pathlib import Path
 from typing import NamedTuple
 
-from ortholand.native.processor import registers, widest
 from ortholand.native.recipe import MANIFEST, PROCESSOR, VECTORS, Unit, seal_of, sources_seal
 
 FOLDER = Path(__file__).parent / "libraries"
@@ -69,11 +69,22 @@ def _manifest() -> Manifest:
 def _vectors(manifest: Manifest) -> str:
     if manifest.machine != "x86_64":
         return VECTORS[manifest.machine][0]
-    question = _checked(f"{PROCESSOR}.so", manifest)
     try:
-        return widest(registers(question))
+        return widest(_checked(f"{PROCESSOR}.so", manifest))
     except (OSError, AttributeError) as error:
         raise PrebuiltError(f"prebuilt code cannot be loaded: {error}") from error
+
+
+def widest(question: Path) -> str:
+    """The widest vectors that the processor has, by the compiled ``processor.cpp``.
+
+    Raises:
+        OSError: if it cannot be loaded.
+        AttributeError: if it is another library.
+    """
+    ask = ctypes.CDLL(str(question)).ortholand_processor
+    ask.restype = ctypes.c_char_p
+    return ask().decode()
 
 
 def _checked(name: str, manifest: Manifest) -> Path:

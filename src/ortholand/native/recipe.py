@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parent
 PROCESSOR = "processor"  # says which of the others may be loaded, so it must run everywhere
 SCALARS = ("float", "double")
 LANES_UP_TO = 8  # columns of matrices that are computed side by side, and compiled by size
-SOURCES = {"ops": ("ops",), "steps": ("landing", "tall"), "search": ("search",)}
+SOURCES = {"ops": ("ops",), "steps": ("landing", "tall"), "search": ("../solve/search",)}
 FLAGS = (
     "-O3",
     "-std=c++17",
@@ -76,7 +76,7 @@ def portable_flags(vectors: str) -> list[str]:
 
 def sources_seal() -> str:
     """The seal of all sources: prebuilt code is used only if it was made from these."""
-    paths = sorted((*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")))
+    paths = sorted((*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h"), *Unit("search").paths))
     return seal_of(b"".join(path.name.encode() + b"\n" + path.read_bytes() for path in paths))
 
 

@@ -55,14 +55,13 @@ def own_folder() -> Path:
         if _knows_owners():
             _enter(folder.parent)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.lstat()
     except OSError as error:
         raise NoCodeError(
             f"the cache folder {folder} cannot be used ({error}): {ELSEWHERE}"
         ) from error
-    if not stat.S_ISDIR(status.st_mode):
+    if folder.is_symlink():
         raise NoCodeError(f"the cache folder {folder} is a link: remove it, or {ELSEWHERE}")
-    _check_owner(status, f"the cache folder {folder}", folder)
+    _check_owner(folder, f"the cache folder {folder}")
     return folder
 
 
@@ -96,14 +95,8 @@ def _enter(folder: Path) -> None:
 
 def _check_passed(entry: Path) -> None:
     """Raise if somebody else could replace what is in a folder, or where a link leads."""
-    status = entry.lstat()
-    inside = f"the cache folder is inside {entry}, which"
-    if status.st_uid not in (0, os.geteuid()):
-        raise NoCodeError(
-            f"{inside} belongs to another user (uid {status.st_uid}, not {os.geteuid()}): "
-            f"{ELSEWHERE}"
-        )
-    mode = status.st_mode
+    mode, inside = entry.lstat().st_mode, f"the cache folder is inside {entry}, which"
+    _check_user(entry, inside, (0, os.geteuid()))
     if stat.S_ISDIR(mode) and mode & OTHERS_WRITE and not mode & stat.S_ISVTX:
         raise NoCodeError(
             f"{inside} others can write to (mode {stat.S_IMODE(mode):o}): chmod go-w {entry}, or "
@@ -111,25 +104,23 @@ def _check_passed(entry: Path) -> None:
         )
 
 
-def check_own_file(path: Path) -> None:
-    """Raise unless a file in the cache is a plain one that nobody else can have written."""
-    status = path.lstat()
-    if not stat.S_ISREG(status.st_mode):
-        raise NoCodeError(f"{path} in the cache is not a plain file: remove it")
-    _check_owner(status, f"the cached file {path}", path)
-
-
-def _check_owner(status: os.stat_result, what: str, path: Path) -> None:
+def _check_owner(path: Path, what: str) -> None:
+    """Raise if somebody else owns a path, or could write to it."""
     if not _knows_owners():
         return
-    if status.st_uid != os.geteuid():
-        raise NoCodeError(
-            f"{what} belongs to another user (uid {status.st_uid}, not {os.geteuid()}): {ELSEWHERE}"
-        )
-    if status.st_mode & OTHERS_WRITE:
-        mode = stat.S_IMODE(status.st_mode)
+    _check_user(path, what, (os.geteuid(),))
+    mode = stat.S_IMODE(path.lstat().st_mode)
+    if mode & OTHERS_WRITE:
         raise NoCodeError(
             f"{what} can be written to by others (mode {mode:o}): chmod go-w {path}, or remove it"
+        )
+
+
+def _check_user(path: Path, what: str, allowed: tuple[int, ...]) -> None:
+    user = path.lstat().st_uid
+    if user not in allowed:
+        raise NoCodeError(
+            f"{what} belongs to another user (uid {user}, not {os.geteuid()}): {ELSEWHERE}"
         )
 
 
@@ -151,7 +142,9 @@ def is_sealed(library: Path) -> bool:
     """
     there = [path for path in (library, seal_path(library)) if os.path.lexists(path)]
     for path in there:
-        check_own_file(path)
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise NoCodeError(f"{path} in the cache is not a plain file: remove it")
+        _check_owner(path, f"the cached file {path}")
     if len(there) < 2:
         return False
     return seal_path(library).read_bytes() == seal_of(library.read_bytes()).encode()

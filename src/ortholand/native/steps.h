@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <limits>
 
-// Mirrored by ortholand/native/__init__.py, field by field.
+// Given by optim/engines/compiled.py, field by field.
 extern "C" struct Options {
     double lr, scale, lam, eps, aim, farthest, omega;
     double momentum, dampening;
@@ -15,7 +15,6 @@ extern "C" struct Options {
 };
 
 // A parameter: `count` matrices, in memory that is the same for weight, gradient and state.
-// Mirrored by ortholand/optim/engines/compiled.py, field by field.
 extern "C" struct Parameter {
     void* X;
     const void* G;
@@ -32,10 +31,6 @@ extern "C" struct Parameter {
     int64_t offset(int64_t matrix) const {
         if (outer_stride == inner * inner_stride) return matrix * inner_stride;  // no division
         return matrix / inner * outer_stride + matrix % inner * inner_stride;
-    }
-    bool is_contiguous(int64_t rows, int64_t columns) const {
-        const bool stacked = inner_stride == rows * columns && outer_stride == inner * inner_stride;
-        return column_stride == 1 && row_stride == columns && (count == 1 || stacked);
     }
 };
 

@@ -17,28 +17,22 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <new>
 
+#include "base.h"
 #include "rows.h"
 #include "steps.h"
-#include "threads.h"
 #include "tiles.h"
-
-#ifndef SIZE  // columns of the matrices where they are side by side, else 0
-#define SIZE 0
-#endif
 
 namespace {
 
-// The algorithm, for any layout -------------------------------------------------------------------
-
-template <class R>
-struct Step : Tiles<typename R::Tile> {
-    using L = typename R::Tile;
-    using T = typename R::Scalar;
-    using Buffer = typename L::Buffer;
-    static constexpr int W = R::W;
-    using Tiles<L>::norms;
+template <class L_>
+struct TallStep : Base<L_> {
+    using L = L_;
+    using typename Base<L>::T;
+    using typename Base<L>::Buffer;
+    using Tile = Tiles<L>;
+    using Base<L>::W, Base<L>::o, Base<L>::d, Base<L>::norm, Base<L>::eta, Base<L>::error;
+    using Base<L>::finite, Base<L>::taken, Base<L>::norms;
 
     // What is less than this share of what rounding does anyway is left out, with its products.
     static constexpr double LITTLE = 0.125;
@@ -47,10 +41,9 @@ struct Step : Tiles<typename R::Tile> {
     // How long a generator may be for what rounding does to it not to be seen.
     static constexpr double COARSE = 0.5;
 
-    const Options& o;
     const int64_t n;
     const double roundoff;  // relative, of sums of n products: ortholand.fields.product_roundoff
-    R rows;
+    Rows<L> rows;
     Wanted wanted{};
     Mix<T, W> mix_B, mix_K;
     Buffer D, M, N, Q, U, V, Z, a, b;  // N: of the second mix, then C, by which the state loses X C
@@ -58,48 +51,54 @@ struct Step : Tiles<typename R::Tile> {
     // always 1: squares of B, squares of K, how large what was added up to B is.
     double squares_of_B[W], squares_of_K[W], size[W], power[W];
     double unit[W];  // the direction is that of `unit` times B
-    double d[W], bound[W], norm[W], eta[W], error[W], mean[W];
-    double square[W], steps[W];
+    double bound[W], mean[W];
     double shrunk[W];  // the mean to take off before landing, if only a share of a move is taken
-    bool finite[W], taken[W];
     bool lands_later = false;
-    int64_t team = 1;  // threads
+    Matrix<T> matrices[W];  // if all lanes are of one matrix, it is there W times
+    int filled = 0;
 
-    Step(const Options& options, int64_t rows)
-        : o(options), n(rows),
+    TallStep(const Options& options, int64_t rows)
+        : Base<L>(options), n(rows),
           roundoff((8 + std::sqrt(double(rows))) * std::numeric_limits<T>::epsilon() / 2) {}
 
+    static int64_t together(int64_t n, int64_t count) { return Rows<L>::in_slices(n, count) ? 1 : W; }
+    static double work(double n, int p) { return (6 * n * p + 10.0 * p * p) * p + 60 * n * p; }
+
     // Step of up to W matrices.
-    void run(const Matrix<T>* matrices, int filled, int64_t threads) {
-        rows.open(matrices, filled, n, threads, T(o.scale));
-        team = threads, lands_later = false;
-        wanted = {o.moments != NONE, o.moments == ADAM || keeps_K(), o.attraction == AFTER, false};
+    void run(const Matrix<T>* these, int count, int64_t threads) {
+        const bool sliced = W > 1 && count == 1;
+        filled = sliced ? W : count;
+        for (int l = 0; l < filled; ++l) matrices[l] = these[sliced ? 0 : l];
         for (int l = 0; l < W; ++l) power[l] = 1, finite[l] = l < filled;
-        sum_up(matrices, filled);
-        if (!is_moderate(filled)) {
-            rescale(filled);
+        rows.open(matrices, filled, sliced, n, threads, T(o.scale));
+        wanted = {o.moments != NONE, o.moments == ADAM || keeps_K(), o.attraction == AFTER, false};
+        sum_up();
+        if (!is_moderate()) {
+            rescale();
             wanted.exact = true;
-            sum_up(matrices, filled);
+            sum_up();
         }
         norms(d, D);
         for (int l = 0; l < W; ++l) {
             size[l] = std::sqrt(squares_of_B[l]), unit[l] = 1 / power[l];
             finite[l] = finite[l] && unit[l] * size[l] < INFINITY;
         }
-        if (o.moments == ADAM) adapt(matrices, filled);
-        if (o.moments == MOMENTUM) find_multiplier(keeps_K() ? N : M), N = U;
+        if (o.moments == ADAM) adapt();
+        if (o.moments == MOMENTUM) find_multiplier(keeps_K() ? N : M), Tile::copy(N, U);
         for (int l = 0; l < W; ++l) error[l] = (1 + d[l]) * unit[l] * size[l] * roundoff;
+        lands_later = false;
         switch (o.attraction) {
             case COUPLED: coupled(); break;
             case DECOUPLED: decoupled(); break;
             default: after();
         }
-        finish(matrices, filled);
+        finish();
+        this->finish_numbers(matrices, count);
     }
 
     bool keeps_K() const { return o.moments == MOMENTUM && o.nesterov; }
 
-    void sum_up(const Matrix<T>* matrices, int filled) {
+    void sum_up() {
         const double sign = o.maximize ? -1 : 1;
         for (int l = 0; l < W; ++l) {
             double g = sign, m = 0, h = 0, k = 0;
@@ -115,7 +114,7 @@ struct Step : Tiles<typename R::Tile> {
             mix_K.g[l] = T(power[l] * h), mix_K.m[l] = T(power[l] * k);
         }
         rows.mix(mix_B, mix_K, wanted);
-        rows.gram(D, M, N, Q, squares_of_B, squares_of_K, wanted);
+        rows.gram(D, M, N, Q, squares_of_B, squares_of_K);
     }
 
     // The first gradient enters whole, as in torch; a buffer of zeros is one not yet started.
@@ -128,7 +127,7 @@ struct Step : Tiles<typename R::Tile> {
     }
 
     // Whether the squares of all matrices are numbers whose squares are numbers, too.
-    bool is_moderate(int filled) const {
+    bool is_moderate() const {
         const double most = sizeof(T) == 4 ? 1e24 : 1e200;
         bool all = true;
         for (int l = 0; l < filled; ++l) {
@@ -139,7 +138,7 @@ struct Step : Tiles<typename R::Tile> {
     }
 
     // Powers of two that bring gradients and state near to 1.
-    void rescale(int filled) {
+    void rescale() {
         double largest[W];
         rows.largest(largest);
         constexpr int MOST = std::numeric_limits<T>::max_exponent - 2;
@@ -150,50 +149,43 @@ struct Step : Tiles<typename R::Tile> {
         }
     }
 
-    static void symmetric_part(Buffer& to, const Buffer& from) {
-        L::each_pair([&](int e, int t, int) { to.v[e] = T(0.5) * (from.v[e] + from.v[t]); });
-        L::clear_padding(to);
-    }
-
     // U = Sym(S^-1 A), S = I + D: as ortholand.geometry.derivatives.multiplier. Where D is at the
     // level of rounding, Sym(A).
     void find_multiplier(const Buffer& A) {
         double most = 0;
         for (int l = 0; l < W; ++l)
             if (finite[l]) most = std::max(most, d[l]);
-        if (most <= roundoff) return symmetric_part(U, A);
+        if (most <= roundoff) return Tile::symmetric_part(U, A);
         if (most * most <= roundoff) {
             L::product(Z, D, A);
             L::each([&](int e, int) { a.v[e] = A.v[e] - Z.v[e]; });
         } else {
-            T one[W];
             bool singular[W] = {};
-            std::fill(one, one + W, T(1));
             L::each([&](int e, int) { a.v[e] = A.v[e], Z.v[e] = D.v[e]; });
-            L::add_to_diagonal(Z, one);
-            Tiles<L>::solve(Z, a);
+            Tile::add_identity(Z, T(1));
+            Tile::solve(Z, a);
             for (int i = 0; i < L::p(); ++i)
                 for (int l = 0; l < W; ++l) singular[l] |= !(Z.v[L::at(i, i) + l] > 0);
             L::each([&](int e, int l) { a.v[e] = singular[l] ? A.v[e] : a.v[e]; });
         }
-        symmetric_part(U, a);
+        Tile::symmetric_part(U, a);
     }
 
     // Adam: B - X C is the new mean, C the part of the gradient's normal part that is in it. Both
     // stand for the same direction: X C X^T is symmetric. B will do where its products are known.
-    void adapt(const Matrix<T>* matrices, int filled) {
+    void adapt() {
         find_multiplier(N);
-        double gradient[W], pulled[W] = {}, mixed[W] = {}, tangent[W];
-        L::sum_of_squares(U, gradient);
-        L::inner(U, N, tangent);
+        double gradient[W], pulled[W] = {}, mixed[W] = {}, tangent[W], scale[W];
+        Tile::sum_of_squares(U, gradient);
+        Tile::inner(U, N, tangent);
         bool seen = !wanted.square;  // whether D makes a difference
         for (int l = 0; l < W; ++l)
             seen |= finite[l] && !(d[l] * gradient[l] <= LITTLE * roundoff * squares_of_K[l]);
         if (seen) {
             L::product(Z, D, U);
-            L::inner(U, Z, pulled);
+            Tile::inner(U, Z, pulled);
         }
-        if (!wanted.square) L::inner(U, M, mixed);
+        if (!wanted.square) Tile::inner(U, M, mixed);
         bool cancels = false;  // whether little is left of the gradient, so that rounding is seen
         for (int l = 0; l < W; ++l) {
             tangent[l] = squares_of_K[l] - 2 * tangent[l] + gradient[l] + pulled[l];
@@ -201,14 +193,10 @@ struct Step : Tiles<typename R::Tile> {
         }
         if (cancels) measure_tangent(tangent);
         const double fresh = 1 - o.beta1;
-        AdamNumbers numbers;
+        for (int l = 0; l < W; ++l) tangent[l] = std::sqrt(tangent[l]) * unit[l];
+        this->update_squares(matrices, filled, tangent, scale);
         for (int l = 0; l < W; ++l) {
-            const bool there = l < filled;
-            numbers.update(o, std::sqrt(tangent[l]) * unit[l], L::p(),
-                           there ? double(*matrices[l].square) : 0,
-                           there ? double(*matrices[l].steps) : 0);
-            square[l] = numbers.square, steps[l] = numbers.steps;
-            unit[l] *= numbers.scale;
+            unit[l] *= scale[l];
             if (wanted.square) continue;
             size[l] += 2 * fresh * std::sqrt(squares_of_K[l]);
             const double mean = squares_of_B[l] - fresh * (2 * mixed[l]) +
@@ -222,12 +210,10 @@ struct Step : Tiles<typename R::Tile> {
 
     // The squared norm of K - X U, in a pass of its own.
     void measure_tangent(double* squares) {
-        T one[W];
-        std::fill(one, one + W, T(1));
         L::each([&](int e, int) { a.v[e] = -U.v[e], b.v[e] = T(0); });
-        L::add_to_diagonal(b, one);
+        Tile::add_identity(b, T(1));
         rows.mix(mix_K, mix_K, wanted);
-        rows.measure(a, b, squares, nullptr, wanted);
+        rows.measure(a, b, squares, nullptr);
         rows.mix(mix_B, mix_K, wanted);
     }
 
@@ -250,7 +236,7 @@ struct Step : Tiles<typename R::Tile> {
         L::clear_padding(a);
         const T with_D = T(o.attraction == AFTER ? 0 : 1);
         L::each([&](int e, int l) { b.v[e] = with_D * t[l] * D.v[e]; });
-        L::add_to_diagonal(b, t);
+        Tile::add_to_diagonal(b, t);
         // Along fields Adam's generator is B - X C: X a + (B - X C) b = X (a - C b) + B b.
         if (o.moments != ADAM || o.attraction == AFTER) return;
         L::product(U, N, b);
@@ -274,7 +260,7 @@ struct Step : Tiles<typename R::Tile> {
             pulls[l] = pull / whole[l], tangents[l] = 1 / whole[l];
         }
         set_field(pulls, tangents);
-        rows.measure(a, b, squares, with_square ? &Q : nullptr, wanted);
+        rows.measure(a, b, squares, with_square ? &Q : nullptr);
         for (int l = 0; l < W; ++l) {
             inverse[l] = T(squares[l] > 0 ? 1 / squares[l] : 0);
             norm[l] = bound[l] = whole[l] * std::sqrt(squares[l]);
@@ -284,26 +270,10 @@ struct Step : Tiles<typename R::Tile> {
 
     // Z = Y^T Y - I, Y = X + X a + B b.
     void measure_reached() {
-        T one[W];
         double squares[W];
-        std::fill(one, one + W, T(1));
-        L::add_to_diagonal(a, one);
-        rows.measure(a, b, squares, &Z, wanted);
-        L::subtract_identity(Z);
-    }
-
-    // Bounds of the norms of symmetric matrices, and their squares; a and b are free.
-    void bounds(double* values, const Buffer& S, Buffer& square) {
-        if (o.attraction != AFTER && is_sharp(o))
-            Tiles<L>::sharp_bounds(values, S, square, a);
-        else
-            Tiles<L>::spectral_bounds(values, S, square);
-    }
-
-    // U = D^2, and bounds of the distances.
-    void bound_distances(double* from) {
-        bounds(from, D, U);
-        for (int l = 0; l < W; ++l) from[l] = distance_inside(o, from[l], d[l]);
+        Tile::add_identity(a, T(1));
+        rows.measure(a, b, squares, &Z);
+        Tile::add_identity(Z, T(-1));
     }
 
     // Whether something holds for all matrices that are there.
@@ -324,7 +294,7 @@ struct Step : Tiles<typename R::Tile> {
             if (!all([&](int l) {
                     return coupled_is_safe(o, longest, bound[l], d[l], 2 * longest * error[l]);
                 }))
-                shorten_coupled(longest);
+                try_coupled(longest);
         } else {
             const auto lengths = [&] {
                 for (int l = 0; l < W; ++l) eta[l] = coupled_step<T>(o, bound[l], d[l], error[l]);
@@ -341,11 +311,11 @@ struct Step : Tiles<typename R::Tile> {
     }
 
     // A trial move reaches D - 2 t lam (D + D^2) + t^2 L^T L, but for tangency lost to rounding.
-    void shorten_coupled(double longest) {
+    void try_coupled(double longest) {
         double from[W], reached[W];
         T less[W], square[W];
         measure(o.lam, true);
-        bound_distances(from);
+        this->bound_distances(from, D, U, a);
         for (int l = 0; l < W; ++l) {
             eta[l] = trial_step(longest, norm[l], L::p());
             const double length = eta[l] * norm[l];
@@ -354,18 +324,8 @@ struct Step : Tiles<typename R::Tile> {
         L::each([&](int e, int l) {
             Z.v[e] = D.v[e] - less[l] * (D.v[e] + U.v[e]) + square[l] * Q.v[e];
         });
-        bounds(reached, Z, b);
-        for (int l = 0; l < W; ++l) {
-            const double astray = 2 * eta[l] * error[l];
-            const bool safe = coupled_is_safe(o, eta[l], norm[l], d[l], astray) ||
-                              reached[l] + astray <= o.aim;
-            d[l] = from[l];
-            const double delta = at_most(d[l], o.eps);
-            const double P = added(reached[l], delta, eta[l] * norm[l]);
-            // Small singular values are pulled by (1 - delta) slope only, delta being at most eps.
-            const double slope = o.lam * eta[l] * delta - astray / 2 / (1 - o.eps);
-            if (!safe) eta[l] *= share_of_pulled_move(P, at_least(slope, -1e6), o.aim - delta);
-        }
+        this->bounds(reached, Z, b, a, is_sharp(o));
+        this->shorten_coupled(from, reached);
     }
 
     // X - eta R - omega X D
@@ -389,12 +349,12 @@ struct Step : Tiles<typename R::Tile> {
         if (o.rule != UNSAFE && !all(suffices)) {
             L::product(U, D, D);
             double cube[W], squares[W];
-            L::sum_of_squares(D, squares);
-            L::inner(D, U, cube);
+            Tile::sum_of_squares(D, squares);
+            Tile::inner(D, U, cube);
             for (int l = 0; l < W; ++l) normal[l] = std::sqrt(at_least(squares[l] + cube[l], 0));
             measure(0, false);
             lengths();
-            if (o.rule == SPECTRAL) shorten_decoupled(normal);
+            if (o.rule == SPECTRAL) try_decoupled(normal);
         }
         for (int l = 0; l < W; ++l) {
             taken[l] = is_a_step(o, std::max(eta[l], omega[l]), d[l], o.omega) &&
@@ -404,24 +364,14 @@ struct Step : Tiles<typename R::Tile> {
         set_field(omega, tangent);
     }
 
-    void shorten_decoupled(const double* normal) {
+    void try_decoupled(const double* normal) {
         double from[W], reached[W], pull[W], tangent[W];
         for (int l = 0; l < W; ++l) pull[l] = -o.omega, tangent[l] = -eta[l];
         set_field(pull, tangent);
         measure_reached();
-        bounds(reached, Z, b);
-        bound_distances(from);
-        for (int l = 0; l < W; ++l) {
-            const double astray = 2 * eta[l] * error[l];
-            // The move itself, X + X a + B b, is rounded in another way than what was measured.
-            const bool safe = decoupled_is_safe(o, eta[l], norm[l], d[l], normal[l], astray) ||
-                              reached[l] + astray <= o.aim;
-            d[l] = from[l];
-            const double delta = at_most(d[l], o.eps), length = eta[l] * norm[l];
-            const double drift = 2 * o.omega * delta * std::sqrt(1 + delta) * length + astray;
-            const double P = added(reached[l], delta + drift, length);
-            if (!safe) eta[l] *= share_of_tangent_move(P, drift, o.aim - delta);
-        }
+        this->bounds(reached, Z, b, a, is_sharp(o));
+        this->bound_distances(from, D, U, a);
+        this->shorten_decoupled(from, reached, normal);
     }
 
     // Y = X - eta R, R = (B - X M^T) / 2, then a Newton-Schulz step from Y / (1 + m)^(1/2), where
@@ -449,7 +399,7 @@ struct Step : Tiles<typename R::Tile> {
         }
         lengths();
         derive(unit);
-        Tiles<L>::centre(Z, mean, size_of_Z);
+        Tile::centre(Z, mean, size_of_Z);
         const bool free = all([&](int l) {
             const double length = eta[l] * unit[l] * size[l];
             const double rest = unknown[l] * length * length + 2 * eta[l] * error[l];
@@ -462,8 +412,8 @@ struct Step : Tiles<typename R::Tile> {
             measure(0, true);
             lengths();
             derive(norm);
-            Tiles<L>::centre(Z, mean, size_of_Z);
-            if (o.rule == SPECTRAL) shorten_before_landing(drift);
+            Tile::centre(Z, mean, size_of_Z);
+            if (o.rule == SPECTRAL) shorten_landing(drift);
         }
         for (int l = 0; l < W; ++l) taken[l] = taken[l] && eta[l] * norm[l] < INFINITY;
         lands_later = is_coarse();
@@ -477,13 +427,13 @@ struct Step : Tiles<typename R::Tile> {
     void tangent_square(double* squares, bool with_D) {
         if (with_D) {
             if (o.moments == MOMENTUM && !keeps_K())
-                U = N;
+                Tile::copy(U, N);
             else
                 find_multiplier(M);
             L::product(Z, D, U);
             L::each([&](int e, int) { a.v[e] = M.v[e] - U.v[e] - Z.v[e]; });
             L::product(b, a, D);
-            symmetric_part(V, b);
+            Tile::symmetric_part(V, b);
             L::each_pair([&](int e, int t, int) { a.v[e] = M.v[t] - Z.v[t]; });
             L::clear_padding(a);
             L::product(b, D, a);
@@ -500,7 +450,7 @@ struct Step : Tiles<typename R::Tile> {
         L::each([&](int e, int) { a.v[e] = Q.v[e] - a.v[e]; });
         L::each_pair([&](int e, int t, int) { Q.v[e] = T(0.125) * (a.v[e] + a.v[t]); });
         L::clear_padding(Q);
-        L::trace(Q, squares);
+        Tile::trace(Q, squares);
     }
 
     // Z = D + V eta + R^T R eta^2, R^T R being Q times the square of `share`.
@@ -516,35 +466,28 @@ struct Step : Tiles<typename R::Tile> {
     }
 
     // Takes a share of the moves that are too long: eta, and the residual Z + m I.
-    void shorten_before_landing(const double* drift) {
+    void shorten_landing(const double* drift) {
         double reached[W], below[W], size_of_Z[W];
-        T part[W], rest[W], linear[W];
+        T part[W] = {}, rest[W] = {}, linear[W] = {};
         const bool derived = all([&](int l) {
             return 2 * eta[l] * error[l] <= SHAKY * o.farthest;
         });
         if (!derived) {
             set_move(0);
             measure_reached();
-            Tiles<L>::centre(Z, mean, size_of_Z);
+            Tile::centre(Z, mean, size_of_Z);
         }
-        bounds(reached, Z, b);
-        Tiles<L>::largest(below, D);
+        this->bounds(reached, Z, b, a, false);
+        Tile::largest(below, D);
         for (int l = 0; l < W; ++l) {
-            const double astray = 2 * eta[l] * error[l];  // as above
-            reached[l] += mean[l];
-            const bool safe = reached[l] + astray <= o.farthest;
-            const double delta = at_least(at_most(d[l], o.eps), below[l]);
-            const double tilt = (1 + 2 / o.farthest) * astray;
-            const double drifts = eta[l] * drift[l] + tilt;
-            const double P = added(reached[l], delta + drifts, eta[l] * norm[l]);
-            const double theta =
-                safe ? 1 : share_of_tangent_move(P, drifts, o.farthest - delta);
-            // From distance 1 on Newton-Schulz steps may lead anywhere.
-            taken[l] = taken[l] && reached[l] < INFINITY && (safe || below[l] < FARTHEST);
-            linear[l] = T(theta * (1 - theta) * eta[l] * unit[l]);
+            const double wrong = 2 * eta[l] * error[l], start = eta[l] * unit[l];
+            const double drifts = eta[l] * drift[l] + (1 + 2 / o.farthest) * wrong;
+            const double theta = this->shorten_before_landing(
+                l, reached[l] + mean[l], wrong, drifts, below[l]);
+            linear[l] = T(theta * (1 - theta) * start);
             part[l] = T(theta * theta), rest[l] = T(1 - theta * theta);
-            eta[l] *= theta, mean[l] *= theta * theta;
-            if (!safe) shrunk[l] = mean[l];
+            mean[l] *= theta * theta;
+            if (theta < 1) shrunk[l] = mean[l];
         }
         L::each([&](int e, int l) {
             Z.v[e] = part[l] * Z.v[e] + rest[l] * D.v[e] + linear[l] * V.v[e];
@@ -565,7 +508,7 @@ struct Step : Tiles<typename R::Tile> {
             factor[l] = T(-c / (2 * (1 + mean[l]))), diagonal[l] = T(c - 1);
         }
         L::each([&](int e, int l) { U.v[e] = factor[l] * Z.v[e]; });
-        L::add_to_diagonal(U, diagonal);
+        Tile::add_to_diagonal(U, diagonal);
     }
 
     // Adds the landing to the move X + X a + B b, b a multiple of the identity.
@@ -580,27 +523,23 @@ struct Step : Tiles<typename R::Tile> {
         });
     }
 
-    void finish(const Matrix<T>* matrices, int filled) {
+    void finish() {
         T inverse[W];
         bool any = false;
         if (o.moments != NONE) L::each([&](int e, int) { N.v[e] = -N.v[e]; });
         if (o.rule == UNSAFE) take_finite_steps();
         if (o.moments != NONE && *std::min_element(power, power + W) < 1) keep_finite_state();
         for (int l = 0; l < W; ++l) {
-            taken[l] = taken[l] && finite[l] && l < filled;
+            taken[l] = taken[l] && finite[l];
             any |= taken[l];
             inverse[l] = T(1 / power[l]);
         }
-        count(matrices, filled);
         if (!any) return;
         if (is_scaled(o)) scale_coefficients();
         // A step with lr = 0 changes nothing.
-        rows.apply(o.lr > 0 ? &a : nullptr, b, o.moments != NONE ? &N : nullptr, keeps_K(), taken,
-                   inverse, wanted);
-        if (lands_later && o.lr > 0) land_measured(matrices, filled);
-        if (o.moments != ADAM) return;
-        for (int l = 0; l < filled; ++l)
-            if (taken[l]) *matrices[l].square = T(square[l]), *matrices[l].steps = T(steps[l]);
+        const bool moves = o.lr > 0;
+        rows.apply(moves ? &a : nullptr, b, o.moments != NONE ? &N : nullptr, keeps_K(), taken, inverse);
+        if (lands_later && moves) land_measured();
     }
 
     // Without a safe step X may be anything. A step is taken if bounds show that X + X a + B b, what
@@ -621,7 +560,7 @@ struct Step : Tiles<typename R::Tile> {
     // The state of gradients that were scaled down may be finite in their unit only.
     __attribute__((noinline)) void keep_finite_state() {
         double largest[W];
-        rows.largest_kept(N, keeps_K(), wanted, largest);
+        rows.largest_kept(N, keeps_K(), largest);
         for (int l = 0; l < W; ++l)
             taken[l] = taken[l] && largest[l] / power[l] <= std::numeric_limits<T>::max();
     }
@@ -633,82 +572,29 @@ struct Step : Tiles<typename R::Tile> {
     }
 
     // Lands from Y that is in the place of X.
-    void land_measured(const Matrix<T>* matrices, int filled) {
+    void land_measured() {
         T one[W];
         double size_of_Z[W];
-        rows.open(matrices, filled, n, team, T(o.scale));
-        wanted.K = wanted.square = false;
+        wanted = {false, false, false, false};
         rows.mix(mix_B, mix_K, wanted);
-        rows.gram(Z, M, N, Q, squares_of_B, squares_of_K, wanted);
-        Tiles<L>::centre(Z, mean, size_of_Z);
+        rows.gram(Z, M, N, Q, squares_of_B, squares_of_K);
+        Tile::centre(Z, mean, size_of_Z);
         for (int l = 0; l < W; ++l) {
             const double other = shrunk[l] < 0 ? mean[l] : shrunk[l];
             one[l] = T(mean[l] - other), mean[l] = other;
         }
-        L::add_to_diagonal(Z, one);
-        std::fill(one, one + W, T(1));
+        Tile::add_to_diagonal(Z, one);
         land_from();
         L::each([&](int e, int) { a.v[e] = U.v[e], b.v[e] = T(0); });
         if (is_scaled(o)) scale_coefficients();
-        rows.apply(&a, b, nullptr, false, taken, one, wanted);
-    }
-
-    void count(const Matrix<T>* matrices, int filled) const {
-        for (int l = 0; l < filled; ++l) {
-            Parameter& parameter = *matrices[l].parameter;
-            if (!taken[l]) __atomic_fetch_add(&parameter.skipped, 1, __ATOMIC_RELAXED);
-            if (o.rule != UNSAFE && finite[l] && eta[l] < o.lr)
-                __atomic_fetch_add(&parameter.limited, 1, __ATOMIC_RELAXED);
-        }
+        rows.apply(&a, b, nullptr, false, taken, one);
     }
 };
-
-// Work and threads --------------------------------------------------------------------------------
-
-template <class R>
-void run_some(const Options& o, const Matrices<typename R::Scalar>& matrices, int64_t first,
-              int64_t last, int64_t n, int p, int64_t threads) {
-    // Not on the stack, which may be small in other threads, and not made anew in each step.
-    alignas(Step<R>) static thread_local unsigned char memory[sizeof(Step<R>)];
-    Step<R>& step = *new (memory) Step<R>(o, n);
-    if constexpr (R::W == 1) R::Tile::resize(p);
-    Matrix<typename R::Scalar> some[R::W];
-    for (; first < last; first += R::W) {
-        const int filled = int(std::min<int64_t>(R::W, last - first));
-        for (int l = 0; l < filled; ++l) some[l] = matrices[first + l];
-        step.run(some, filled, threads);
-    }
-    step.~Step<R>();
-}
-
-template <class R>
-void run_all(const Options& o, Parameter* parameters, int count, int64_t n, int p) {
-    const Matrices<typename R::Scalar> matrices(parameters, count);
-    const int64_t total = matrices.count();
-    // A thread is worth starting for a tenth of a millisecond of work at least.
-    const int64_t work = (6 * n * p + 10 * int64_t(p) * p) * p + 60 * n * p;
-    const int64_t useful = std::max<int64_t>(1, int64_t(double(total) * double(work) / (1 << 22)));
-    const int64_t threads = std::min<int64_t>(std::max(1, o.threads), useful);
-    if (R::W == 1 && total < threads) {  // few large ones: their rows are shared
-        run_some<R>(o, matrices, 0, total, n, p, threads);
-        return;
-    }
-    const int64_t blocks = (total + R::W - 1) / R::W;
-    share(blocks, threads, [&](int64_t first, int64_t last) {
-        run_some<R>(o, matrices, first * R::W, std::min(last * R::W, total), n, p, 1);
-    });
-}
-
-#if SIZE > 0
-using Layout = LaneRows<SCALAR, SIZE, 64 / sizeof(SCALAR)>;
-#else
-using Layout = Panels<SCALAR>;
-#endif
 
 }  // namespace
 
 // Step some parameters of n x p matrices.
 extern "C" void ortholand_tall(const Options* o, Parameter* parameters, int count, int64_t n,
                                int p) {
-    if (p > 0 && n > p) run_all<Layout>(*o, parameters, count, n, p);
+    if (p > 0 && n > p) run_all<TallStep<Layout>>(*o, parameters, count, n, p);
 }

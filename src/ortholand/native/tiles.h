@@ -1,11 +1,11 @@
-// Layouts of square matrices in memory, for which an algorithm is written once:
+// Layouts of matrices in memory, for which an algorithm is written once:
 //
-// - Lanes<T, P, W>: W matrices of size P <= 8 side by side, entry by entry, so that every operation
-//   is one on vectors of W numbers. No matrix is too small for the vector units that way.
+// - Lanes<T, P, W>: W matrices of P <= 8 columns side by side, entry by entry, so that every
+//   operation is one on vectors of W numbers. No matrix is too small for the vector units that way.
 // - Single<T>: one larger matrix, its rows padded to whole vectors, products in register blocks.
 //
-// "tile" is what a layout works on. Scalars per matrix (norms, steps) are doubles: squares of
-// large float entries would overflow.
+// A "tile" is what a layout works on, p x p. Scalars per matrix (norms, steps) are doubles: squares
+// of large float entries would overflow.
 
 #pragma once
 
@@ -13,23 +13,112 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "steps.h"
 
+#ifndef SCALAR  // type of the entries
+#define SCALAR float
+#endif
+#ifndef SIZE  // columns of the matrices where they are side by side, else 0
+#define SIZE 0
+#endif
+
 namespace {
+
+// One matrix, and where its numbers are.
+template <class T>
+struct Matrix {
+    T *X, *G, *state, *square, *steps;
+    Parameter* parameter;
+};
+
+// Some rows of matrices. Lane l has those from `first + l spread` on, of the matrix l.
+template <class T>
+struct Piece {
+    const Matrix<T>* matrices;
+    int filled, rows;  // how many lanes are there, and rows in each
+    int64_t first = 0, spread = 0;
+
+    T* start(T* Matrix<T>::*which, int l) const {
+        return matrices[l].*which + (first + l * spread) * matrices[l].parameter->row_stride;
+    }
+};
+
+// Squares of V x V numbers, transposed -------------------------------------------------------------
+
+constexpr int V = 32 / sizeof(SCALAR);  // numbers in a vector
+typedef SCALAR Short __attribute__((vector_size(32), may_alias));
+typedef SCALAR Loose __attribute__((vector_size(32), aligned(4), may_alias));  // anywhere
+typedef std::conditional_t<sizeof(SCALAR) == 4, int32_t, int64_t> Integer;
+typedef Integer Places __attribute__((vector_size(32)));
+
+// Numbers of a and of b, one after the other, at these places.
+inline Short chosen(const Short& a, const Short& b, const Places& places) {
+#ifdef __clang__
+    Short numbers;
+    for (int j = 0; j < V; ++j) numbers[j] = places[j] < V ? a[places[j]] : b[places[j] - V];
+    return numbers;
+#else
+    return __builtin_shuffle(a, b, places);
+#endif
+}
+
+// Exchanges the upper part of one vector with the lower of another: halves, quarters, neighbours.
+template <int PART>
+inline void transpose_square(Short* lines) {
+    Places low, high;
+    for (int j = 0; j < V; ++j) {
+        low[j] = j & PART ? V + j - PART : j;
+        high[j] = j & PART ? V + j : j + PART;
+    }
+    for (int i = 0; i < V; ++i) {
+        if (i & PART) continue;
+        const Short a = lines[i], b = lines[i + PART];
+        lines[i] = chosen(a, b, low), lines[i + PART] = chosen(a, b, high);
+    }
+    if constexpr (PART > 1) transpose_square<PART / 2>(lines);
+}
+
+// Between a tile, in rows so far apart, and memory that has columns of it at line(column).
+template <bool READ, class Line>
+inline void move_square(SCALAR* tile, int64_t apart, Line line) {
+    Short lines[V];
+    for (int k = 0; k < V; ++k)
+        lines[k] = READ ? *reinterpret_cast<const Loose*>(line(k))
+                        : *reinterpret_cast<const Loose*>(tile + k * apart);
+    transpose_square<V / 2>(lines);
+    for (int k = 0; k < V; ++k)
+        *reinterpret_cast<Loose*>(READ ? tile + k * apart : line(k)) = lines[k];
+}
+
+template <bool READ, class T>
+inline void move_number(T& tile, T& memory) {
+    READ ? tile = memory : memory = tile;
+}
+
+// Matrices side by side ----------------------------------------------------------------------------
 
 template <class T, int P_, int W_>
 struct Lanes {
     using Scalar = T;
-    static constexpr int W = W_, P = P_, PP = P_ * P_;
+    static constexpr int W = W_, S = W_, P = P_, PP = P_ * P_;  // S: numbers in a vector
     typedef T Vector __attribute__((vector_size(W_ * sizeof(T)), may_alias));
+    typedef double Doubles __attribute__((vector_size(W_ * sizeof(double))));
     struct alignas(64) Buffer {
         T v[PP * W];
     };
     static constexpr int p() { return P; }
     static constexpr int at(int i, int j) { return (i * P + j) * W; }
     // An entry of each matrix.
-    static Vector number(const Buffer& A, int i, int j) { return vectors(A)[i * P + j]; }
+    static Vector number(const Buffer& A, int i, int j) { return vectors(A.v)[i * P + j]; }
+    static const Vector* vectors(const T* A) { return reinterpret_cast<const Vector*>(A); }
+    // A number for each matrix.
+    static Vector numbers(const T* values) {
+        Vector all;
+        std::memcpy(&all, values, sizeof(all));
+        return all;
+    }
 
     // f(entry, lane) for every entry of the tile.
     template <class F>
@@ -52,13 +141,6 @@ struct Lanes {
 
     static inline void clear_padding(Buffer&) {}  // there is none
 
-    static inline void subtract_identity(Buffer& S) {
-        for (int i = 0; i < P; ++i) {
-#pragma omp simd
-            for (int l = 0; l < W; ++l) S.v[(i * P + i) * W + l] -= T(1);
-        }
-    }
-
     // C = A B. Compiled once where it is long: it is asked for in many places.
     static void product(Buffer& C, const Buffer& A, const Buffer& B) {
         if constexpr (P <= 3)
@@ -73,7 +155,7 @@ struct Lanes {
     }
 
     static inline void inlined_product(Buffer& C, const Buffer& A, const Buffer& B) {
-        const Vector *a = vectors(A), *b = vectors(B);
+        const Vector *a = vectors(A.v), *b = vectors(B.v);
         Vector* c = reinterpret_cast<Vector*>(C.v);
 #pragma GCC unroll 8
         for (int i = 0; i < P; ++i)
@@ -86,104 +168,59 @@ struct Lanes {
             }
     }
 
-    static inline const Vector* vectors(const Buffer& A) {
-        return reinterpret_cast<const Vector*>(A.v);
-    }
-
-    // The diagonal of D = Y Y^T - I, summed in double precision.
-    static inline void sharpen_diagonal(Buffer& D, const Buffer& Y) {
-        for (int i = 0; i < P; ++i) {
-            double sum[W];
-            for (int l = 0; l < W; ++l) sum[l] = -1;
-            for (int k = 0; k < P; ++k) {
-#pragma omp simd
-                for (int l = 0; l < W; ++l) {
-                    double y = Y.v[(i * P + k) * W + l];
-                    sum[l] += y * y;
-                }
+    // Reads rows, or writes those of matrices that are `taken`. Lanes that are not there are zero.
+    template <bool READ>
+    static void move(T* tile, const Piece<T>& piece, T* Matrix<T>::*which, const bool* taken) {
+        const Parameter& first = *piece.matrices[0].parameter;
+        const int64_t down = first.row_stride, across = first.column_stride;
+        bool alike = piece.filled == W;
+        for (int l = 0; l < piece.filled; ++l) {
+            const Parameter& other = *piece.matrices[l].parameter;
+            alike &= other.row_stride == down && other.column_stride == across && (READ || taken[l]);
+        }
+        T* starts[W];
+        for (int l = 0; l < piece.filled; ++l) starts[l] = piece.start(which, l);
+        if (alike && across == 1 && down == P) {
+            move_runs<READ>(tile, W, starts, piece.rows * P);
+        } else if (alike && down == 1) {
+            for (int j = 0; j < P; ++j) {
+                move_runs<READ>(tile + j * W, P * W, starts, piece.rows);
+                for (int l = 0; l < W; ++l) starts[l] += across;
             }
-#pragma omp simd
-            for (int l = 0; l < W; ++l) D.v[(i * P + i) * W + l] = T(sum[l]);
-        }
-    }
-
-    static inline void add_to_diagonal(Buffer& A, const T* values) {
-        for (int i = 0; i < P; ++i) {
-#pragma omp simd
-            for (int l = 0; l < W; ++l) A.v[(i * P + i) * W + l] += values[l];
-        }
-    }
-
-    static inline void trace(const Buffer& A, double* sums) {
-        for (int l = 0; l < W; ++l) sums[l] = 0;
-        for (int i = 0; i < P; ++i)
-            for (int l = 0; l < W; ++l) sums[l] += A.v[(i * P + i) * W + l];
-    }
-
-    // tr(A^T B)
-    static inline void inner(const Buffer& A, const Buffer& B, double* sums) {
-        for (int l = 0; l < W; ++l) sums[l] = 0;
-        for (int e = 0; e < PP; ++e) {
-#pragma omp simd
-            for (int l = 0; l < W; ++l) sums[l] += double(A.v[e * W + l]) * double(B.v[e * W + l]);
-        }
-    }
-
-    static inline void sum_of_squares(const Buffer& A, double* sums) {
-        for (int l = 0; l < W; ++l) sums[l] = 0;
-        for (int e = 0; e < PP; ++e) {
-#pragma omp simd
-            for (int l = 0; l < W; ++l) {
-                double x = A.v[e * W + l];
-                sums[l] += x * x;
+        } else {
+            if (READ && piece.filled < W) std::fill_n(tile, piece.rows * P * W, T(0));
+            for (int l = 0; l < piece.filled; ++l) {
+                if (!READ && !taken[l]) continue;
+                const Parameter& own = *piece.matrices[l].parameter;
+                for (int r = 0; r < piece.rows; ++r)
+                    for (int j = 0; j < P; ++j)
+                        move_number<READ>(tile[at(r, j) + l],
+                                          starts[l][r * own.row_stride + j * own.column_stride]);
             }
         }
     }
 
-    // Matrices [first, first + filled) of a parameter, whose numbers begin at `from`.
-    static inline void read(Buffer& A, const T* from, const Parameter& parameter, int64_t first,
-                            int filled) {
-        const bool plain = parameter.is_contiguous(P, P);
-        if (plain && filled == W) {
-            const T* start = from + first * PP;
-            for (int e = 0; e < PP; ++e)
-                for (int l = 0; l < W; ++l) A.v[e * W + l] = start[l * PP + e];
-            return;
-        }
-        if (filled < W) A = Buffer{};
-        const int64_t down = parameter.row_stride, across = parameter.column_stride;
-        for (int l = 0; l < filled; ++l) {
-            const T* start = from + parameter.offset(first + l);
-            for (int i = 0; i < P; ++i)
-                for (int j = 0; j < P; ++j)
-                    A.v[(i * P + j) * W + l] = start[i * down + j * across];
-        }
-    }
-
-    static inline void write(const Buffer& A, T* to, const Parameter& parameter, int64_t first,
-                             int filled, const bool* taken) {
-        const bool plain = parameter.is_contiguous(P, P);
-        const int64_t down = parameter.row_stride, across = parameter.column_stride;
-        for (int l = 0; l < filled; ++l) {
-            if (!taken[l]) continue;
-            if (plain) {
-                for (int e = 0; e < PP; ++e) to[(first + l) * PP + e] = A.v[e * W + l];
-                continue;
-            }
-            T* start = to + parameter.offset(first + l);
-            for (int i = 0; i < P; ++i)
-                for (int j = 0; j < P; ++j)
-                    start[i * down + j * across] = A.v[(i * P + j) * W + l];
-        }
+    // Numbers that are next to each other in memory, and so far apart in the tile.
+    template <bool READ>
+    static void move_runs(T* tile, int64_t apart, T* const* starts, int length) {
+        int e = 0;
+        for (; e + V <= length; e += V)
+            for (int l = 0; l < W; l += V)
+                move_square<READ>(tile + e * apart + l, apart,
+                                  [=](int k) { return starts[l + k] + e; });
+        for (; e < length; ++e)
+            for (int l = 0; l < W; ++l) move_number<READ>(tile[e * apart + l], starts[l][e]);
     }
 };
+
+// One matrix ---------------------------------------------------------------------------------------
 
 template <class T>
 struct Single {
     using Scalar = T;
-    static constexpr int W = 1;
-    static constexpr int V = 32 / sizeof(T);  // numbers in a vector
+    static constexpr int W = 1, S = V;
     typedef T Vector __attribute__((vector_size(32), aligned(32), may_alias));
+    typedef double Doubles __attribute__((vector_size(256 / sizeof(T))));
     static constexpr int LARGEST_P = 128;
     struct alignas(32) Buffer {
         T v[LARGEST_P * LARGEST_P];
@@ -192,6 +229,7 @@ struct Single {
     static int p() { return size; }
     static int at(int i, int j) { return i * stride + j; }
     static T number(const Buffer& A, int i, int j) { return A.v[at(i, j)]; }
+    static T numbers(const T* values) { return *values; }
     static void resize(int p) {
         size = p;
         stride = (p + V - 1) / V * V;
@@ -222,13 +260,10 @@ struct Single {
             std::fill(A.v + i * stride + size, A.v + (i + 1) * stride, T(0));
     }
 
-    static inline void subtract_identity(Buffer& S) {
-        for (int i = 0; i < size; ++i) S.v[i * stride + i] -= T(1);
-    }
-
     // R rows by N vectors of C, held in registers while k runs.
     template <int R, int N>
     static inline void block(T* C, const T* A, const T* B) {
+        const int size = Single::size, stride = Single::stride;
         Vector sum[R][N] = {};
         for (int k = 0; k < size; ++k) {
             Vector b[N];
@@ -265,74 +300,65 @@ struct Single {
         }
     }
 
-    static inline void sharpen_diagonal(Buffer& D, const Buffer& Y) {
-        for (int i = 0; i < size; ++i) {
-            double sum = -1;
-#pragma omp simd reduction(+ : sum)
-            for (int k = 0; k < size; ++k) {
-                double y = Y.v[i * stride + k];
-                sum += y * y;
+    // As that of Lanes; what fills up the rows of a tile is zero.
+    template <bool READ>
+    static void move(T* tile, const Piece<T>& piece, T* Matrix<T>::*which, const bool* taken) {
+        if (!READ && !taken[0]) return;
+        const int size = Single::size, stride = Single::stride;
+        const Parameter& own = *piece.matrices[0].parameter;
+        T* memory = piece.start(which, 0);
+        const int64_t down = own.row_stride;
+        if (own.column_stride == 1 && down == size && size == stride)
+            std::memcpy(READ ? tile : memory, READ ? memory : tile, sizeof(T) * stride * piece.rows);
+        else if (own.column_stride == 1)
+            for (int r = 0; r < piece.rows; ++r)
+                move_row<READ>(tile + r * stride, memory + r * down,
+                               READ && (piece.rows - r - 1) * down + size >= stride, size, stride);
+        else
+            move_columns<READ>(tile, memory, piece.rows, down, own.column_stride);
+    }
+
+    // A row that lies in memory as it does here. Vectors may be read beyond its end if there are
+    // further rows.
+    template <bool READ>
+    static void move_row(T* tile, T* memory, bool beyond, int size, int stride) {
+        int j = 0;
+        for (; j + V <= (beyond ? stride : size); j += V)
+            *reinterpret_cast<Loose*>(READ ? tile + j : memory + j) =
+                *reinterpret_cast<const Loose*>(READ ? memory + j : tile + j);
+        for (; j < size; ++j) move_number<READ>(tile[j], memory[j]);
+        if (READ)
+            for (j = size; j < stride; ++j) tile[j] = T(0);
+    }
+
+    template <bool READ>
+    static void move_columns(T* tile, T* memory, int rows, int64_t down, int64_t across) {
+        const int size = Single::size, stride = Single::stride;
+        for (int r = 0; r < rows; r += V)
+            for (int j = 0; j < size; j += V) {
+                T *from = memory + r * down + j * across, *to = tile + r * stride + j;
+                if (down == 1 && r + V <= rows && j + V <= size) {
+                    move_square<READ>(to, stride, [=](int k) { return from + k * across; });
+                    continue;
+                }
+                for (int i = 0; i < std::min(V, rows - r); ++i)
+                    for (int k = 0; k < V; ++k) {
+                        if (j + k < size)
+                            move_number<READ>(to[i * stride + k], from[i * down + k * across]);
+                        else if (READ)
+                            to[i * stride + k] = T(0);
+                    }
             }
-            D.v[i * stride + i] = T(sum);
-        }
-    }
-
-    static inline void add_to_diagonal(Buffer& A, const T* values) {
-        for (int i = 0; i < size; ++i) A.v[i * stride + i] += *values;
-    }
-
-    static inline void trace(const Buffer& A, double* sums) {
-        *sums = 0;
-        for (int i = 0; i < size; ++i) *sums += A.v[i * stride + i];
-    }
-
-    static inline void inner(const Buffer& A, const Buffer& B, double* sums) {
-        double sum = 0;
-        const int n = size * stride;
-#pragma omp simd reduction(+ : sum)
-        for (int e = 0; e < n; ++e) sum += double(A.v[e]) * double(B.v[e]);
-        *sums = sum;
-    }
-
-    static inline void sum_of_squares(const Buffer& A, double* sums) {
-        double sum = 0;
-        const int n = size * stride;
-#pragma omp simd reduction(+ : sum)
-        for (int e = 0; e < n; ++e) {
-            double x = A.v[e];
-            sum += x * x;
-        }
-        sums[0] = sum;
-    }
-
-    static inline void read(Buffer& A, const T* from, const Parameter& parameter, int64_t first,
-                            int) {
-        const int64_t down = parameter.row_stride, across = parameter.column_stride;
-        from += parameter.offset(first);
-        for (int i = 0; i < size; ++i) {
-            if (across == 1) {
-                std::memcpy(A.v + i * stride, from + i * down, size * sizeof(T));
-                continue;
-            }
-            for (int j = 0; j < size; ++j) A.v[i * stride + j] = from[i * down + j * across];
-        }
-        clear_padding(A);
-    }
-
-    static inline void write(const Buffer& A, T* to, const Parameter& parameter, int64_t first,
-                             int, const bool* taken) {
-        if (!taken[0]) return;
-        const int64_t down = parameter.row_stride, across = parameter.column_stride;
-        to += parameter.offset(first);
-        for (int i = 0; i < size; ++i) {
-            if (across == 1) {
-                std::memcpy(to + i * down, A.v + i * stride, size * sizeof(T));
-                continue;
-            }
-            for (int j = 0; j < size; ++j) to[i * down + j * across] = A.v[i * stride + j];
-        }
     }
 };
+
+#if SIZE > 0
+using Layout = Lanes<SCALAR, SIZE, 64 / sizeof(SCALAR)>;
+#else
+using Layout = Single<SCALAR>;
+#endif
+
+// What is asked of tiles of any layout -------------------------------------------------------------
 
 // Raises W values to the largest moduli of entries whose matrices take turns; NaN stays.
 template <int W, class T>
@@ -344,16 +370,82 @@ void raise_to_largest(double* values, const T* A, int64_t entries) {
         }
 }
 
-// What is asked of tiles of any layout.
 template <class L>
 struct Tiles {
     using T = typename L::Scalar;
     using Buffer = typename L::Buffer;
-    static constexpr int W = L::W;
+    static constexpr int W = L::W, S = L::S;
+
+    static void read(Buffer& A, const Piece<T>& piece, T* Matrix<T>::*which) {
+        L::template move<true>(A.v, piece, which, nullptr);
+    }
+    static void write(Buffer& A, const Piece<T>& piece, T* Matrix<T>::*which, const bool* taken) {
+        L::template move<false>(A.v, piece, which, taken);
+    }
+
+    static inline void copy(Buffer& to, const Buffer& from) {
+        std::copy_n(from.v, L::at(L::p(), 0), to.v);
+    }
 
     static inline void transpose(Buffer& to, const Buffer& from) {
         L::each_pair([&](int e, int t, int) { to.v[e] = from.v[t]; });
         L::clear_padding(to);
+    }
+
+    static void symmetric_part(Buffer& to, const Buffer& from) {
+        L::each_pair([&](int e, int t, int) { to.v[e] = T(0.5) * (from.v[e] + from.v[t]); });
+        L::clear_padding(to);
+    }
+
+    static inline void add_to_diagonal(Buffer& A, const T* values) {
+        for (int i = 0; i < L::p(); ++i) {
+#pragma omp simd
+            for (int l = 0; l < W; ++l) A.v[L::at(i, i) + l] += values[l];
+        }
+    }
+
+    static inline void add_identity(Buffer& A, T times) {
+        T values[W];
+        std::fill(values, values + W, times);
+        add_to_diagonal(A, values);
+    }
+
+    static inline void trace(const Buffer& A, double* sums) {
+        for (int l = 0; l < W; ++l) sums[l] = 0;
+        for (int i = 0; i < L::p(); ++i)
+            for (int l = 0; l < W; ++l) sums[l] += A.v[L::at(i, i) + l];
+    }
+
+    // sum(a b) over some entries of each matrix, whole vectors.
+    static inline void inner(const T* a, const T* b, int entries, double* sums) {
+        double part[S] = {};
+        for (int e = 0; e < entries; e += S) {
+#pragma omp simd
+            for (int s = 0; s < S; ++s) part[s] += double(a[e + s]) * double(b[e + s]);
+        }
+        for (int l = 0; l < W; ++l) sums[l] = part[l];
+        for (int s = W; s < S; ++s) sums[s % W] += part[s];
+    }
+
+    // tr(A^T B)
+    static inline void inner(const Buffer& A, const Buffer& B, double* sums) {
+        inner(A.v, B.v, L::at(L::p(), 0), sums);
+    }
+    static inline void sum_of_squares(const Buffer& A, double* sums) { inner(A, A, sums); }
+
+    static inline void norms(double* values, const Buffer& M) {
+        sum_of_squares(M, values);
+#pragma omp simd
+        for (int l = 0; l < W; ++l) values[l] = std::sqrt(values[l]);
+    }
+
+    // The diagonal of D = Y Y^T - I, summed in double precision.
+    static inline void sharpen_diagonal(Buffer& D, const Buffer& Y) {
+        for (int i = 0; i < L::p(); ++i) {
+            double sums[W];
+            inner(Y.v + L::at(i, 0), Y.v + L::at(i, 0), L::at(1, 0), sums);
+            for (int l = 0; l < W; ++l) D.v[L::at(i, i) + l] = T(sums[l] - 1);
+        }
     }
 
     // A becomes S^-1 A, by elimination: S is positive definite, so no pivot is exchanged. S is
@@ -377,12 +469,6 @@ struct Tiles {
         }
     }
 
-    static inline void norms(double* values, const Buffer& M) {
-        L::sum_of_squares(M, values);
-#pragma omp simd
-        for (int l = 0; l < W; ++l) values[l] = std::sqrt(values[l]);
-    }
-
     // The largest entry of each matrix, in modulus.
     static void largest(double* values, const Buffer& M) {
         std::fill(values, values + W, 0.0);
@@ -392,27 +478,24 @@ struct Tiles {
     // E becomes E - m I, m its mean eigenvalue, or zero if that is negative; `norm` is its norm.
     static inline void centre(Buffer& E, double* m, double* norm) {
         T minus[W];
-        L::trace(E, m);
+        trace(E, m);
         for (int l = 0; l < W; ++l) {
             minus[l] = T(-at_least(m[l] / L::p(), 0));
             m[l] = -double(minus[l]);
         }
-        L::add_to_diagonal(E, minus);
+        add_to_diagonal(E, minus);
         norms(norm, E);
     }
 
-    // ||A^2||_F^(1/2) of symmetric A, a bound of ||A||_2; `square` becomes A^2.
-    static void spectral_bounds(double* values, const Buffer& A, Buffer& square) {
+    // Bounds of the norms ||A||_2 of symmetric matrices: ||A^2||_F^(1/2), or sharper ||A^4||_F^(1/4).
+    // `square` becomes A^2.
+    static void bounds(double* values, const Buffer& A, Buffer& square, Buffer& scratch, bool sharp) {
         L::product(square, A, A);
-        norms(values, square);
-        for (int l = 0; l < L::W; ++l) values[l] = std::sqrt(values[l]);
-    }
-
-    // ||A^4||_F^(1/4), a better one; `square` becomes A^2.
-    static void sharp_bounds(double* values, const Buffer& A, Buffer& square, Buffer& scratch) {
-        L::product(square, A, A);
-        spectral_bounds(values, square, scratch);
-        for (int l = 0; l < L::W; ++l) values[l] = std::sqrt(values[l]);
+        if (sharp) L::product(scratch, square, square);
+        norms(values, sharp ? scratch : square);
+        for (int l = 0; l < W; ++l) values[l] = std::sqrt(values[l]);
+        if (sharp)
+            for (int l = 0; l < W; ++l) values[l] = std::sqrt(values[l]);
     }
 };
 

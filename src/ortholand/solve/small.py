@@ -1,7 +1,7 @@
 """L-BFGS on one small matrix in compiled code: Python calls f, and the code does the rest.
 
 For each evaluation on a 20 x 3 matrix, :class:`~ortholand.solve.lbfgs.LBFGS` takes one microsecond
-of arithmetic and forty of Python. So ``native/search.cpp`` repeats the method, its line search and
+of arithmetic and forty of Python. So ``search.cpp`` repeats the method, its line search and
 its rules, and stops where the loop has something to decide. A test holds the two equal.
 """
 
@@ -11,9 +11,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 
-from ortholand.native import search_steps
+from ortholand import native
+from ortholand.native.recipe import Unit
 from ortholand.solve.manifold_cost import ManifoldCost, Point
 from ortholand.solve.manifolds.stiefel import SquareStiefel, Subspaces, TallStiefel
 from ortholand.solve.targets import RECENT, Targets
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ortholand.solve.line_search import Merit
 
 KINDS = {TallStiefel: 0, SquareStiefel: 1, Subspaces: 2}
-TYPES = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
+SCALARS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 NUMBERS = np.dtype(np.float64)
 MOST_COLUMNS = 32
 MOST_PRODUCTS = 2**15  # n p^2: above this BLAS is faster than plain loops
@@ -30,6 +30,18 @@ EVALUATE, LOOK, STUCK = range(3)
 HERE = 2  # the best point is the last
 COLUMNS = 7  # of a row: RECORDED of loop.py, counted and timed from 0, in the solver's units
 TOLD, ANSWERED = 20, 12  # numbers told to the code, and answered by it
+
+_POINTER, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int, ctypes.c_double
+native.SIGNATURES["search"] = {
+    "ortholand_search_new": (_POINTER, _INT, *[ctypes.c_int64] * 3, *[_POINTER] * 2),
+    "ortholand_search_delete": (None, _POINTER),
+    "ortholand_search_start": (_INT, _POINTER),
+    "ortholand_search_next": (_INT, _POINTER, _DOUBLE, _DOUBLE),
+    "ortholand_search_forget": (_INT, _POINTER),
+    "ortholand_search_report": (None, _POINTER),
+    "ortholand_search_rows": (None, _POINTER, _POINTER),
+    "ortholand_search_point": (None, _POINTER, _INT),
+}
 
 
 class Progress(NamedTuple):
@@ -71,18 +83,24 @@ def array_address(array: Any, dtype: np.dtype, size: int) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))  # refuses what is read-only
 
 
+def search_steps(dtype: np.dtype) -> ctypes.CDLL | None:
+    """The library of ``search.cpp`` for a type; None where there is none."""
+    found = native.library(Unit("search", SCALARS[dtype])) if dtype in SCALARS else ""
+    return None if isinstance(found, str) else found
+
+
 def is_compiled(cost: ManifoldCost, X: Any) -> bool:
     """Whether there is compiled code for points like X."""
     return _library(cost, X) is not None
 
 
 def _library(cost: ManifoldCost, X: Any) -> Any:
-    is_matrix = isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype in TYPES
+    is_matrix = isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype in SCALARS
     if not is_matrix or type(cost.geometry) not in KINDS:
         return None
     n, p = X.shape
     small = p <= MOST_COLUMNS and n * p * p <= MOST_PRODUCTS
-    return search_steps(TYPES[X.dtype]) if small else None
+    return search_steps(X.dtype) if small else None
 
 
 def small_search(cost: ManifoldCost, X: Any, memory: int) -> "SmallSearch | None":

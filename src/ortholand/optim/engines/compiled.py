@@ -47,6 +47,7 @@ REFUSED, STEPPED = 0, 1  # how a list of answers begins
 UNREADABLE_LIST = [REFUSED, UNREADABLE]
 COUNTED = frozenset(COUNTS)
 CPU = torch.device("cpu")
+Claim = tuple[Callable[[], None] | None, list[Slot]]
 
 
 class CompiledEngine:
@@ -56,22 +57,11 @@ class CompiledEngine:
 
     def refusal(self, slot: Slot, plan: Plan, *, alone: bool) -> str | None:  # noqa: ARG002
         """Why compiled code cannot step a weight."""
-        why_not = _group_refusal(plan)
-        if why_not is not None:
-            return why_not
         _, refused = _checked([slot], plan)
         return refused[0][1] if refused else None
 
-    def claim(
-        self,
-        slots: list[Slot],
-        plan: Plan,
-        *,
-        alone: bool,  # noqa: ARG002
-    ) -> tuple[Callable[[], None] | None, list[Slot]]:
+    def claim(self, slots: list[Slot], plan: Plan, *, alone: bool) -> Claim:  # noqa: ARG002
         """The step of all weights that compiled code can step, and those that it cannot."""
-        if _group_refusal(plan) is not None:
-            return None, slots
         taken, refused = _checked(slots, plan)
         return (partial(_run, taken, plan) if taken else None), [slot for slot, _ in refused]
 
@@ -84,8 +74,7 @@ class CompiledEngine:
         """
         if torch.compiler.is_compiling() or not _steps_at_once(plan):
             return None
-        names = plan.state_kinds
-        n_state = len(names) + len(COUNTS)
+        n_state = len(plan.state_kinds) + len(COUNTS)
         weights, gradients, own = [], [], []
         for p in params:
             G = p.grad
@@ -99,12 +88,9 @@ class CompiledEngine:
                 gradients.append(G)
                 own.append(state)
         moved = weights
-        for name in names:
-            moved = [*moved, *(state.get(name) for state in own)]
-        if not (
-            PLAIN_TYPES.issuperset(map(type, moved))
-            and PLAIN_TYPES.issuperset(map(type, gradients))
-        ):
+        for name in plan.state_kinds:
+            moved = [*moved, *[state.get(name) for state in own]]
+        if not PLAIN_TYPES.issuperset(map(type, [*moved, *gradients])):
             return None
         return Tensors(moved, gradients, own)
 
@@ -146,9 +132,8 @@ def _group_refusal(plan: Plan) -> str | None:
 def _steps_at_once(plan: Plan) -> bool:
     """Whether a group of this plan may step in one call."""
     if "at once" not in plan.notes:
-        one_scale = not isinstance(plan.scale_option, str)
-        at_once = one_scale and _group_refusal(plan) is None and native.operations() is not None
-        plan.notes["at once"] = at_once
+        able = _group_refusal(plan) is None and native.operations() is not None
+        plan.notes["at once"] = able and not isinstance(plan.scale_option, str)
     return plan.notes["at once"]
 
 
@@ -179,11 +164,14 @@ def _checked(slots: list[Slot], plan: Plan) -> tuple[list[Slot], list[tuple[Slot
 
     Asks for the code that they need, and copies what lies in memory otherwise than its weight.
     """
-    names = (*plan.state_kinds,)
-    refused = [(slot, _oddity(slot)) for slot in slots if not _is_plain(slot, names)]
-    taken = [slot for slot in slots if _is_plain(slot, names)] if refused else slots
+    why_none = _group_refusal(plan)
+    if why_none is not None:
+        return [], [(slot, why_none) for slot in slots]
+    oddities = [_oddity(slot, plan) for slot in slots]
+    refused = [(slot, odd) for slot, odd in zip(slots, oddities, strict=True) if odd]
+    taken = [slot for slot, odd in zip(slots, oddities, strict=True) if not odd]
     laid_out: set[Tensor] = set()
-    while taken and (answers := _answers(taken, plan, names)):
+    while taken and (answers := _answers(taken, plan)):
         asked, taken = taken, []
         for slot, answer in zip(asked, answers, strict=True):
             if answer > 0:
@@ -198,34 +186,27 @@ def _checked(slots: list[Slot], plan: Plan) -> tuple[list[Slot], list[tuple[Slot
     return taken, refused
 
 
-def _is_plain(slot: Slot, names: Sequence[str]) -> bool:
-    """Whether torch hands over the very tensors: subclasses may have their own way."""
+def _oddity(slot: Slot, plan: Plan) -> str | None:
+    """Why torch would not hand over the very tensors: subclasses may have their own way."""
     weight, gradient, state = slot
-    return (
-        type(weight) in PLAIN_TYPES
-        and type(gradient) in PLAIN_TYPES
-        and not weight.is_inference()
-        and (not names or all(type(state[name]) in PLAIN_TYPES for name in names))
-    )
-
-
-def _oddity(slot: Slot) -> str:
-    weight, gradient, _ = slot
     if type(weight) not in PLAIN_TYPES or type(gradient) not in PLAIN_TYPES:
         return f"a {type(weight).__name__} with a gradient that is a {type(gradient).__name__}"
-    return "made in inference mode" if weight.is_inference() else "state that is no plain tensor"
+    if weight.is_inference():
+        return "made in inference mode"
+    plain = all(type(state[name]) in PLAIN_TYPES for name in plan.state_kinds)
+    return None if plain else "state that is no plain tensor"
 
 
-def _answers(slots: list[Slot], plan: Plan, names: Sequence[str]) -> Sequence[int]:
+def _answers(slots: list[Slot], plan: Plan) -> Sequence[int]:
     """For each weight what ops.cpp says; nothing if all can step."""
     if native.operations() is None:
         return [NO_KERNELS] * len(slots)
-    answers = _called(Tensors.of(slots, names), plan, only_check=True)
+    answers = _called(Tensors.of(slots, plan.state_kinds), plan, only_check=True)
     if answers != UNREADABLE_LIST:
         return answers[1:]
     if len(slots) == 1:
         return [UNREADABLE]
-    return [answer for slot in slots for answer in _answers([slot], plan, names) or (0,)]
+    return [answer for slot in slots for answer in _answers([slot], plan) or (0,)]
 
 
 def _reason(answer: int, slot: Slot, plan: Plan) -> str:
@@ -235,8 +216,13 @@ def _reason(answer: int, slot: Slot, plan: Plan) -> str:
     why_not = native.why_no_code(weight.dtype)
     if why_not is None:
         return REFUSALS[answer].format(strides=weight.stride())
-    if plan.fused:
-        _warn_once(why_not, plan.warned)
+    if plan.fused and why_not not in plan.warned:  # once per optimizer
+        plan.warned.add(why_not)
+        warnings.warn(
+            f"fused=True, but there is no compiled code: {why_not}. torch's operations step "
+            "instead, with the same results; leave fused out to silence this.",
+            stacklevel=8,  # who called step
+        )
     return why_not
 
 
@@ -275,10 +261,13 @@ def _stepped(tensors: Tensors, plan: Plan) -> bool:
     if answers and answers[0] != STEPPED:
         return False
     increment_version(tensors.moved)
-    if answers:
-        n = len(tensors.gradients)
-        _count(tensors.states, SKIPPED, answers[1 : n + 1])
-        _count(tensors.states, LIMITED, answers[n + 1 :])
+    if not answers:
+        return True
+    n = len(tensors.gradients)
+    for name, numbers in ((SKIPPED, answers[1 : n + 1]), (LIMITED, answers[n + 1 :])):
+        if any(numbers):
+            for state, number in zip(tensors.states, numbers, strict=True):
+                count_of(name, state, CPU).add_(number)
     return True
 
 
@@ -291,38 +280,19 @@ def _called(tensors: Tensors, plan: Plan, *, only_check: bool) -> Sequence[int]:
         return UNREADABLE_LIST
 
 
-def _count(states: Sequence[dict[str, Any]], name: str, numbers: Sequence[int]) -> None:
-    if any(numbers):
-        for state, number in zip(states, numbers, strict=True):
-            count_of(name, state, CPU).add_(number)
-
-
 def _settings(plan: Plan) -> Tensor:
     """``struct Options`` of ``steps.h``, field by field, and the view."""
     if "settings" not in plan.notes:
-        plan.notes["settings"] = torch.tensor(_numbers(plan), dtype=torch.float64, device="cpu")
+        landing: Any = plan.landing
+        options, moments = landing.options, landing.moments
+        momentum = moments if isinstance(moments, Momentum) else Momentum()
+        adam = moments if isinstance(moments, AdamMoments) else AdamMoments()
+        ball = [options.lam, options.eps, options.aim, farthest_before_landing(options.aim)]
+        sgd, adams = [momentum.momentum, momentum.dampening], [*adam.betas, adam.eps]
+        parts = [ATTRACTIONS[type(options.attraction)], RULES[type(options.rule)]]
+        kind = 2 if moments is adam else 1 if plan.state_kinds else 0
+        choices = [*parts, plan.maximize, kind, momentum.nesterov, plan.view == "kernel"]
+        numbers = [options.lr, plan.scale, *ball, options.omega, *sgd, *adams, *choices]
+        settings = torch.tensor([*map(float, numbers)], dtype=torch.float64, device="cpu")
+        plan.notes["settings"] = settings
     return plan.notes["settings"]
-
-
-def _numbers(plan: Plan) -> list[float]:
-    landing: Any = plan.landing
-    options, moments = landing.options, landing.moments
-    momentum = moments if isinstance(moments, Momentum) else Momentum()
-    adam = moments if isinstance(moments, AdamMoments) else AdamMoments()
-    ball = [options.lam, options.eps, options.aim, farthest_before_landing(options.aim)]
-    sgd, adams = [momentum.momentum, momentum.dampening], [*adam.betas, adam.eps]
-    parts = [ATTRACTIONS[type(options.attraction)], RULES[type(options.rule)]]
-    kind = 2 if moments is adam else 1 if plan.state_kinds else 0
-    choices = [*parts, plan.maximize, kind, momentum.nesterov, plan.view == "kernel"]
-    return [*map(float, [options.lr, plan.scale, *ball, options.omega, *sgd, *adams, *choices])]
-
-
-def _warn_once(reason: str, warned: set[str]) -> None:
-    """Warn, once per optimizer, that the compiled steps requested are not available."""
-    if reason not in warned:
-        warned.add(reason)
-        warnings.warn(
-            f"fused=True, but there is no compiled code: {reason}. torch's operations step "
-            "instead, with the same results; leave fused out to silence this.",
-            stacklevel=10,  # who called step
-        )
