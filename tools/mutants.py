@@ -55,6 +55,9 @@ GUARDS = "tests/distributed/test_guards.py"
 DISAGREEING = "tests/distributed/test_disagreeing.py"
 
 
+BALL = "tests/optim/test_ball.py tests/landing/test_spectral.py"
+
+
 class Mutant(NamedTuple):
     """A replacement, where it is made, and the tests that must notice."""
 
@@ -69,7 +72,7 @@ LANDING, TALL_CPP = SRC + "native/landing.cpp", SRC + "native/tall.cpp"
 STEPS, COMPILED = SRC + "native/steps.h", SRC + "optim/engines/compiled.py"
 GRAM_PY, MOMENTS, MUON = (SRC + f"landing/{name}.py" for name in ("gram", "moments", "muon"))
 SHARDING, AGREEMENT = SRC + "sharding/steps.py", SRC + "sharding/agreement.py"
-DERIVATIVES = SRC + "geometry/derivatives.py"
+BASE, DERIVATIVES = SRC + "native/base.h", SRC + "geometry/derivatives.py"
 COUPLED, AFTER, POINT = (SRC + f"landing/{name}.py" for name in ("coupled", "after", "point"))
 
 MUTANTS = [
@@ -99,10 +102,12 @@ MUTANTS = [
     Mutant(
         "trial",
         SRC + "safe_step.py",
-        "math.sqrt(2 * p) / norm).clamp(max=min",
-        "1e3 / norm).clamp(max=min",
+        "t = math.sqrt(2 * p) / norm",
+        "t = 1e3 / norm",
         HUGE,
     ),
+    Mutant("look of coupled", COUPLED, "return free <= aim", "return True", BALL),
+    Mutant("look of after", AFTER, "<= 1 + options.limit:", "<= 9:", BALL),
     Mutant("landed too soon", POINT, "LANDED = 16 ", "LANDED = 1e12 ", PARTS),
     Mutant("noise", SRC + "fields.py", "(8 + math.sqrt(n))", "0 * (8 + math.sqrt(n))", NORMAL),
     Mutant("rounding of coupled", COUPLED, "alpha=1 / (1 - options.eps)", "alpha=0", NORMAL),
@@ -132,7 +137,7 @@ MUTANTS = [
     ),
     Mutant(
         "C++ count",
-        SRC + "native/base.h",
+        BASE,
         "finite[l] && eta[l] < o.lr)",
         "finite[l] && eta[l] > o.lr)",
         ENGINES,
@@ -157,8 +162,8 @@ MUTANTS = [
         "P * at_least(room, 0))) / P, 9)",
         NO_LONGER,
     ),
-    Mutant("tall rounding of coupled", TALL_CPP, "- astray / 2 / (1 - o.eps)", "", NORMAL),
-    Mutant("tall rounding", TALL_CPP, "reached[l] + astray <=", "reached[l] <=", NORMAL),
+    Mutant("tall rounding of coupled", BASE, "- astray / 2 / (1 - o.eps)", "", NORMAL),
+    Mutant("tall rounding", BASE, "reached[l] + astray <=", "reached[l] <=", NORMAL),
     # Ranks.
     Mutant("identity's share", SRC + "geometry/matrices.py", ".sub_(share)", ".sub_(1)", APART),
     Mutant("half of a sum", SHARDING, "D.triu() + T.tril(-1)", "D.triu() + T.tril()", AS_ONE),
