@@ -46,7 +46,7 @@ class Coupled(Attraction):
             D = point.D
             L = tangent_from_gram(X, direction.B, D, lam, direction.W)
         if point.may_look and is_free(X, L, D, direction, options):
-            return Step(moved_by_lr(X, L, options.lr))
+            return Step(moved_by_lr(X, L, float(options.lr)))
         d, error = frobenius_norm(D), 0.0
         if not is_square(X):
             error = tangency_bound(X.shape[-2], X.dtype, d, direction.size(frobenius_norm))
@@ -73,7 +73,7 @@ class Coupled(Attraction):
 
 def is_free(X: Tensor, L: Tensor, D: Tensor, direction: Direction, options: LandingOptions) -> bool:
     """Whether the free bound, read on the CPU, shows that lr is safe for all matrices."""
-    lr, lam, aim = options.lr, options.lam, options.aim
+    lr, lam, aim = float(options.lr), options.lam, options.aim
     d, length = looked_at(D), lr * looked_at(L)
     if not (d <= aim and length < 1 and 2 * lam * lr <= 1 and lr < LONGEST_LOOKED_AT):
         return False

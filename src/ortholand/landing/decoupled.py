@@ -49,7 +49,7 @@ class Decoupled(Attraction):
         B = direction.B
         R = B @ X if is_square(X) else tangent_from_gram(X, B, D, W=direction.W)
         if point.may_look and is_free(X, R, D, direction, options):
-            moved = moved_by_lr(X, R, options.lr)
+            moved = moved_by_lr(X, R, float(options.lr))
             return Step(moved_by_lr(moved, X @ D, options.omega))
         d, error, XD = frobenius_norm(D), 0.0, X @ D
         if not is_square(X):
@@ -85,7 +85,7 @@ class Decoupled(Attraction):
 
 def is_free(X: Tensor, R: Tensor, D: Tensor, direction: Direction, options: LandingOptions) -> bool:
     """Whether the free bound, read on the CPU, shows that lr is safe for all matrices."""
-    lr, omega, aim = options.lr, options.omega, options.aim
+    lr, omega, aim = float(options.lr), options.omega, options.aim
     d, length = looked_at(D), lr * looked_at(R)
     if not (d <= aim and length < 1 and 0 < lr < LONGEST_LOOKED_AT):
         return False

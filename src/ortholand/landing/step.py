@@ -63,7 +63,7 @@ class MatrixStep(NamedTuple):
     """The step of a batch of matrices."""
 
     moved: Tensor  # where the matrices go, (..., n, p)
-    taken: Tensor | None  # which of them may go there, (...); the others stay; None: all go
+    taken: Any  # which may go there, a Tensor (...); the others stay. None, of whole matrices: all
     state: dict[str, Tensor]  # the state after a step that is taken, (..., n, p) or (...)
     limited: Tensor | None = None  # where the safe step was less than lr, (...); None: nowhere
 

@@ -208,7 +208,8 @@ def _count(batches: list[_Flags]) -> None:
     """Add the matrices that did not step, or stepped less than lr, to the counts of weights."""
     skipped = torch.cat([batch.taken.reshape(-1) for batch in batches]).logical_not()
     short = [batch for batch in batches if batch.limited is not None]
-    marks = torch.cat([skipped, *(batch.limited.reshape(-1) for batch in short)]).to(torch.int64)
+    limited = [batch.limited.reshape(-1) for batch in batches if batch.limited is not None]
+    marks = torch.cat([skipped, *limited]).to(torch.int64)
     sizes: list[int] = []
     counts: list[Tensor] = []
     for name, some in ((SKIPPED, batches), (LIMITED, short)):
