@@ -73,7 +73,8 @@ def test_muon_turns_by_complex_numbers_whose_moduli_overflow(fused):
         optimizer = ol.LandingMuon([X], lr=0.1, momentum=0.0, fused=fused)
         X.grad = 3e38 * (1 + 1j) * torch.linspace(-1, 1, X.numel()).reshape(shape)
         optimizer.step()
-        assert optimizer.skipped_steps() == int(torch.equal(X, before))
+        stands = bool((X - before).abs().max() < 1e-3)
+        assert optimizer.skipped_steps() == int(stands)
 
 
 @pytest.mark.parametrize("rule", RULES)
