@@ -132,6 +132,9 @@ std::vector<Matrix<T>> matrices_of(Parameter* parameters, int count) {
     const auto shifted = [](const void* start, int64_t offset) {
         return start ? static_cast<T*>(const_cast<void*>(start)) + offset : nullptr;
     };
+    int64_t total = 0;
+    for (int i = 0; i < count; ++i) total += parameters[i].count;
+    all.reserve(total);
     for (Parameter* q = parameters; q != parameters + count; ++q)
         for (int64_t k = 0; k < q->count; ++k) {
             const int64_t at = q->offset(k);
