@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ortholand as ol
+from ortholand.geometry import remove_normal
 from ortholand import native
 from tests.native import agreement
 
@@ -144,7 +145,17 @@ def test_one_step_agrees_at_every_shape(n, p, count, wide, options, direction, l
         run(shape, torch.float64, f, gradients, layout, seed=seed, **options, **direction)
         for f in (True, False)
     ]
-    assert_same(*runs, torch.float64, factor=10)
+    # Adam divides by the norm of what is tangent, which rounding of all of G disturbs.
+    larger = excess(start(shape, torch.float64, seed), gradients[0]) if "betas" in direction else 1
+    assert_same(*runs, torch.float64, factor=10 * larger)
+
+
+def excess(X, G):
+    """How many times longer gradients are than their parts that are tangent, at most."""
+    if X.shape[-2] < X.shape[-1]:
+        X, G = X.mT, G.mT
+    tangent = torch.linalg.matrix_norm(remove_normal(X, G))
+    return float((torch.linalg.matrix_norm(G) / tangent).max())
 
 
 @pytest.mark.parametrize("shape", [(30, 4), (4, 30), (5, 8, 3), (50, 33)], ids=str)
