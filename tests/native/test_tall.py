@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ortholand as ol
-from ortholand.geometry import remove_normal
 from ortholand import native
+from ortholand.geometry import remove_normal
 from tests.native import agreement
 
 pytestmark = pytest.mark.skipif(
