@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -33,17 +33,17 @@ class LandingOptions:
     landings: int = 1  # Newton-Schulz steps after a move, if the attraction is "after"
     turns_alike: bool = False  # whether directions turn all planes by about the same angle
 
-    @cached_property
+    @property
     def aim(self) -> float:
         """The largest distance that a step may end at."""
         return self.eps if self.rule is None else self.rule.aim(self.eps)
 
-    @cached_property
+    @property
     def limit(self) -> float:
         """The largest distance from which a Newton-Schulz step leads within :attr:`aim`."""
         return farthest_before_landing(self.aim)
 
-    @cached_property
+    @property
     def is_measured(self) -> bool:
         """Whether a step is as long as the distance after it shows to be safe."""
         return self.rule is not None and self.rule.is_measured
@@ -58,7 +58,7 @@ class LandingOptions:
         """How far from the manifold a matrix may start: the safe step holds only in the ball."""
         return math.inf if self.rule is None else self.eps
 
-    @cached_property
+    @property
     def may_look(self) -> bool:
         """Whether a step may read values on the CPU, to save what they show to be unnecessary."""
         return self.is_measured and not isinstance(self.lr, Tensor)
@@ -224,7 +224,7 @@ def moved_by_lr(X: Tensor, L: Tensor, lr: float) -> Tensor:
     """
     if X.ndim == 2:
         return torch.sub(X, L, alpha=lr)
-    return moved_along(X, L, torch.full(X.shape[:-2], lr, dtype=torch.float64))
+    return moved_along(X, L, torch.full(X.shape[:-2], lr, dtype=torch.float64, device=X.device))
 
 
 def goes(eta: Tensor, pull: float | Tensor, lr: float | Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 from torch import Tensor
 
@@ -42,12 +41,12 @@ class LandingStep:
             step = attraction.step(point, direction, self.options)
         return MatrixStep(step.moved, step.taken, new_state, step.limited)
 
-    @cached_property
+    @property
     def is_moved_otherwise(self) -> bool:
         """Whether a subclass of an attraction has another ``move``."""
         return redefined(type(self.options.attraction), "move", "step")
 
-    @cached_property
+    @property
     def ends_in_ball(self) -> bool:
         """Whether a step that is taken is finite: one of the library's, with a safe step."""
         return self.options.rule is not None and type(self.options.attraction) in OURS
