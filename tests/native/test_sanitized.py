@@ -151,7 +151,9 @@ class TestWrongAccessesAreFound:
             step.argtypes = None
             rest = (1, p) if n == p else (1, ctypes.c_int64(n), p)
             report = report_of(lambda f=step, a=(*places, *rest): f(*a), tmp_path / "report")
-            assert "AddressSanitizer: heap-buffer-overflow" in report
+            # A vector that is partly inside has another name than a number that is outside.
+            kinds = ("heap-buffer-overflow", "unknown-crash")
+            assert any(f"AddressSanitizer: {kind}" in report for kind in kinds)
             # As a compiler inlines it; a library that was moved is named as a file.
             names = ("tiles.h", "landing.cpp", "tall.cpp", "/steps-float-0")
             assert any(name in report for name in names)
