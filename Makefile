@@ -3,14 +3,23 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: reproduce test lint types layers pytest test-ecosystem test-distributed test-oldest sanitize bench errata docs sdist wheel wheel-aarch64 clean
+.PHONY: reproduce test test-lab test-all lint types layers pytest test-thorough test-ecosystem test-distributed test-oldest sanitize bench errata docs sdist wheel wheel-aarch64 clean
 
-reproduce: .venv/experiments.stamp  ## the paper's experiments, with a report in results/
+reproduce: .venv/lab.stamp  ## the paper's experiments, with a report in results/
 	$(BIN)/ortholand reproduce --preset quick --out results
 
-test: lint types layers pytest  ## everything that must pass before a commit
+test: lint types layers pytest  ## what must pass before a commit: minutes
 
-errata: .venv/experiments.stamp  ## the paper's corrected statements, measured
+test-thorough: .venv/dev.stamp  ## the library's tests that the core leaves out
+	$(BIN)/python -m pytest -n 2 -m "(thorough or hypothesis) and not ($(APART))" $(LIBRARY)
+
+test-lab: .venv/dev.stamp  ## the laboratory, its doctests and the examples
+	$(BIN)/python -m pytest -n 2 tests/lab tests/examples lab/src
+
+test-all: test test-thorough test-lab sanitize docs  ## everything but what needs training stacks or old versions
+	$(BIN)/python -m pytest -m "slow_distributed or docs" $(SHARDED) tests/test_site.py
+
+errata: .venv/lab.stamp  ## the paper's corrected statements, measured
 	$(BIN)/ortholand errata
 
 docs: .venv/docs.stamp  ## the documentation site in build/site
@@ -26,14 +35,17 @@ types: .venv/dev.stamp
 layers: .venv/dev.stamp
 	$(BIN)/lint-imports
 
+APART = docs or ecosystem or slow_distributed
+LIBRARY = --ignore tests/lab --ignore tests/examples tests src
 pytest: .venv/dev.stamp
-	$(BIN)/python -m pytest -n 2
+	HYPOTHESIS_PROFILE=core $(BIN)/python -m pytest -n 2 -m "not (thorough or $(APART))" $(LIBRARY)
 
 test-ecosystem: .venv/ecosystem.stamp  ## in Lightning, Accelerate, the Trainer and Hydra
 	$(BIN)/python -m pytest -m ecosystem tests/ecosystem
 
+SHARDED = tests/distributed tests/lab/benchmarks/test_sharded.py
 test-distributed: .venv/dev.stamp  ## all sharded tests, minutes
-	$(BIN)/python -m pytest -m "distributed or slow_distributed" tests/distributed tests/lab/benchmarks/test_sharded.py
+	$(BIN)/python -m pytest -m "distributed or slow_distributed" $(SHARDED)
 
 # Several gigabytes the first time: torch's wheels of that age bring CUDA. Nothing sharded: its FSDP2
 # does not run on CPUs. ARGS: more for pytest.
@@ -79,18 +91,23 @@ build/tools/bin/hatchling:
 	build/tools/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt hatchling
 
 # One environment for all; what a target does not need is not installed for it.
-.venv/%.stamp: pyproject.toml constraints.txt | .venv/bin/python
-	@echo "Installing ortholand[$*] in .venv (a minute or two the first time) ..."
-	$(PIP) --editable ".[$*]"
+.venv/lab.stamp: PACKAGES = . ./lab
+.venv/benchmarks.stamp: PACKAGES = . ./lab[benchmarks]
+.venv/dev.stamp: PACKAGES = .[dev] ./lab
+.venv/ecosystem.stamp: PACKAGES = .[ecosystem] ./lab
+.venv/docs.stamp: PACKAGES = .[docs]
+.venv/%.stamp: pyproject.toml lab/pyproject.toml constraints.txt | .venv/bin/python
+	@echo "Installing $(PACKAGES) in .venv (a minute or two the first time) ..."
+	$(PIP) $(PACKAGES:%=--editable "%")
 	@touch $@
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-.venv-oldest/stamp: pyproject.toml constraints-oldest.txt
+.venv-oldest/stamp: pyproject.toml lab/pyproject.toml constraints-oldest.txt
 	test -x .venv-oldest/bin/python || $(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check \
-		-c constraints-oldest.txt --editable ".[experiments]" \
+		-c constraints-oldest.txt --editable . --editable ./lab \
 		geoopt hypothesis pymanopt pytest pytest-xdist python-picard
 	@touch $@
 

@@ -41,12 +41,7 @@ class PrebuiltHook(BuildHookInterface):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile, if that was asked for.
-
-        Args:
-            version: "editable" or "standard".
-            build_data: what the wheel will have; changed.
-        """
+        """Compile, if that was asked for: ``build_data``, what the wheel will have, is changed."""
         wanted = os.environ.get("ORTHOLAND_PREBUILT", "0")
         if self.target_name != "wheel" or version == "editable" or wanted in ("", "0"):
             return

@@ -9,7 +9,7 @@ each half by itself, that is a cost under the constraint X^T B X = I. B is a mea
 and is never formed: each step uses the images of one batch, for both cost and constraint.
 
 MNIST is read from the folder that ORTHOLAND_DATA names, or downloaded; if neither works, the digits
-of scikit-learn replace it, with a notice. Needs pip install "ortholand[experiments]".
+of scikit-learn replace it, with a notice. Needs pip install . ./lab.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from scipy.optimize import OptimizeResult
 from torch import Tensor
 
 import ortholand as ol
-from ortholand.lab.datasets import DatasetError, find_dataset
+from ortholand_lab.datasets import DatasetError, find_dataset
+from ortholand_lab.solvers import minimize_sampled
 from showing import LOOKS, cell, make_table, two_panels
 
 BATCH = 128
@@ -78,7 +79,7 @@ def analyse(
     few = [half[:FEW] for half in (halves.left, halves.right)]
     n = sum(half.shape[1] for half in few)
     start = torch.randn(n, components, generator=torch.Generator().manual_seed(seed))
-    return ol.minimize_finite_sum(
+    return minimize_sampled(
         halves.cost,
         ol.GeneralizedStiefel(ol.Covariance(few, ridge)).project(start),
         n_terms=len(halves.left),

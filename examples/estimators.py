@@ -1,4 +1,4 @@
-"""The estimators of ortholand.sklearn compared with those of scikit-learn and picard.
+"""The estimators of ortholand_lab.estimators compared with those of scikit-learn and picard.
 
     python examples/estimators.py --ecg foetal_ecg.dat --out estimators.png
 
@@ -9,7 +9,7 @@ the answer is from the best one.
 
 MNIST is read from the folder that ORTHOLAND_DATA names, or downloaded; if neither works, the digits
 of scikit-learn replace it, with a notice. Without --ecg that part is left out.
-Needs pip install "ortholand[experiments]" python-picard.
+Needs pip install . ./lab python-picard.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from sklearn.cross_decomposition import CCA
 from sklearn.decomposition import PCA, FastICA, IncrementalPCA
 from sklearn.exceptions import ConvergenceWarning
 
-from ortholand.lab.datasets import DatasetError, find_dataset
-from ortholand.problems import ICA, amari_distance
-from ortholand.sklearn import LandingCCA, LandingICA, LandingPCA
+from ortholand_lab.datasets import DatasetError, find_dataset
+from ortholand_lab.estimators import LandingCCA, LandingICA, LandingPCA
+from ortholand_lab.problems import ICA, amari_distance
 from showing import LOOKS, make_table, two_panels
 
 Array = NDArray[Any]

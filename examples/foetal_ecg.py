@@ -11,7 +11,7 @@ recording (L. De Lathauwer, DaISy database of the KU Leuven, "cutaneous potentia
 pregnant woman") comes with a paper in the Journal of Statistical Software, volume 76, issue 2:
 https://www.jstatsoft.org/index.php/jss/article/downloadSuppFile/v076i02/foetal_ecg.dat
 
-Needs matplotlib: pip install "ortholand[experiments]".
+Needs matplotlib: pip install . ./lab.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from scipy.optimize import OptimizeResult
 from torch import Tensor
 
-from ortholand import problems
-from ortholand.problems import ICA, whiten
+from ortholand_lab import problems
+from ortholand_lab.problems import ICA, whiten
 
 ELECTRODES = 8
 SAMPLING_RATE = 250.0  # of the classic recording, in Hz: it is known to last 10 s

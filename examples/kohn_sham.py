@@ -13,7 +13,7 @@ shown for comparison: the self-consistent field, which diagonalises the Hamilton
 mixes the new density with the old, and begins again. On a line it diagonalises by a tridiagonal
 solver, its best case: in three dimensions there is none.
 
-Needs matplotlib and rich: pip install "ortholand[experiments]".
+Needs matplotlib and rich: pip install . ./lab.
 """
 
 from __future__ import annotations
@@ -173,10 +173,10 @@ def by_newton(chain: Chain, X: Array, enough: float, patience: float) -> Run:
     return by_landing(chain, X, enough, patience, method="newton", hessp=hessp, options=options)
 
 
-def by_conjugate_gradients(chain: Chain, X: Array, enough: float, patience: float) -> Run:
+def by_gradients(chain: Chain, X: Array, enough: float, patience: float) -> Run:
     """Gradients and the preconditioner."""
     options = {"preconditioner": chain.smooth}
-    return by_landing(chain, X, enough, patience, method="cg", options=options)
+    return by_landing(chain, X, enough, patience, method="bb", options=options)
 
 
 def by_energy_alone(chain: Chain, X: Array, enough: float, patience: float) -> Run:
@@ -224,7 +224,7 @@ def by_self_consistency(chain: Chain, X: Array, enough: float, patience: float) 
 
 CONTESTANTS: dict[str, Contestant] = {
     "Newton, preconditioned": by_newton,
-    "CG, preconditioned": by_conjugate_gradients,
+    "BB, preconditioned": by_gradients,
     "self-consistent field": by_self_consistency,
     "gradients alone": by_energy_alone,
 }

@@ -10,7 +10,7 @@ if its layers start orthogonal, and three classes differ only in the line that m
 exponential of a skew matrix, for Adam; the third leaves it free after the same start. All start
 with the same weights and see the same batches.
 
-Needs matplotlib, rich and scikit-learn: pip install "ortholand[experiments]".
+Needs matplotlib, rich and scikit-learn: pip install . ./lab.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ product manifold is run too, if installed. All start from the same matrix and us
 M is measured in a unit that makes singular values about 1, for all contestants. U has no unit and S
 has that of M, so otherwise their curvatures would differ by its square.
 
-Needs scikit-learn, matplotlib and rich: pip install "ortholand[experiments]".
+Needs scikit-learn, matplotlib and rich: pip install . ./lab.
 """
 
 from __future__ import annotations

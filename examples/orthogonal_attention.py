@@ -15,7 +15,7 @@ The text needs no download: it is what `help("for")` and the like show, about ha
 characters in the module `pydoc_data.topics`. It differs between versions of Python, and so do the
 numbers.
 
-Needs matplotlib and rich: pip install "ortholand[experiments]".
+Needs matplotlib and rich: pip install . ./lab.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Four networks with about the same number of weights learn from the same sequence
 recurrent matrix stays orthogonal; the same network from the same orthogonal start, but free from
 then on; the same network from torch's usual start; and an LSTM.
 
-Needs matplotlib and rich: pip install "ortholand[experiments]".
+Needs matplotlib and rich: pip install . ./lab.
 """
 
 from __future__ import annotations

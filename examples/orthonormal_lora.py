@@ -11,7 +11,7 @@ and s says how much each of them counts.
 The digits are the 1,797 that come with scikit-learn, or those of MNIST if the environment variable
 ORTHOLAND_DATA names a folder that has them.
 
-Needs scikit-learn, matplotlib and rich: pip install "ortholand[experiments]".
+Needs scikit-learn, matplotlib and rich: pip install . ./lab.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Adam, Optimizer
 
 import ortholand as ol
-from ortholand.lab.datasets import DatasetError, find_dataset
+from ortholand_lab.datasets import DatasetError, find_dataset
 from showing import LOOKS, Tell, bars, cell, make_table, two_panels
 
 

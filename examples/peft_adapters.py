@@ -10,7 +10,7 @@ diag(s) A, a singular value decomposition that is learnt), OFT as PEFT has it, a
 are rotations themselves. The orthonormal ones cost one line, `create_landing_optimizer(model,
 lr=...)`, and are saved, loaded and merged as PEFT's own.
 
-Needs peft, matplotlib and rich: pip install "ortholand[experiments,peft]".
+Needs peft, matplotlib and rich: pip install .[peft] ./lab.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ al. 2024) uses random Hadamard matrices, SpinQuant (Liu et al. 2024) learns the 
 SGD (Li, Li and Todorovic 2020). Here they are learnt by landing, from the same start, on the same
 batches, in as many steps; then they are folded into the weights.
 
-Needs transformers, matplotlib and rich: pip install "ortholand[experiments]" transformers.
+Needs transformers, matplotlib and rich: pip install . ./lab transformers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch.optim.lr_scheduler import LinearLR
 from transformers import LlamaForCausalLM
 
 import ortholand as ol
-from ortholand.integrations.rotations import Quantization, fold_rotations_, insert_rotations
+from ortholand_lab.rotations import Quantization, fold_rotations_, insert_rotations
 from showing import LOOKS, Tell, bars, make_table, two_panels
 from small_llama import (
     QUICK_MODEL,

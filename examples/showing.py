@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ortholand.lab.study.figures import house_style
+from ortholand_lab.study.figures import house_style
 
 Tell = Callable[[str], object]  # a step is done, and a few words on it
 LOOKS = (  # of the contestants' curves, in their order

@@ -10,7 +10,7 @@ steps it there: no rank ever holds all of a tall matrix, and none is decomposed.
 If interrupted, by a key or by a rank that dies, it continues from the last checkpoint when started
 again, on however many ranks there are then. Runs on CPUs (gloo) or GPUs (NCCL).
 
-Needs scikit-learn: pip install "ortholand[experiments]".
+Needs scikit-learn: pip install . ./lab.
 """
 
 from __future__ import annotations

@@ -86,6 +86,7 @@ def test_a_processor_without_a_name(monkeypatch, tmp_path, content):
 
 
 @pytest.mark.parametrize("arguments", [[], ["info"]])
+@pytest.mark.thorough
 def test_the_module_prints_them_without_extras(arguments):
     hidden = "import sys; sys.modules.update(dict.fromkeys(('typer', 'rich', 'matplotlib')))\n"
     code = f"{hidden}sys.argv[1:] = {arguments}\nfrom ortholand.__main__ import main; main()"
@@ -108,3 +109,16 @@ def test_other_arguments_are_the_command_s(monkeypatch, capsys):
         __main__.main()
     assert end.value.code == 0
     assert capsys.readouterr().out == f"ortholand {ortholand.__version__}\n"
+
+
+@pytest.mark.parametrize("missing", ["ortholand_lab", "typer"])
+@pytest.mark.thorough
+def test_without_the_laboratory_one_line_says_how_to_install_it(missing):
+    code = f"import sys; sys.modules[{missing!r}] = None; sys.argv[1:] = ['reproduce', 'plam']\n"
+    code += "from ortholand.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"'reproduce' is a command of the laboratory, but {missing}")
+    assert line.endswith("is not installed. In a clone of ortholand run: pip install ./lab")

@@ -30,6 +30,16 @@ def test_code_blocks_run_in_order(page, capsys):
         exec(compile(block, str(page), "exec"), namespace)
 
 
+def test_the_documentation_is_short_and_wrapped():
+    """What the laboratory generates is in docs/results, and not counted."""
+    pages = [p for p in PAGES if "results" not in p.parts and p.name != "SECURITY.md"]
+    assert sum(len(page.read_text().split()) for page in pages) <= 20_000
+    for page in pages:
+        prose = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for line in prose.splitlines():
+            assert len(line) <= 100 or line.startswith(("|", "![", "<img", "$$")), (page, line)
+
+
 def test_the_landing_step_by_itself_is_short_and_lands(capsys):
     (block,) = [b for b in python_blocks(ROOT / "docs" / "index.md") if "landing_field" in b]
     assert len([line for line in block.splitlines() if line.strip()]) < 12
@@ -54,7 +64,28 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
+def sources(*suffixes: str) -> list[Path]:
+    folders = (ROOT / name for name in ("src", "lab", "tests", "tools"))
+    return [p for folder in folders for p in folder.rglob("*") if p.suffix in suffixes]
+
+
+def test_files_that_the_architecture_names_exist():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    files = [f"/{path.relative_to(ROOT).as_posix()}" for path in sources(".py", ".cpp", ".h")]
+    for name in re.findall(r"[\w/]+\.(?:py|cpp|h)\b", page):
+        assert any(path.endswith(f"/{name}") for path in files), name
+
+
+def test_pages_that_the_code_names_exist():
+    here = Path(__file__)
+    for path in sources(".py"):
+        pages = re.findall(r"\bdocs/[\w/]+\.md\b", path.read_text()) if path != here else []
+        for page in pages:
+            assert (ROOT / page).exists() or path.name == "test_sdist.py", (path, page)
+
+
 @needs.compiled_steps
+@pytest.mark.thorough
 def test_the_compiled_step_of_the_page_runs(monkeypatch):
     """Without Inductor, which takes half a minute: what is traced is tests/optim/test_compile."""
     page = ROOT / "docs" / "running.md"
@@ -72,7 +103,7 @@ def test_two_lines_make_layers_orthogonal():
     assert len(lines_written("with_ortholand")) == 2
     landing = [line for line in lines_written("with_ortholand_everywhere") if "ol" in line.split()]
     assert landing == ["import ortholand as ol"]
-    page = (ROOT / "docs" / "lines_of_code.md").read_text()
+    page = (ROOT / "docs/results/lines_of_code.md").read_text()
     for library in ("torch", "geotorch", "ortholand", "pogo", "geoopt"):
         assert f"| {library} | {len(lines_written(f'with_{library}'))} |" in page
     for name in ("with_ortholand", "with_ortholand_everywhere"):
@@ -83,6 +114,7 @@ def test_two_lines_make_layers_orthogonal():
 
 # Where no window can be opened, showing a figure warns.
 @pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
+@pytest.mark.thorough
 def test_the_tutorial_runs_and_its_outputs_are_stored():
     notebook = ROOT / "docs" / "tutorial.ipynb"
     stored = [cell for cell in json.loads(notebook.read_text())["cells"] if "outputs" in cell]

@@ -4,7 +4,7 @@ import torch
 from ortholand.fields import plam_field
 from ortholand.flow import landing_flow
 from ortholand.geometry import skew
-from ortholand.problems import Procrustes
+from ortholand_lab.problems import Procrustes
 
 
 def test_flow_reaches_the_solution_of_a_planted_problem():

@@ -278,7 +278,7 @@ def test_selectors_add_to_marks():
 @pytest.mark.parametrize("options", [{"view": "kernel"}, {"scale": 2.0}])
 def test_selectors_may_not_contradict_marks(options):
     model = net()
-    with pytest.raises(ValueError, match=r"A weight has one .*mix.weight is marked.*mark it anew"):
+    with pytest.raises(ValueError, match=r"A weight has one .*mix.weight is marked.*mark it again"):
         ol.param_groups(model, "mix", **options)
     for function in (ol.param_groups, ol.orthogonalize_, ol.orthogonality_error):
         with pytest.raises(
@@ -347,17 +347,27 @@ def with_nan() -> nn.Module:
     ("module", "arguments", "error", "message"),
     [
         (lambda: nn.Linear(3, 3).weight, {}, TypeError, r"holds the weight, got Parameter.*layer"),
-        (lambda: nn.Linear(3, 3), {"name": "w"}, ValueError, r"'w' is none.*weight, bias"),
+        (
+            lambda: nn.Linear(3, 3),
+            {"name": "w"},
+            ValueError,
+            r"'w' is not a parameter of this Linear, which has: weight, bias",
+        ),
         (lambda: nn.Linear(3, 3), {"name": "bias"}, ValueError, r"2 dimensions.*'bias' of"),
-        (lambda: nn.Linear(3, 3, bias=False), {"name": "bias"}, ValueError, "'bias' is none"),
-        (lambda: nn.ReLU(), {}, ValueError, "whose own are: none"),
+        (
+            lambda: nn.Linear(3, 3, bias=False),
+            {"name": "bias"},
+            ValueError,
+            "'bias' is not a parameter of this Linear, which has: weight",
+        ),
+        (lambda: nn.ReLU(), {}, ValueError, "which has: none"),
         (net, {"name": "mix.weight"}, ValueError, r"get_submodule\('mix'\), 'weight'"),
         (net, {}, ValueError, r"get_submodule\('stem'\), 'weight'"),
         (lambda: nn.BatchNorm2d(3), {}, ValueError, "at least 2 dimensions"),
         (lambda: nn.LazyLinear(3), {}, ValueError, "no shape yet"),
         (lambda: nn.Conv2d(2, 2, 1), {"view": "kernel"}, ValueError, 'Use view="matrix"'),
         (frozen_integers, {}, TypeError, r"'weight' of this Linear is torch.int8.*Convert it"),
-        (with_nan, {}, ValueError, r"'weight' of this Linear has NaN.*Initialise it anew"),
+        (with_nan, {}, ValueError, r"'weight' of this Linear has NaN.*Initialise it again"),
         (lambda: nn.Linear(3, 3), {"view": "rows"}, ValueError, "view must be one of"),
         (lambda: nn.Linear(3, 3), {"scale": -1.0}, ValueError, "scale must be a positive"),
         (lambda: nn.Linear(3, 3), {"scale": 1e39}, ValueError, "Use another scale"),
@@ -390,7 +400,9 @@ def test_what_cannot_be_marked_is_refused_and_left_alone(module, arguments, erro
 def test_a_mark_whose_weight_is_gone_or_unfit_is_named():
     model = nn.Sequential(ol.orthogonal(nn.Linear(3, 3)))
     model[0].weight = None
-    with pytest.raises(ValueError, match=r"'0.weight' is none of this Linear.*unmark\(module"):
+    with pytest.raises(
+        ValueError, match=r"'0.weight' is not a parameter of this Linear.*unmark\(module"
+    ):
         ol.param_groups(model)
     model[0].weight = nn.Parameter(torch.ones(9))
     with pytest.raises(ValueError, match=r"at least 2 dimensions, but 0.weight has shape \(9,\)"):

@@ -3,7 +3,7 @@ import pymanopt.manifolds
 import pytest
 import scipy.linalg
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import ortholand as ol
@@ -12,6 +12,7 @@ from ortholand.geometry import relative_gradient, relative_gradient_times_x, ske
 from ortholand.geometry.derivatives import remove_normal
 from ortholand.retractions import RETRACTIONS, find_retraction
 from tests import needs
+from tests.grids import examples
 from tests.optim.peers import METHODS, each_method, gaussian, geoopt
 from tests.optim.recorder import Recorder
 
@@ -84,7 +85,7 @@ def scenes(draw, scales=EXPONENTS, methods=METHODS, only=None):
 # The axioms.
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(scenes())
 def test_it_is_what_the_definition_says_and_on_the_manifold(scene):
     X, A, method = scene
@@ -103,7 +104,7 @@ def test_it_is_what_the_definition_says_and_on_the_manifold(scene):
     )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(scenes())
 def test_a_step_of_zero_stays(scene):
     X, A, method = scene
@@ -112,7 +113,7 @@ def test_a_step_of_zero_stays(scene):
     assert torch.equal(Z, X) or method in ("polar", "qr")
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(scenes(scales=st.just(-2.0)))
 def test_first_order_the_error_falls_by_4_when_the_step_halves(scene):
     X, A, method = scene
@@ -136,7 +137,7 @@ def order_against_exponential(X, A, method):
     return error(1.0) / error(0.5)
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(
     scenes(scales=st.just(-1.5), methods=["cayley"])
     | scenes(scales=st.just(-1.5), methods=["polar"], only="square")
@@ -181,7 +182,7 @@ def test_without_positive_diagonal_qr_is_no_retraction():
     assert norm(ol.retract(X, A, "qr") - X) < 2 * norm(A)
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(scenes(scales=st.floats(-6, 1), only="generator"))
 def test_a_generator_moves_as_the_skew_matrix_that_it_stands_for(scene):
     X, A, method = scene

@@ -33,7 +33,7 @@ def test_the_reference_has_every_public_name():
     shown = {name.rpartition(".")[2] for name in reference()}
     assert shown >= set(ol.__all__)
     page = (DOCS / "api.md").read_text()
-    for module, names in re.findall(r"^\| `(ortholand\.[\w.]+)` \| (.*) \|$", page, re.MULTILINE):
+    for module, names in re.findall(r"^\| `(ortholand[\w.]+)` \| (.*) \|$", page, re.MULTILINE):
         assert set(re.findall(r"`(\w+)`", names)) <= shown, module
 
 
@@ -88,3 +88,17 @@ def test_the_tutorial_shows_its_figures(site):
     for source in re.findall(r'src="([^"]*tutorial-\d+\.png)"', page):
         assert (site / source).exists()
     assert len(re.findall(r"tutorial-\d+\.png", page)) >= 2
+
+
+@pytest.mark.docs
+def test_figures_lead_to_themselves(site):
+    page = (site / "which.html").read_text()
+    assert re.search(r'<a href="?figures/which\.png"?><img ', page)
+
+
+@pytest.mark.docs
+def test_the_navigation_is_shown_from_1200_pixels_on(site):
+    assets = [*(site / "assets").rglob("*.css"), *(site / "assets").rglob("bundle*.js")]
+    text = "".join(path.read_text() for path in assets)
+    assert "(min-width:75em)" in text
+    assert "76.2" not in text

@@ -10,8 +10,8 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 PYTHONS = re.findall(r"Python :: (3\.\d+)", "\n".join(metadata("ortholand").get_all("Classifier")))
-REQUIRED = [Requirement(line) for line in requires("ortholand")]
-NEEDED = [r for r in REQUIRED if not r.marker or r.marker.evaluate({"extra": "experiments"})]
+REQUIRED = [Requirement(r) for name in ("ortholand", "ortholand-lab") for r in requires(name)]
+NEEDED = [r for r in REQUIRED if not r.marker and r.name != "ortholand"]  # without extras
 
 
 def pins(name, python):
@@ -43,6 +43,7 @@ def test_every_python_has_pins_that_are_allowed(python):
 def test_the_workflow_and_the_linter_know_these_pythons():
     workflow = (ROOT / ".github/workflows/tests.yml").read_text()
     assert f"python: {PYTHONS}".replace("'", '"') in workflow
-    assert metadata("ortholand")["Requires-Python"] == f">={PYTHONS[0]}"
+    for name in ("ortholand", "ortholand-lab"):
+        assert metadata(name)["Requires-Python"] == f">={PYTHONS[0]}"
     target = "py" + PYTHONS[0].replace(".", "")
     assert f'target-version = "{target}"' in (ROOT / "pyproject.toml").read_text()

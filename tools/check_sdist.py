@@ -15,7 +15,7 @@ LINK = re.compile(
 )
 # What is named in code or in a command: a file that must be here, from the root.
 NAMED = re.compile(
-    r"\b(?:examples|tools|tests|benchmarks|docs|src)/[\w/.-]*\w\.(?:py|md|cpp|h|png|ipynb)\b"
+    r"\b(?:examples|lab/src|tools|tests|benchmarks|docs|src)/[\w/.-]*\w\.(?:py|md|cpp|h|png|ipynb)\b"
 )
 NEEDED = (
     ".github/workflows/tests.yml",
@@ -31,6 +31,7 @@ NEEDED = (
     "constraints-oldest.txt",
     "constraints.txt",
     "hatch_build.py",
+    "lab/pyproject.toml",
     "mkdocs.yml",
     "pyproject.toml",
     "src/ortholand/py.typed",

@@ -48,10 +48,15 @@ def main() -> None:
 
 
 def check_package() -> None:
-    """That it is the wheel, without extras."""
+    """That it is the wheel of the library alone, without extras and without a command."""
     assert "site-packages" in ol.__file__, ol.__file__
-    assert any(path.name == recipe.MANIFEST for path in distribution("ortholand").files or ())
-    for module in ("typer", "rich", "matplotlib"):
+    wheel = distribution("ortholand")
+    files = wheel.files or []
+    assert any(path.name == recipe.MANIFEST for path in files)
+    tops = {path.parts[0] for path in files}
+    assert tops == {"ortholand", f"ortholand-{ol.__version__}.dist-info"}, tops
+    assert not list(wheel.entry_points), wheel.entry_points
+    for module in ("ortholand_lab", "typer", "rich", "matplotlib"):
         try:
             __import__(module)
         except ModuleNotFoundError:
@@ -93,11 +98,14 @@ def stepped(shape: tuple[int, ...], dtype: torch.dtype, fused: bool) -> torch.Te
 
 
 def check_command(vectors: str) -> None:
-    """``python -m ortholand`` works without extras, and tells the same."""
+    """``python -m ortholand`` works without extras, and says where its other commands are."""
     command = [sys.executable, "-I", "-m", "ortholand"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert f"prebuilt for {vectors}" in said, said
     print(said)
+    refused = subprocess.run([*command, "list"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 1, refused.stdout
+    assert "pip install ./lab" in refused.stderr, refused.stderr
 
 
 if __name__ == "__main__":

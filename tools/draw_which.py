@@ -1,6 +1,6 @@
 """Draws docs/figures/which.png: what lr does to each optimizer and attraction.
 
-    .venv/bin/python tools/draw_which.py        (half a minute; needs ortholand[experiments])
+    .venv/bin/python tools/draw_which.py        (half a minute; needs the laboratory)
 
 The digits of scikit-learn, 8 x 8 pixels, read by a network with two orthogonal layers.
 """
@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import ortholand as ol
-from ortholand.lab.study.figures import house_style
+from ortholand_lab.study.figures import house_style
 
 FIGURE = Path(__file__).parent.parent / "docs" / "figures" / "which.png"
 RATES = [10 ** (k / 2) for k in range(-8, 3)]  # 1e-4 to 10

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 SRC = "src/ortholand/"
-COPIED = ("src", "tests", "pyproject.toml", "conftest.py", "tools", "README.md")
+COPIED = ("src", "lab", "tests", "pyproject.toml", "conftest.py", "tools", "README.md")
 
 SPECTRAL = "tests/landing/test_spectral.py::test_"
 ENGINES = SPECTRAL + "engines_step_alike_off_the_manifold"
@@ -68,12 +68,14 @@ class Mutant(NamedTuple):
     tests: str
 
 
-LANDING, TALL_CPP = SRC + "native/landing.cpp", SRC + "native/tall.cpp"
-STEPS, COMPILED = SRC + "native/steps.h", SRC + "optim/engines/compiled.py"
+LANDING, BALL_H = SRC + "native/landing.cpp", SRC + "native/ball.h"
+COMPILED, DERIVATIVES = SRC + "optim/engines/compiled.py", SRC + "geometry/derivatives.py"
 GRAM_PY, MOMENTS, MUON = (SRC + f"landing/{name}.py" for name in ("gram", "moments", "muon"))
-SHARDING, AGREEMENT = SRC + "sharding/steps.py", SRC + "sharding/agreement.py"
-BASE, DERIVATIVES = SRC + "native/base.h", SRC + "geometry/derivatives.py"
-COUPLED, AFTER, POINT = (SRC + f"landing/{name}.py" for name in ("coupled", "after", "point"))
+SHARDED, EXCHANGE = SRC + "optim/engines/sharded.py", SRC + "sharding/exchange.py"
+AGREEMENT = SRC + "sharding/agreement.py"
+ATTRACTION, COUPLED, AFTER, POINT = (
+    SRC + f"landing/{name}.py" for name in ("attraction", "coupled", "after", "point")
+)
 
 MUTANTS = [
     # Python: those that earlier tests had not noticed, then the measured step and the Gram form.
@@ -88,8 +90,8 @@ MUTANTS = [
     Mutant(
         "first order",
         DERIVATIVES,
-        "info > 0)[..., None, None], M",
-        "info >= 0)[..., None, None], M",
+        "info > 0)[..., None, None], identity",
+        "info >= 0)[..., None, None], identity",
         MULTIPLIERS,
     ),
     Mutant("pull of coupled", COUPLED, "t, away, value=2)", "t, away, value=4)", ONCE),
@@ -97,7 +99,7 @@ MUTANTS = [
     Mutant("longer share", COUPLED, "torch.fmin(t, t * share)", "t * share", NO_LONGER),
     Mutant("longest step", COUPLED, "1 / (2 * lam) if", "1 / lam if", NOT_BEYOND),
     Mutant("share of after", AFTER, ".masked_fill_(reached <= limit, 1.0)", ".fill_(1.0)", ENGINES),
-    Mutant("drift of after", AFTER, "share - square, C)", "0 * share, C)", ENGINES),
+    Mutant("drift of after", AFTER, "(share - square) * t", "0 * t", ENGINES),
     Mutant("mean of after", AFTER, ".clamp(min=1)", ".clamp(min=1).fill_(1)", ENGINES),
     Mutant(
         "trial",
@@ -106,70 +108,52 @@ MUTANTS = [
         "t = 1e3 / norm",
         HUGE,
     ),
-    Mutant("look of coupled", COUPLED, "return free <= aim", "return True", BALL),
+    Mutant("look before", ATTRACTION, "(X, d, looked_at) <= aim", "(X, d, looked_at) <= 9", BALL),
     Mutant("look of after", AFTER, "<= 1 + options.limit:", "<= 9:", BALL),
     Mutant("landed too soon", POINT, "LANDED = 16 ", "LANDED = 1e12 ", PARTS),
     Mutant("noise", SRC + "fields.py", "(8 + math.sqrt(n))", "0 * (8 + math.sqrt(n))", NORMAL),
     Mutant("rounding of coupled", COUPLED, "alpha=1 / (1 - options.eps)", "alpha=0", NORMAL),
     Mutant("moduli", SRC + "geometry/polar.py", "if M.is_complex() else", "if False else", MODULI),
     # Compiled code: what all share.
-    Mutant("C++ longest", STEPS, "1 / (2 * o.lam)", "1 / o.lam", NOT_BEYOND),
+    Mutant("C++ longest", BALL_H, "1 / (2 * o.lam)", "1 / o.lam", NOT_BEYOND),
+    Mutant("C++ edge", BALL_H, "EDGE = 16;", "EDGE = 0;", AT_THE_EDGE),
+    Mutant("C++ root", BALL_H, "(reach + slope) / P", "reach / P", ENGINES),
+    Mutant("C++ distance 1", BALL_H, "distance < FARTHEST)", "distance < 2)", ZEROS),
+    Mutant("C++ gentle pull", LANDING, "at_least(inside / squares, 0)", "o.omega", ENGINES),
+    Mutant("C++ finite", LANDING, "kept < LARGEST_NORM", "kept < INFINITY", INFINITE),
+    Mutant("C++ bias", LANDING, ".steps) + 1;", ".steps) + 2;", ENGINES),
     Mutant(
-        "C++ edge", STEPS, "constexpr double EDGE = 16;", "constexpr double EDGE = 0;", AT_THE_EDGE
+        "C++ farthest", LANDING, "error, o.farthest - d", "error, 1.5 * o.farthest - d", ENGINES
     ),
-    Mutant("C++ root", STEPS, "slope >= 0 ? reach + slope", "slope >= 0 ? reach", ENGINES),
-    Mutant("C++ distance 1", STEPS, "distance < FARTHEST);", "distance < 2);", ZEROS),
-    Mutant("C++ gentle pull", STEPS, "omega = at_most(omega, at_least(gentle, 0));", "", ENGINES),
-    Mutant("C++ finite", STEPS, "at_least(o.scale, 1) * length <", "length / 1e9 <", INFINITE),
-    Mutant("C++ bias", STEPS, "steps = old_steps + 1;", "steps = old_steps + 2;", ENGINES),
-    Mutant("C++ farthest", STEPS, "o.farthest - distance", "1.5 * o.farthest - distance", ENGINES),
-    Mutant("C++ maximize", STEPS, "o.maximize ? T(-0.5) : T(0.5)", "T(0.5)", ENGINES),
+    Mutant("C++ maximize", LANDING, "o.maximize ? -1 : 1", "1", ENGINES),
+    Mutant("C++ count", LANDING, "finite[l] && eta[l] < o.lr)", "eta[l] > o.lr)", ENGINES),
+    Mutant("C++ free bound", BALL_H, "pulled) + length *", "pulled) + length / 4 *", LARGE_VALUE),
+    Mutant("C++ centring", LANDING, "c = 1 / root(1 + mean)", "c = 1", ENGINES),
+    Mutant(
+        "C++ follow", SRC + "native/rows.h", "T(1) ? own.X : own.K", "T(1) ? own.X : own.X", CREEPS
+    ),
+    Mutant("C++ little", LANDING, "LITTLE = 0.125", "LITTLE = 1e6", SMALL),
+    Mutant("C++ share", BALL_H, "at_least(room, 0) / at_least", "1 / at_least", ENGINES),
+    Mutant("C++ longer share", BALL_H, "/ P, away), 1)", "/ P, away), 9)", NO_LONGER),
     # Square matrices.
-    Mutant("square free bound", LANDING, "+ t * t * q[l];", "+ t * t * q[l] / 4;", LARGE_VALUE),
-    Mutant("square damping", LANDING, "T(1 - o.dampening) : T(1)", "T(1) : T(1)", ENGINES),
-    Mutant("square Nesterov", LANDING, "A.v[e] += momentum * B.v[e]", "A.v[e] += B.v[e]", ENGINES),
-    Mutant(
-        "square follow",
-        LANDING,
-        "G.v[e] + scale * (R.v[e] - G.v[e] / scale)",
-        "scale * R.v[e]",
-        CREEPS,
-    ),
-    Mutant(
-        "C++ count",
-        BASE,
-        "finite[l] && eta[l] < o.lr)",
-        "finite[l] && eta[l] > o.lr)",
-        ENGINES,
-    ),
-    Mutant("square centring", LANDING, "c[l] = T(1 / std::sqrt(1 + m[l]))", "c[l] = T(1)", ENGINES),
+    Mutant("square damping", LANDING, "> 0, 1 - o.dampening, 1)", "> 0, 1, 1)", ENGINES),
+    Mutant("square Nesterov", LANDING, "ahead = T(o.nesterov)", "ahead = T(0)", ENGINES),
     # Tall matrices.
-    Mutant("tall roundoff", TALL_CPP, "epsilon() / 2) {}", "epsilon() * 1e6) {}", ENGINES),
-    Mutant(
-        "tall landed", TALL_CPP, "if (most <= roundoff) return", "if (most <= 1) return", ENGINES
-    ),
-    Mutant("tall series", TALL_CPP, "if (most * most <= roundoff) {", "if (most <= 1) {", ENGINES),
-    Mutant("tall moderate", TALL_CPP, "sizeof(T) == 4 ? 1e24 : 1e200", "1e300", HUGE),
-    Mutant("tall Nesterov", TALL_CPP, "g = sign + o.momentum * h", "g = sign + h", ENGINES),
-    Mutant("tall damping", TALL_CPP, "damped ? sign * (1 - o.dampening) : sign", "sign", ENGINES),
-    Mutant("tall mean", TALL_CPP, "g = sign * (1 - o.beta1)", "g = sign * o.beta1", ENGINES),
-    Mutant("tall little", TALL_CPP, "LITTLE = 0.125", "LITTLE = 1e6", SMALL),
-    Mutant("C++ share", STEPS, "at_most(room / at_least(reach, SMALLEST), 1)", "1", ENGINES),
-    Mutant(
-        "C++ pulled share",
-        STEPS,
-        "P * at_least(room, 0))) / P, 1)",
-        "P * at_least(room, 0))) / P, 9)",
-        NO_LONGER,
-    ),
-    Mutant("tall rounding of coupled", BASE, "- astray / 2 / (1 - o.eps)", "", NORMAL),
-    Mutant("tall rounding", BASE, "reached[l] + astray <=", "reached[l] <=", NORMAL),
+    Mutant("tall roundoff", LANDING, "epsilon() / 2) {}", "epsilon() * 1e6) {}", ENGINES),
+    Mutant("tall landed", LANDING, "for_all(d <= roundoff)", "for_all(d <= 1)", ENGINES),
+    Mutant("tall series", LANDING, "for_all(d * d <= roundoff)", "for_all(d <= 1)", ENGINES),
+    Mutant("tall moderate", LANDING, "!square && !is_moderate()", "false", HUGE),
+    Mutant("tall Nesterov", LANDING, "g = sign + o.momentum * h", "g = sign + h", ENGINES),
+    Mutant("tall damping", LANDING, "h[l] = sign * (1 - o.dampening)", "h[l] = sign", ENGINES),
+    Mutant("tall mean", LANDING, "g = sign * (1 - o.beta1)", "g = sign * o.beta1", ENGINES),
+    Mutant("tall rounding of coupled", LANDING, "- astray / 2 / (1 - o.eps)", "", NORMAL),
+    Mutant("tall rounding", LANDING, "reached + astray <= o.aim", "reached <= o.aim", NORMAL),
     # Ranks.
     Mutant("identity's share", SRC + "geometry/matrices.py", ".sub_(share)", ".sub_(1)", APART),
-    Mutant("half of a sum", SHARDING, "D.triu() + T.tril(-1)", "D.triu() + T.tril()", AS_ONE),
-    Mutant("diagonal lost", SHARDING, "packed[..., -1, :])", "packed[..., 0, :])", AS_ONE),
-    Mutant("counts packed", SHARDING, "state[LIMITED] << 32", "state[LIMITED] << 31", GUARDS),
-    Mutant("skips agreed", SHARDING, "terms) == 0", "terms) >= 0", GUARDS),
+    Mutant("half of a sum", EXCHANGE, "D.triu() + T.tril(-1)", "D.triu() + T.tril()", AS_ONE),
+    Mutant("diagonal lost", EXCHANGE, "packed[..., -1, :])", "packed[..., 0, :])", AS_ONE),
+    Mutant("counts packed", SHARDED, "state[LIMITED] << 32", "state[LIMITED] << 31", GUARDS),
+    Mutant("skips agreed", SHARDED, "terms) == 0", "terms) >= 0", GUARDS),
     Mutant(
         "first gradient",
         MOMENTS,
@@ -193,6 +177,10 @@ def main() -> int:
     for mutant in chosen:
         if (ROOT / mutant.file).read_text().count(mutant.old) < 1:
             sys.exit(f"{mutant.name}: {mutant.old!r} is not in {mutant.file}.")
+        for test in mutant.tests.split():
+            file, _, name = test.partition("::")
+            if f"def {name.rpartition('::')[2]}" not in (ROOT / file).read_text():
+                sys.exit(f"{mutant.name}: there is no {test}.")
     if arguments.list:
         print(*(mutant.name for mutant in chosen), sep="\n")
         return 0
@@ -229,7 +217,7 @@ def is_killed(mutant: Mutant, copy: Path) -> bool:
     done = subprocess.run(
         [*command, "-m", "not slow_distributed", *mutant.tests.split()],
         cwd=copy,
-        env={**os.environ, "PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": f"{copy}/src:{copy}/lab/src", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )

@@ -4,8 +4,10 @@
   notebook, with its stored outputs.
 - Links to source files lead to the repository, links to such pages to the page.
 - Formulas become MathML when the site is built, so that no script has to draw them.
+- Figures link to themselves, for readers whose screen shows them small.
 - Nothing is loaded from the network when a page is read: what would be is a warning, and ends a
   strict build.
+- The navigation is shown on screens of 1200 pixels and more.
 """
 
 import base64
@@ -27,13 +29,16 @@ OUTSIDE = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
     "security.md": "SECURITY.md",
-    "recipes/examples.md": "examples/README.md",
+    "results/examples.md": "examples/README.md",
 }
 NOTEBOOKS = {"tutorial.md": "docs/tutorial.ipynb"}
 LINK = re.compile(r"(\]\()(?!https?:|mailto:|#)([^)\s]+)(\))")
 FENCE = re.compile(r"^(?:```.*?^```|~~~.*?^~~~)", flags=re.MULTILINE | re.DOTALL)
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([\[(])(.*?)\\[\])]</\1>', flags=re.DOTALL)
 CELL = re.compile(r"<td>(.*?)</td>", flags=re.DOTALL)
+FIGURE = re.compile(r'<img [^>]*src="([^"]*figures/[^"]*)"[^>]*>')
+# Where the theme begins to show the navigation, 1220 pixels, and where this site does.
+BREAKPOINTS = {"76.25em": "75em", "76.234375em": "74.984375em"}
 # The theme's only script from elsewhere, for the search in pages that are opened as files.
 SHIM, OUR_SHIM = "https://unpkg.com/iframe-worker/shim", "assets/iframe-worker.js"
 LOADS = re.compile(
@@ -83,7 +88,8 @@ def address_of(path: str, uri: str, repository: str, files: Files) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """TeX between dollars becomes MathML; cells with sentences are marked, to be wider."""
+    """TeX becomes MathML; cells with sentences are marked, to be wider; figures become links."""
+    html = FIGURE.sub(r'<a href="\1">\g<0></a>', html)
     return CELL.sub(as_cell, FORMULA.sub(as_mathml, html))
 
 
@@ -104,6 +110,19 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
 def on_post_template(output_content: str, **_: Any) -> str:
     """The same for the page of what is not found."""
     return output_content.replace(SHIM, "/" + OUR_SHIM)
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """The theme's sheets and script show the navigation on somewhat narrower screens too."""
+    folder, found = Path(config.site_dir) / "assets", set()
+    for path in [*folder.glob("stylesheets/*.css"), *folder.glob("javascripts/*.js")]:
+        text = path.read_text()
+        found |= {point for point in BREAKPOINTS if point in text}
+        for theirs, ours in BREAKPOINTS.items():
+            text = text.replace(theirs, ours)
+        path.write_text(text)
+    if found != set(BREAKPOINTS):
+        log.warning(f"The theme has no breakpoint {set(BREAKPOINTS) - found}: give it another.")
 
 
 def loaded_from_elsewhere(page: str) -> list[str]:

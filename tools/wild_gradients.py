@@ -26,7 +26,7 @@ import ortholand as ol
 from ortholand.geometry import distance
 from ortholand.geometry.matrices import real_dtype, to_working_dtype, wide_dtype
 from ortholand.landing.step import PendingStep, Rows
-from ortholand.sharding.steps import message_of, sums_of
+from ortholand.sharding.exchange import message_of, sums_of
 
 DTYPES = (
     torch.float16,

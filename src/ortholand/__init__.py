@@ -12,13 +12,11 @@ This module exports what most programs need. The rest is in its submodules:
 - :mod:`ortholand.parameters`: marks, groups, projection and errors of a model's parameters.
 - :mod:`ortholand.sharding`: weights spread over ranks, and what their steps cost.
 - :mod:`ortholand.solve`: minimisation of a function, or of a sum of many.
-- :mod:`ortholand.problems`: costs with known optima.
 - :mod:`ortholand.flow`: the landing flow, an ordinary differential equation.
 - :mod:`ortholand.trivializations`: weights as exp(A), for any Euclidean optimizer.
 - :mod:`ortholand.native`: compiled code, or why there is none.
 - :mod:`ortholand.about`: what a bug report needs.
-- :mod:`ortholand.sklearn`: estimators with the interface of scikit-learn; not imported here.
-- :mod:`ortholand.lab`: the paper's experiments, benchmarks and the command line; not imported here.
+- :mod:`ortholand.integrations.peft`: adapters of Hugging Face PEFT; not imported here.
 """
 
 from importlib.metadata import PackageNotFoundError, version

@@ -1,6 +1,6 @@
 """``python -m ortholand``: what a bug report needs. It works without any extra.
 
-Any arguments are passed to the command ``ortholand``, which needs ``ortholand[experiments]``.
+Any other arguments are passed to the command ``ortholand`` of the laboratory, ortholand-lab.
 """
 
 import sys
@@ -13,8 +13,13 @@ def main() -> None:
     if sys.argv[1:] in ([], ["info"]):
         print(table())
         return
-    from ortholand.lab.cli import main as command  # here: it needs more than the library
-
+    try:
+        from ortholand_lab.cli import main as command
+    except ModuleNotFoundError as missing:
+        sys.exit(
+            f"{sys.argv[1]!r} is a command of the laboratory, but {missing.name} is not installed. "
+            "In a clone of ortholand run: pip install ./lab"
+        )
     command()
 
 

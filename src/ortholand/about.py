@@ -3,6 +3,7 @@
 import os
 import platform
 import sys
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from textwrap import TextWrapper
@@ -62,13 +63,12 @@ def asked_width() -> int | None:
 
 
 def _processor() -> str:
-    """The processor's name; on Linux Python does not know it, the system does."""
-    try:
-        lines = CPUINFO.read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
+    """The processor's name; on Linux only the system has it, not Python."""
+    with suppress(OSError, UnicodeDecodeError):
+        for line in CPUINFO.read_text().splitlines():
+            if line.startswith("model name") and (name := line.partition(":")[2].strip()):
+                return name
+    return platform.processor() or platform.machine()
 
 
 def _compiled_code() -> str:

@@ -6,18 +6,13 @@ Each takes X ``(..., n, p)`` and the Euclidean gradient G, and returns the direc
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ortholand.geometry.derivatives import relative_gradient, tangent_from_gram
-from ortholand.geometry.matrices import (
-    frobenius_norm,
-    gram_minus_identity,
-    is_square,
-    product,
-)
+from ortholand.geometry.matrices import gram_minus_identity, is_square
 
 
 def landing_field(X: Tensor, G: Tensor, lam: float = 1.0) -> Tensor:
@@ -38,9 +33,7 @@ def landing_field(X: Tensor, G: Tensor, lam: float = 1.0) -> Tensor:
     """
     if X.shape[-2] < X.shape[-1]:
         return landing_field(X.mT, G.mT, lam).mT
-    if is_square(X):
-        return landing_from_relative(X, relative_gradient(X, G), lam).field
-    return landing_from_gradient(X, G, lam).field
+    return landing_along(X, relative_gradient(X, G) if is_square(X) else G, lam)
 
 
 def plam_field(X: Tensor, G: Tensor, lam: float = 1.0) -> Tensor:
@@ -66,49 +59,27 @@ Field = Callable[[Tensor, Tensor, float], Tensor]
 FIELDS: dict[str, Field] = {"landing": landing_field, "plam": plam_field, "penalty": penalty_field}
 
 
-class Landing(NamedTuple):
-    """A landing field, and quantities for the safe step that its products give for free."""
+def landing_along(
+    X: Tensor, B: Tensor, lam: float, D: Tensor | None = None, W: Tensor | None = None
+) -> Tensor:
+    """The landing field of the direction that a generator B represents, with momentum or without.
 
-    field: Tensor  # L, (..., n, p)
-    residual: Tensor  # D = X^H X - I, or X X^H - I of square X
-    distance: Tensor  # ||D||_F, (...)
-    tangency_error: Tensor | float  # bound of ||Sym(X^H R)||, zero but for rounding, (...)
-
-
-def landing_from_relative(X: Tensor, A: Tensor, lam: float) -> Landing:
-    """``(A + lam (X X^H - I)) X`` for square X and skew A: three products, counting A's own.
-
-    A is skew to the last bit, so ``A X`` is tangent up to rounding relative to itself.
-    """
-    D = gram_minus_identity(X.mH)
-    return Landing(product(torch.add(A, D, alpha=lam), X), D, frobenius_norm(D), 0.0)
-
-
-def landing_from_gradient(
-    X: Tensor,
-    G: Tensor,
-    lam: float,
-    D: Tensor | None = None,
-    W: Tensor | None = None,
-    size: Tensor | None = None,
-) -> Landing:
-    """``Skew(G X^H) X + lam X (X^H X - I)`` for tall X: four n x p x p products, nothing n x n.
-
-    ``G X^H X`` and ``X G^H X`` nearly cancel where G is normal, and the rounding that remains is
-    relative to G and not tangent: it is reported, so that the safe step can allow for it.
+    For square X, B is skew, the direction is ``B X``, and ``(B + lam (X X^H - I)) X`` takes three
+    products, counting B's own. For tall X the direction is ``Skew(B X^H) X``, and the field takes
+    four products, nothing n x n. There ``B X^H X`` and ``X B^H X`` nearly cancel where B is normal:
+    the rounding that remains is relative to B and not tangent (:func:`tangency_bound`).
 
     Args:
-        X: matrices ``(..., n, p)``, n > p.
-        G: a generator of the tangent part.
+        X: matrices ``(..., n, p)``, n >= p.
+        B: generators of the tangent part.
         lam: strength of the attraction.
-        D: ``X^H X - I``, if it is known.
-        W: ``X^H G``, if it is known.
-        size: the norm of what G was computed from, if rounding in G is relative to that.
+        D: ``X^H X - I`` of tall X, ``X X^H - I`` of square X, if it is known.
+        W: ``X^H B``, if it is known.
     """
-    D = gram_minus_identity(X) if D is None else D
-    d, size = frobenius_norm(D), frobenius_norm(G) if size is None else size
-    error = tangency_bound(X.shape[-2], X.dtype, d, size)
-    return Landing(tangent_from_gram(X, G, D, lam, W), D, d, error)
+    if is_square(X):
+        D = gram_minus_identity(X.mH) if D is None else D
+        return torch.add(B, D, alpha=lam) @ X
+    return tangent_from_gram(X, B, gram_minus_identity(X) if D is None else D, lam, W)
 
 
 def tangency_bound(n: int, dtype: torch.dtype, d: Any, gradient_norm: Any) -> Any:

@@ -128,10 +128,10 @@ def own_parameter(module: nn.Module, name: str, label: str) -> nn.Parameter:
         if weight.module is module and (is_ingredient or weight.name == name):
             raise weight.error(label)
     if parameter is None:
-        own = ", ".join(n for n, p in module._parameters.items() if p is not None) or "none"
+        own = ", ".join(n for n, p in module._parameters.items() if p is not None)
         raise ValueError(
-            f"{rule} is none of this {type(module).__name__}, whose own are: {own}."
-            + _advice_on_names(module, name)
+            f"{rule} is not a parameter of this {type(module).__name__}, which has: "
+            f"{own or 'none'}.{_advice_on_names(module, name, own)}"
         )
     if isinstance(parameter, UninitializedParameter):
         raise ValueError(
@@ -141,11 +141,9 @@ def own_parameter(module: nn.Module, name: str, label: str) -> nn.Parameter:
     return parameter
 
 
-def _advice_on_names(module: nn.Module, name: str) -> str:
+def _advice_on_names(module: nn.Module, name: str, own: str) -> str:
     if name in marks_of(module):
-        return (
-            " It was marked when it was one; ortholand.marks.unmark(module, name) removes the mark."
-        )
+        return " Remove its mark, which is older: ortholand.marks.unmark(module, name)."
     last = name.rpartition(".")[2]
     for path, child in module.named_modules():
         if path and child._parameters.get(last) is not None and name in (last, f"{path}.{last}"):
@@ -153,4 +151,4 @@ def _advice_on_names(module: nn.Module, name: str) -> str:
                 " Mark a weight on the module that holds it: "
                 f"ortholand.orthogonal(module.get_submodule({path!r}), {last!r})."
             )
-    return " Give one of these as name."
+    return " Give one of these names." if own else " Give the module that holds the weight."

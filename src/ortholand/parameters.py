@@ -3,11 +3,12 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, overload
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, get_args, overload
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from typing_extensions import Unpack
 
 from ortholand.geometry.precision import without_autocast
 from ortholand.geometry.scales import Scale, check_scale, check_scale_fits, scale_of
@@ -19,10 +20,19 @@ Predicate = Callable[[str, nn.Parameter], bool]
 Selector = str | type[nn.Module] | nn.Module | Predicate
 Selectors = Selector | Iterable[Selector]
 Init = Literal["project", "random", "keep"]
+Reduce = Literal["max", "mean"]
 T = TypeVar("T")
 Module = TypeVar("Module", bound=nn.Module)
 
 RESERVED = ("params", "param_names", "orthogonal", "view", "scale")  # no options of a mark
+
+
+class Which(TypedDict, total=False):
+    """Which weights a function means, and how it views them."""
+
+    orthogonal: Selectors | None
+    view: View | None
+    scale: Scale | None
 
 
 @torch.no_grad()
@@ -147,25 +157,24 @@ def param_groups(
     True ['0.weight']
     False ['0.bias', '2.weight', '2.bias']
     """
-    given = _given(view, scale)
+    given = _given(view=view, scale=scale)
     _reshard(model)
     marks = _marks(model)
     chosen = _select(model, orthogonal) if orthogonal is not None else set()
-    if orthogonal is None:
-        _check_marks_will_do(marks, given)
-    _check_agreement(marks, chosen, given)
-    common = dict(options or {})
-    selected: dict[str, Any] = {"params": [], "orthogonal": True, "view": "matrix"}
-    selected |= {**given, **common}
-    marked_groups: list[dict[str, Any]] = []
-    rest: dict[str, Any] = {"params": [], "orthogonal": False, **(other_options or {})}
+    _check_agreement(marks, chosen if orthogonal is not None else None, given)
+    selected: dict[str, Any] = {"orthogonal": True, "view": "matrix", **given, **(options or {})}
+    rest: dict[str, Any] = {"orthogonal": False, **(other_options or {})}
+    groups, marked_groups = [{"params": [], **each} for each in (selected, rest)], []
     for name, p in _trainable(model):
+        group = groups[0 if p in chosen else 1]
         if p in marks:
-            group = _group_with({**common, **marks[p].options}, marked_groups)
-        else:
-            group = selected if p in chosen else rest
+            wanted = {"orthogonal": True, **(options or {}), **marks[p].options}
+            alike = [g for g in marked_groups if {**g, "params": 0} == {**wanted, "params": 0}]
+            if not alike:
+                marked_groups.append({"params": [], **wanted})
+            group = (alike or marked_groups)[-1]
         group["params"].append((name, p))
-    return [group for group in [selected, *marked_groups, rest] if group["params"]]
+    return [group for group in [groups[0], *marked_groups, groups[1]] if group["params"]]
 
 
 def selected_parameters(model: nn.Module, orthogonal: Selectors) -> list[tuple[str, nn.Parameter]]:
@@ -214,7 +223,7 @@ def orthogonalize_(
         if not all_finite(weight.tensor):
             raise ValueError(
                 f"Only finite weights can be projected, but {weight.name} has NaN or infinite "
-                "entries. Initialise it anew."
+                "entries. Initialise it again."
             )
     with without_autocast(w.tensor for w in weights):
         for this in VIEWS:
@@ -223,29 +232,13 @@ def orthogonalize_(
 
 
 @overload
-def orthogonality_error(
-    target: Any,
-    *,
-    orthogonal: Selectors | None = None,
-    view: View | None = None,
-    scale: Scale | None = None,
-    reduce: Literal["max", "mean"] = "max",
-    spectral: bool = False,
-) -> float: ...
-
-
-@overload
-def orthogonality_error(
-    target: Any,
-    *,
-    orthogonal: Selectors | None = None,
-    view: View | None = None,
-    scale: Scale | None = None,
-    reduce: None,
-    spectral: bool = False,
+def orthogonality_error(  # pyrefly: ignore[inconsistent-overload]
+    target: Any, *, reduce: None, spectral: bool = False, **which: Unpack[Which]
 ) -> dict[str, float]: ...
-
-
+@overload
+def orthogonality_error(  # pyrefly: ignore[inconsistent-overload]
+    target: Any, *, reduce: Reduce = "max", spectral: bool = False, **which: Unpack[Which]
+) -> float: ...
 @torch.no_grad()
 def orthogonality_error(
     target: Any,
@@ -253,7 +246,7 @@ def orthogonality_error(
     orthogonal: Selectors | None = None,
     view: View | None = None,
     scale: Scale | None = None,
-    reduce: Literal["max", "mean"] | None = "max",
+    reduce: Reduce | None = "max",
     spectral: bool = False,
 ) -> float | dict[str, float]:
     """How far orthogonal weights are from the manifold: ``||X^H X - I||_F``, ready to log.
@@ -291,17 +284,19 @@ def orthogonality_error(
     return float(together.max() if reduce == "max" else together.mean())
 
 
+def _fsdp_modules(model: nn.Module, name: str) -> list[Any]:
+    """The parts of a model that are of a class of FSDP; this never imports FSDP."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return [m for m in model.modules() if isinstance(m, getattr(fsdp, name))] if fsdp else []
+
+
 def _reshard(model: nn.Module) -> None:
     """Make FSDP2 release the unsharded weights that it may hold after a forward pass.
 
     They are copies: changing or optimizing them does not change the model.
     """
-    module = sys.modules.get("torch.distributed.fsdp")
-    if module is None:
-        return
-    for part in model.modules():
-        if isinstance(part, module.FSDPModule):
-            part.reshard()
+    for part in _fsdp_modules(model, "FSDPModule"):
+        part.reshard()
 
 
 def _trainable(
@@ -312,13 +307,12 @@ def _trainable(
             yield name, p
 
 
-def _given(view: View | None, scale: Scale | None) -> dict[str, Any]:
-    """Those of the two options that the user gave, checked."""
-    if view is not None:
-        check_view(view)
-    if scale is not None:
-        check_scale(scale)
-    return {key: value for key, value in (("view", view), ("scale", scale)) if value is not None}
+def _given(**options: Any) -> dict[str, Any]:
+    """Those options, of view and scale, that the user gave; checked."""
+    given = {name: value for name, value in options.items() if value is not None}
+    for name, value in given.items():
+        {"view": check_view, "scale": check_scale}[name](value)
+    return given
 
 
 def _marks(model: nn.Module) -> dict[nn.Parameter, Marked]:
@@ -338,44 +332,32 @@ def _marks(model: nn.Module) -> dict[nn.Parameter, Marked]:
     return marks
 
 
-def _check_marks_will_do(marks: Mapping[nn.Parameter, Marked], given: Mapping[str, Any]) -> None:
-    """Raise unless marks alone say which weights are orthogonal, and how they are viewed."""
-    if not marks:
+def _check_agreement(
+    marks: Mapping[nn.Parameter, Marked],
+    selected: set[nn.Parameter] | None,
+    given: Mapping[str, Any],
+) -> None:
+    """Raise unless marks and selectors together say which weights are orthogonal, and how."""
+    if selected is None and not marks:
         raise ValueError(
             "For a model, say which parameters are orthogonal: orthogonal=nn.Linear, "
             'orthogonal="layers.*.weight", or a predicate; or mark them where the model is '
             "defined: ortholand.orthogonal(module)."
         )
     for key, value in given.items():
-        raise ValueError(
-            f"{key} belongs to weights that orthogonal=... selects, but got {key}={value!r} "
-            f"without a selection. Marked weights state their own {key}: "
-            f"ortholand.orthogonal(module, {key}={value!r})."
-        )
-
-
-def _check_agreement(
-    marks: Mapping[nn.Parameter, Marked], selected: set[nn.Parameter], given: Mapping[str, Any]
-) -> None:
-    """Raise if a weight's mark contradicts the selector that also matches it."""
-    for p in selected & marks.keys():
-        for key, value in given.items():
-            marked_as = marks[p].options[key]
-            if value != marked_as:
+        if selected is None:
+            raise ValueError(
+                f"{key} belongs to weights that orthogonal=... selects, but got {key}={value!r} "
+                f"without a selection. Marked weights state their own {key}: "
+                f"ortholand.orthogonal(module, {key}={value!r})."
+            )
+        for each in (marks[p] for p in selected & marks.keys()):
+            if value != each.options[key]:
                 raise ValueError(
-                    f"A weight has one {key}, but {marks[p].name} is marked with "
-                    f"{key}={marked_as!r} and selected with {key}={value!r}. Do not select it, "
-                    f"or mark it anew: ortholand.orthogonal(module, {key}={value!r})."
+                    f"A weight has one {key}, but {each.name} is marked with "
+                    f"{key}={each.options[key]!r} and selected with {key}={value!r}. Do not "
+                    f"select it, or mark it again: ortholand.orthogonal(module, {key}={value!r})."
                 )
-
-
-def _group_with(options: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """The group with exactly these options; created if there is none."""
-    for group in groups:
-        if {key: group[key] for key in group if key not in ("params", "orthogonal")} == options:
-            return group
-    groups.append({"params": [], "orthogonal": True, **options})
-    return groups[-1]
 
 
 class _Weight(NamedTuple):
@@ -393,18 +375,18 @@ def _checked_weights(
     for g, group in enumerate(_groups_of(target, orthogonal, view, scale)):
         if not group.get("orthogonal", True):
             continue
-        seen, names = group.get("view", "matrix"), group.get("param_names")
-        check_scale(group.get("scale", 1.0))
+        seen, scale_there = group.get("view", "matrix"), group.get("scale", 1.0)
+        check_scale(scale_there)
         for i, member in enumerate(_as_list(group["params"])):
             name, tensor = member if isinstance(member, tuple) else (f"{g}.{i}", member)
-            name = names[i] if names else name
+            name = group["param_names"][i] if group.get("param_names") else name
             check_weight(tensor, name)
             if tensor.device.type == "meta":
                 raise ValueError(
                     f"A weight must have values, but {name} is on the meta device. Initialise it "
                     'first: model.to_empty(device="cpu"), then reset_parameters() of its modules.'
                 )
-            number = scale_of(group.get("scale", 1.0), tensor.shape, seen)
+            number = scale_of(scale_there, tensor.shape, seen)
             check_scale_fits(number, tensor.dtype, name)
             weights.append(_Weight(name, tensor, seen, number))
     return weights
@@ -416,7 +398,7 @@ def _groups_of(
     """Whatever the user passed, as parameter groups."""
     if isinstance(target, nn.Module):
         return param_groups(target, orthogonal, view=view, scale=scale)
-    given = _given(view, scale)
+    given = _given(view=view, scale=scale)
     if orthogonal is not None:
         raise ValueError(f"orthogonal=... selects from a model, but got {type(target).__name__}.")
     groups = target.param_groups if isinstance(target, Optimizer) else _as_list(target)
@@ -441,10 +423,13 @@ def _select(model: nn.Module, orthogonal: Selectors) -> set[nn.Parameter]:
     """The parameters that any selector matches; each must match at least one."""
     single = isinstance(orthogonal, str | nn.Module) or not isinstance(orthogonal, Iterable)
     computed = list(computed_weights(model))
-    named = list(_all_names(model, computed))
+    # Trainable parameters by each of their names, and by those of the weights they compute.
+    named = list(_trainable(model, remove_duplicate=False))
+    named += [(w.label, p) for w in computed for p in w.ingredients if p.requires_grad]
     chosen: set[nn.Parameter] = set()
     for selector in [orthogonal] if single else orthogonal:
-        found = _matches(model, named, computed, selector)
+        matches = _matcher(model, computed, selector)
+        found = {p: name for name, p in named if matches(name, p)}
         if not found:
             matrices = dict.fromkeys(name for name, p in named if p.ndim > 1)
             raise ValueError(
@@ -460,41 +445,13 @@ def _select(model: nn.Module, orthogonal: Selectors) -> set[nn.Parameter]:
     return chosen
 
 
-def _all_names(
-    model: nn.Module, computed: Iterable[Computed]
-) -> Iterator[tuple[str, nn.Parameter]]:
-    """Trainable parameters by each of their names, and by those of the weights they compute."""
-    yield from _trainable(model, remove_duplicate=False)
-    for weight in computed:
-        yield from ((weight.label, p) for p in weight.ingredients if p.requires_grad)
-
-
-def _advice_on_flat_weights(model: nn.Module) -> str:
-    module = sys.modules.get("torch.distributed.fsdp")
-    if module is None:
-        return ""
-    if not any(isinstance(m, module.FullyShardedDataParallel) for m in model.modules()):
-        return ""
-    return (
-        " FullyShardedDataParallel (FSDP1) flattens all weights into one vector; use fully_shard "
-        "(FSDP2), which keeps them as matrices."
-    )
-
-
-def _matches(
-    model: nn.Module,
-    named: Iterable[tuple[str, nn.Parameter]],
-    computed: Iterable[Computed],
-    selector: Selector,
-) -> dict[nn.Parameter, str]:
-    """The parameters that a selector matches, and the names by which it does."""
+def _matcher(model: nn.Module, computed: Iterable[Computed], selector: Selector) -> Predicate:
+    """Whether a selector matches a parameter with a name."""
     if isinstance(selector, str):
-        return {
-            p: name
-            for name, p in named
-            if name == selector
-            or (p.ndim > 1 and (fnmatchcase(name, selector) or name.startswith(selector + ".")))
-        }
+        return lambda name, p: (
+            name == selector
+            or (p.ndim > 1 and (fnmatchcase(name, selector) or name.startswith(f"{selector}.")))
+        )
     if isinstance(selector, nn.Module):
         covered = set(selector.parameters())
     elif isinstance(selector, type):
@@ -502,10 +459,19 @@ def _matches(
         covered = {p for m in modules for p in m.parameters(recurse=False)}
         covered.update(*(w.ingredients for w in computed if isinstance(w.module, selector)))
     elif callable(selector):
-        return {p: name for name, p in named if selector(name, p)}
+        return selector
     else:
         raise TypeError(
             "orthogonal must be a name pattern, a module type, a module, a predicate "
             f"(name, parameter) -> bool, or several of these; got {selector!r}."
         )
-    return {p: name for name, p in named if p.ndim > 1 and p in covered}
+    return lambda _, p: p.ndim > 1 and p in covered
+
+
+def _advice_on_flat_weights(model: nn.Module) -> str:
+    if not _fsdp_modules(model, "FullyShardedDataParallel"):
+        return ""
+    return (
+        " FullyShardedDataParallel (FSDP1) flattens all weights into one vector; use fully_shard "
+        "(FSDP2), which keeps them as matrices."
+    )

@@ -73,7 +73,8 @@ def retract(X: Tensor, A: Tensor, method: str | Retraction = "cayley") -> Tensor
 def exponential(X: Tensor, A: Tensor) -> Tensor:
     """``exp(A) X``, the geodesic of O(n); uses an exponential of size 2p for tall X, 2p < n."""
     if _acts_from_the_left(X, A):
-        return _rotate(X, skew_exponential_minus_identity(_skew_of(X, A)))
+        # (I + F) X has errors as small as a short step, so thousands of steps hardly drift.
+        return add_product(X, skew_exponential_minus_identity(_skew_of(X, A)), X)
     W, K = _in_a_basis(X, A)
     return X + W @ skew_exponential_minus_identity(K)[..., : X.shape[-1]]
 
@@ -83,7 +84,7 @@ def cayley(X: Tensor, A: Tensor) -> Tensor:
     if _acts_from_the_left(X, A):
         A = _skew_of(X, A)
         if has_closed_form(A):
-            return _rotate(X, skew_cayley_minus_identity(A))
+            return add_product(X, skew_cayley_minus_identity(A), X)
         Z = _solved(identity_like(A) - A / 2, X)
         # Two forms of the same: the first has errors as small as a short step, so thousands of
         # steps in float32 drift a hundred times less; the second's do not grow with a long step.
@@ -114,10 +115,7 @@ def qr(X: Tensor, A: Tensor) -> Tensor:
 
 
 RETRACTIONS: dict[str, Retraction] = {
-    "exponential": exponential,
-    "polar": polar,
-    "cayley": cayley,
-    "qr": qr,
+    function.__name__: function for function in (exponential, polar, cayley, qr)
 }
 
 
@@ -149,11 +147,6 @@ def _check_shapes(X: Tensor, A: Tensor) -> None:
 def _acts_from_the_left(X: Tensor, A: Tensor) -> bool:
     """Whether to work with the n x n matrix: it is given, or no larger than the cheap form's."""
     return is_square(A) or 2 * X.shape[-1] >= X.shape[-2]
-
-
-def _rotate(X: Tensor, F: Tensor) -> Tensor:
-    """``(I + F) X``; errors are as small as a short step, so thousands of steps hardly drift."""
-    return add_product(X, F, X)
 
 
 def _skew_of(X: Tensor, A: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ def safe_step_size(
             and steps that do not shrink with p; or ``"frobenius"``, ``q = ||L||_F^2``, which is
             free.
         tangency_error: bound on ``||Sym(X^H R)||_F`` for the tangent part R of L, nonzero only
-            through rounding (see :func:`ortholand.fields.landing_from_gradient`).
+            through rounding (see :func:`ortholand.fields.tangency_bound`).
 
     Returns:
         A step of shape ``(...)``, finite for every finite L, zero included. No host sync.
@@ -244,12 +244,11 @@ def share_of_tangent_move(P: Tensor, drift: Tensor | None, room: Tensor) -> Tens
 
     As above, with ``delta + theta drift + theta^2 P``.
     """
-    room, tiny = room.clamp(min=0), torch.finfo(room.dtype).tiny
+    room = room.clamp(min=torch.finfo(room.dtype).tiny)  # so that nothing divides zero by zero
     if drift is None:
-        return (room / P.clamp(min=tiny)).sqrt().clamp(max=1)
+        return (room / P).sqrt().clamp(max=1)
     half = drift / 2
-    reach = half + torch.addcmul(P * room, half, half).sqrt()
-    return (room / reach.clamp(min=tiny)).clamp(max=1)
+    return (room / (half + torch.addcmul(P * room, half, half).sqrt())).clamp(max=1)
 
 
 # --- bounded before the move

@@ -8,7 +8,7 @@ numbers, and silently replaces weights that are not orthogonal.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +16,7 @@ from torch.nn.utils import parametrize
 
 from ortholand.geometry.exponential import exponential_minus_identity
 from ortholand.geometry.manifold import distance, polar_projection
-from ortholand.geometry.matrices import (
-    identity_like,
-    is_square,
-    newton_schulz,
-    to_working_dtype,
-)
+from ortholand.geometry.matrices import identity_like, is_square, newton_schulz, to_working_dtype
 from ortholand.geometry.precision import without_autocast
 from ortholand.geometry.rotations import cayley, skew_cayley, skew_exponential
 from ortholand.geometry.views import View, as_matrices, as_weight, check_view, check_weight
@@ -66,12 +61,21 @@ def trivialize_(
     >>> [name for name, _ in model.named_parameters()]
     ['bias', 'parametrizations.weight.original']
     """
-    _check_choice("map", map, Map)
-    _check_choice("base", base, Base)
-    slots = _choose(model, orthogonal, view)
-    logarithms = [_logarithm(slot, view, map) if base == "identity" else None for slot in slots]
-    for slot, logarithm in zip(slots, logarithms, strict=True):
-        _register(slot, Trivialization(slot.parameter, view=view, map=map), logarithm)
+    for name, value, choices in (("map", map, get_args(Map)), ("base", base, get_args(Base))):
+        if value not in choices:
+            raise ValueError(f"{name} must be one of {choices}, got {value!r}.")
+    chosen = _choose(model, orthogonal, view)
+    logarithms = [_logarithm(name, p, view, map) for name, p, *_ in chosen if base == "identity"]
+    for i, (_, p, module, attribute) in enumerate(chosen):
+        trivialization = Trivialization(p, view=view, map=map)
+        trivialization.position = list(module._parameters).index(attribute)
+        p.grad = None  # it belongs to the weight, not to A
+        parametrize.register_parametrization(module, attribute, trivialization)
+        if logarithms:
+            with torch.no_grad():
+                identity = trivialization.base
+                identity.copy_(torch.eye(identity.shape[-1], device=identity.device))
+                p.copy_(logarithms[i])
     return model
 
 
@@ -97,17 +101,17 @@ def rebase_(model: Model) -> Model:
     (tensor(True), True, tensor(False))
     """
     weights = _trivialized(model)
-    points = [w.trivialization.matrices(w.parameter) for w in weights]
-    for weight, X in zip(weights, points, strict=True):
+    points = [trivialization.matrices(p) for _, _, p, trivialization in weights]
+    for (module, name, *_), X in zip(weights, points, strict=True):
         if not torch.isfinite(X).all():
             raise ValueError(
-                f"Only finite weights can be base points, but {weight.name} of a "
-                f"{type(weight.module).__name__} is not. Go back to a checkpoint."
+                f"Only finite weights can be base points, but {name} of a "
+                f"{type(module).__name__} is not. Go back to a checkpoint."
             )
-    for weight, X in zip(weights, points, strict=True):
-        weight.trivialization.move_base(X)
-        weight.parameter.zero_()
-        weight.parameter.grad = None
+    for (_, _, p, trivialization), X in zip(weights, points, strict=True):
+        trivialization.move_base(X)
+        p.zero_()
+        p.grad = None
     return model
 
 
@@ -195,13 +199,12 @@ class Trivialization(nn.Module):
         return f"map={self.map!r}, view={self.view!r}"
 
 
-def _exponential(A: Tensor) -> Tensor:
-    return identity_like(A) + exponential_minus_identity(A)
-
-
-# Of skew matrices, and of those that are not.
+# For skew matrices, and for all.
 _MAPS: dict[str, Callable[[Tensor], Tensor]] = {"exp": skew_exponential, "cayley": skew_cayley}
-_GENERAL_MAPS: dict[str, Callable[[Tensor], Tensor]] = {"exp": _exponential, "cayley": cayley}
+_GENERAL_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "exp": lambda A: identity_like(A) + exponential_minus_identity(A),
+    "cayley": cayley,
+}
 
 
 def _map_thin(map: Callable[[Tensor], Tensor], K: Tensor, B: Tensor) -> Tensor:
@@ -216,17 +219,12 @@ def _map_thin(map: Callable[[Tensor], Tensor], K: Tensor, B: Tensor) -> Tensor:
     return U @ map(V.mH @ U)[..., K.shape[-1] :] * (-1 / c)
 
 
-class _Slot(NamedTuple):
-    name: str
-    parameter: nn.Parameter
-    module: nn.Module
-    attribute: str
-
-
-def _choose(model: nn.Module, orthogonal: Selectors, view: View) -> list[_Slot]:
-    """The chosen parameters and the modules that hold them, all fit to be trivialized."""
+def _choose(
+    model: nn.Module, orthogonal: Selectors, view: View
+) -> list[tuple[str, nn.Parameter, nn.Module, str]]:
+    """The chosen parameters, their modules and their names there, all fit to be trivialized."""
     check_view(view)
-    slots = []
+    chosen = []
     for name, p in selected_parameters(model, orthogonal):
         holders = [
             (module, attribute)
@@ -241,38 +239,20 @@ def _choose(model: nn.Module, orthogonal: Selectors, view: View) -> list[_Slot]:
             )
         check_weight(p, name)
         _check_orthogonal(p, name, view)
-        slots.append(_Slot(name, p, *holders[0]))
-    if not slots:
+        chosen.append((name, p, *holders[0]))
+    if not chosen:
         raise ValueError(f"orthogonal={orthogonal!r} names no parameter. Example: 'layers.*'.")
-    return slots
+    return chosen
 
 
-def _register(slot: _Slot, trivialization: Trivialization, logarithm: Tensor | None) -> None:
-    trivialization.position = list(slot.module._parameters).index(slot.attribute)
-    slot.parameter.grad = None  # it belongs to the weight, not to A
-    parametrize.register_parametrization(slot.module, slot.attribute, trivialization)
-    if logarithm is not None:
-        with torch.no_grad():
-            base = trivialization.base
-            base.copy_(torch.eye(base.shape[-1], device=base.device))
-            slot.parameter.copy_(logarithm)
-
-
-class _Trivialized(NamedTuple):
-    module: nn.Module
-    name: str
-    parameter: nn.Parameter
-    trivialization: Trivialization
-
-
-def _trivialized(model: nn.Module) -> list[_Trivialized]:
-    """The trivialized weights; at least one."""
+def _trivialized(model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter, Trivialization]]:
+    """Modules, names, parameters and maps of the trivialized weights; at least one."""
     found = []
     for module in filter(parametrize.is_parametrized, model.modules()):
         for name, chain in module.get_submodule("parametrizations").named_children():
             first = chain.get_submodule("0")
             if isinstance(first, Trivialization):
-                found.append(_Trivialized(module, name, chain.get_parameter("original"), first))
+                found.append((module, name, chain.get_parameter("original"), first))
     if not found:
         raise ValueError(
             f"The model must have trivialized weights, but this {type(model).__name__} has none. "
@@ -287,16 +267,16 @@ def _skew_of_lower(V: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _logarithm(slot: _Slot, view: View, map: Map) -> Tensor:
+def _logarithm(name: str, weight: nn.Parameter, view: View, map: Map) -> Tensor:
     """V with ``W = exp(L - L^H)``, or the Cayley map's: the weight's own coordinates at ``B = I``.
 
     The inverse Cayley map K is skew; the exponential's logarithm has the same eigenvectors.
     """
-    X = to_working_dtype(as_matrices(slot.parameter, view))
+    X = to_working_dtype(as_matrices(weight, view))
     if not is_square(X):
         raise ValueError(
-            f"base='identity' needs square matrices, but {slot.name} has shape "
-            f"{tuple(slot.parameter.shape)} with view={view!r}. Use base='weight'."
+            f"base='identity' needs square matrices, but {name} has shape "
+            f"{tuple(weight.shape)} with view={view!r}. Use base='weight'."
         )
     Y = polar_projection(X.to(torch.promote_types(X.dtype, torch.float64)))
     identity = torch.eye(Y.shape[-1], dtype=Y.dtype, device=Y.device)
@@ -315,16 +295,11 @@ def _logarithm(slot: _Slot, view: View, map: Map) -> Tensor:
     if missed.any():
         raise ValueError(
             "base='identity' reaches only matrices without the eigenvalue -1 (real: with "
-            f"determinant +1), but {slot.name} has {int(missed.sum())} others of "
+            f"determinant +1), but {name} has {int(missed.sum())} others of "
             f"{missed.numel()}. Use base='weight', or start from "
             "random_orthogonal(..., special=True)."
         )
-    return as_weight(V, slot.parameter, view)
-
-
-def _check_choice(name: str, value: str, choices: object) -> None:
-    if value not in get_args(choices):
-        raise ValueError(f"{name} must be one of {get_args(choices)}, got {value!r}.")
+    return as_weight(V, weight, view)
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ import torch
 
 import ortholand as ol
 from ortholand.sharding.costs import received_by_columns, received_by_owner
-from tests.distributed.counting import all_counted
+from tests.distributed.counting import all_counted, calls, changing
 from tests.distributed.ranks import run
 
 SGD, ADAM, MUON = ol.LandingSGD, ol.LandingAdam, ol.LandingMuon
@@ -154,3 +154,26 @@ def test_wide_weights_go_the_way_on_which_the_busiest_rank_receives_less():
     assert columns_win(64, 256, 8, 1)  # one owner is a bottleneck
     assert not columns_win(64, 256, 8, 8)  # eight are not
     assert not columns_win(64, 1024, 4, 4)
+
+
+def test_a_step_makes_few_calls_whatever_the_number_of_equal_weights():
+    one, four, large, wide = [(64, 8)], [(64, 8)] * 4, [(512, 128)] * 4, [(8, 512)]
+    after = {"attraction": "after", "momentum": 0.9}
+    cases = [
+        *((shapes, make, SINGLE) for shapes in (one, wide) for make in (SGD, ADAM)),
+        (one, SGD, SINGLE | after),
+        (one, MUON, SINGLE),
+        (four, ADAM, SINGLE),
+        (large, ADAM, SINGLE),
+        ([(8, 8)] * 4, ADAM, SINGLE),
+    ]
+    for counts in run(calls, 2, cases):
+        for count, case in zip(counts, cases, strict=True):
+            assert count <= 250, case
+
+
+@pytest.mark.parametrize(("lr", "scale"), [(0.1, 1.0), (torch.tensor(0.1), 2.0)])
+def test_a_step_regroups_what_has_changed(lr, scale):
+    """Which weights have gradients, their types, and options may change between two steps."""
+    for difference in run(changing, 2, lr, scale):
+        assert difference < 1e-12

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import ortholand as ol
-from ortholand.integrations.rotations import Quantization, fold_rotations_, insert_rotations
+from ortholand_lab.rotations import Quantization, fold_rotations_, insert_rotations
 
 transformers = pytest.importorskip("transformers", reason="pip install 'ortholand[ecosystem]'")
 

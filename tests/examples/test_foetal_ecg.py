@@ -10,7 +10,7 @@ import torch
 
 import ortholand as ol
 from ortholand.geometry import riemannian_gradient
-from ortholand.problems import ICA, amari_distance, whiten
+from ortholand_lab.problems import ICA, amari_distance, whiten
 from tests.examples.loading import load_example
 
 pytest.importorskip("matplotlib")

@@ -1,24 +1,28 @@
-"""Polar factors: msign against singular values, the quintics behind it, roots of Gram matrices."""
+"""Polar factors: msign against singular values, and the polynomials behind it."""
 
 import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import ortholand as ol
 from ortholand.geometry import skew
+from ortholand.geometry.matrices import wide_dtype
 from ortholand.geometry.polar import (
     LEVELS,
     MOST_STEPS,
+    SKEW_LEVELS,
+    SKEW_STEPS,
     STEPS,
-    gram_roots,
     levels,
     lowest,
-    polar_factor,
+    skew_polar_factor,
 )
+from tests.grids import examples
 
+EXACT = torch.float64
 TYPES = [torch.float32, torch.float64, torch.complex64, torch.complex128]
 each_type = pytest.mark.parametrize("dtype", TYPES, ids=str)
 
@@ -37,8 +41,18 @@ def with_singular_values(n, p, values, seed=0, dtype=torch.float32):
 
 
 def composed(x, steps):
-    for _, a, b, c in levels(steps):
+    for _, a, b, c in levels(steps, LEVELS):
         x = x * (a + x**2 * (b + c * x**2))
+    return x
+
+
+def seventh(level, x):
+    return x * (x**2 + level.m) * (level.i + level.d * x**2 * (x**2 + level.e))
+
+
+def composed_skew(x, steps):
+    for level in levels(steps, SKEW_LEVELS):
+        x = seventh(level, x)
     return x
 
 
@@ -190,7 +204,7 @@ def test_bad_arguments(arguments, error, message):
         ol.msign(*arguments)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     n=st.integers(1, 30),
     p=st.integers(1, 30),
@@ -212,33 +226,68 @@ def test_it_has_a_derivative():
     assert torch.autograd.gradcheck(ol.msign, M, atol=1e-4)
 
 
-# On Gram matrices
+# Skew matrices
+
+
+@pytest.mark.parametrize("steps", range(1, MOST_STEPS + 1))
+def test_polynomials_of_degree_seven_take_what_is_above_the_lowest_to_one(steps):
+    x = torch.logspace(math.log10(lowest(steps, SKEW_LEVELS) * 1.001), 0, 20001, dtype=EXACT)
+    assert composed_skew(x, steps).min() > 1 - 1.1e-6
+    everywhere = composed_skew(torch.linspace(0, 1, 100001, dtype=EXACT), steps)
+    assert everywhere.min() >= 0
+    assert everywhere.max() <= 1 + 1e-12
+
+
+@pytest.mark.parametrize("k", range(len(SKEW_LEVELS)))
+def test_each_of_them_is_the_best_of_its_interval(k):
+    """It is smallest and largest in turn, at five points (Chebyshev)."""
+    y = seventh(SKEW_LEVELS[k], torch.linspace(SKEW_LEVELS[k].low, 1, 3001, dtype=EXACT))
+    slope = y.diff()
+    turns = torch.cat([y[:1], y[1:-1][slope[1:] * slope[:-1] < 0], y[-1:]])
+    target = SKEW_LEVELS[k - 1].low if k else 1 - 1e-6
+    assert turns.tolist() == pytest.approx(
+        [target if i % 2 == 0 else 1 / (1 + bool(k) / 256) for i in range(5)], rel=3e-4
+    )
 
 
 @each_type
-@pytest.mark.parametrize("steps", [1, STEPS])
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 33, 200])
+def test_polar_factors_of_skew_matrices(n, dtype):
+    """Never longer than 1, and more accurate than by quintics."""
+    M = skew(gaussian(2, n, n, dtype=dtype))
+    P, wide = skew_polar_factor(M, MOST_STEPS), M.to(wide_dtype(M))
+    U, s, V = torch.linalg.svd(wide)
+    reached = (wide.conj() * P).real.sum((1, 2))
+    torch.testing.assert_close(reached, s.sum(-1), rtol=3e-6, atol=1e-6)
+    assert torch.linalg.matrix_norm(P.to(wide.dtype), ord=2).max() <= 1 + 1e-6
+    assert (P + P.mH).abs().max() <= 1e-6
+    regular = (s[:, -1] > 0.02 * s[:, 0])[:, None, None]
+    assert ((P - U @ V) * regular).abs().max() < 5e-6
+
+
+@each_type
+@pytest.mark.parametrize("steps", [1, 2, SKEW_STEPS])
 def test_some_columns_of_a_polar_factor(steps, dtype):
-    M = gaussian(3, 9, 6, dtype=dtype)
-    few = polar_factor(M, steps, columns=2)
-    torch.testing.assert_close(few, polar_factor(M, steps)[..., :2], rtol=0, atol=1e-6)
+    M = skew(gaussian(3, 6, 6, dtype=dtype))
+    few = skew_polar_factor(M, steps, columns=2)
+    torch.testing.assert_close(few, skew_polar_factor(M, steps)[..., :2], rtol=0, atol=1e-6)
 
 
-@each_type
-@pytest.mark.parametrize(
-    ("distance", "p"), [(0.0, 8), (1e-6, 8), (0.3, 8), (0.5, 8), (0.9, 8), (0.5, 120), (0.9, 300)]
-)
-def test_roots_of_a_gram_matrix(distance, p, dtype):
-    """With many columns the Frobenius norm of D is far above 1."""
-    V = ol.random_orthogonal(2, p, p, seed=0, dtype=dtype)
-    e = distance * torch.linspace(-1, 1, p, dtype=torch.float64)
-    D = (V * e.to(dtype)) @ V.mH
-    root, inverse = gram_roots((D + D.mH) / 2, max(distance, 0.1))
-    tolerance = 20 * torch.finfo(dtype).eps / (1 - distance)
-    S = (V * (1 + e).to(dtype)) @ V.mH
-    assert (root @ root - S).abs().max() < tolerance
-    assert (root @ inverse - torch.eye(p)).abs().max() < tolerance
+@pytest.mark.parametrize("n", [30, 300])
+@pytest.mark.parametrize("decades", [0, 2, 6])
+def test_more_steps_reach_more_of_the_nuclear_norm(n, decades):
+    s = torch.logspace(0, -decades, n // 2, dtype=EXACT)
+    U = ol.random_orthogonal(n, n, seed=0, dtype=EXACT)
+    turns = torch.zeros(n, n, dtype=EXACT)
+    turns[range(0, n, 2), range(1, n, 2)] = s
+    M = U @ (turns - turns.mT) @ U.mT
+    shares = [float((M * skew_polar_factor(M.float(), k)).sum() / (2 * s.sum())) for k in (2, 4, 6)]
+    assert shares == pytest.approx(sorted(shares), abs=1e-5)
+    assert shares[-1] > 0.999
 
 
-def test_roots_far_from_the_manifold_are_finite():
-    D = torch.diag(torch.tensor([40.0, 3.0, -1.0, 0.0]))
-    assert all(root.isfinite().all() for root in gram_roots(D, 0.5))
+@pytest.mark.parametrize("scale", [1e-30, 1e30, 0.0])
+def test_their_scale_does_not_matter_and_zero_stays_zero(scale):
+    M = skew(gaussian(7, 7))
+    expected = skew_polar_factor(M, SKEW_STEPS) * (scale > 0)
+    assert (skew_polar_factor(scale * M, SKEW_STEPS) - expected).abs().max() < 5e-6

@@ -196,6 +196,7 @@ def test_vmap(n, dtype, angle, map):
 
 @BOTH
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
+@pytest.mark.thorough
 def test_compiled_in_one_graph(n, map):
     compiled = torch.compile(map, fullgraph=True, backend="aot_eager")
     for angle in [0.0, 0.04, 0.5, 4.0]:

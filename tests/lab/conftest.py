@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from ortholand.lab.datasets import Dataset
-from ortholand.lab.experiments import EXPERIMENTS
-from ortholand.lab.study.records import Records, Result, RunOptions, Store
-from ortholand.lab.study.runner import Run, run_study
-from ortholand.lab.study.spec import (
+from ortholand_lab.datasets import Dataset
+from ortholand_lab.experiments import EXPERIMENTS
+from ortholand_lab.study.records import Records, Result, RunOptions, Store
+from ortholand_lab.study.runner import Run, run_study
+from ortholand_lab.study.spec import (
     AnyStudy,
     Claim,
     Context,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ortholand.lab import errata
-from ortholand.lab.errata import ERRATA, Erratum
+from ortholand_lab import errata
+from ortholand_lab.errata import ERRATA, Erratum
 
 
 @pytest.mark.parametrize("name", ERRATA)

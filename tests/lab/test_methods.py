@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from ortholand.lab.methods import (
+from ortholand_lab.methods import (
     ADAPTIVE_METHODS,
     RETRACTION_METHODS,
     TRAINING_METHODS,
     TRIVIALIZATION_METHODS,
     prepare,
 )
-from ortholand.lab.study.figures import METHOD_STYLES
+from ortholand_lab.study.figures import METHOD_STYLES
 
 LR = 1e-3
 SGD_METHODS = tuple(m for m in TRAINING_METHODS if m not in ADAPTIVE_METHODS)

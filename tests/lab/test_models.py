@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 import ortholand
-from ortholand.lab.models import LeNet5, TanhMLP, resnet18
+from ortholand_lab.models import LeNet5, TanhMLP, resnet18
 
 MODELS = {
     "mlp": lambda seed: TanhMLP(6, 3, seed=seed),

@@ -1,17 +1,18 @@
-"""The committed records are whole and of the present studies; docs/results.md says what they do."""
+"""The committed records are whole and of the present studies; docs/results/paper.md shows them."""
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from ortholand.lab.benchmarks import BENCHMARKS
-from ortholand.lab.experiments import EXPERIMENTS
-from ortholand.lab.experiments.classification.claims import best_rates
-from ortholand.lab.experiments.mnist import BEST_RATES
-from ortholand.lab.study.pages import filled
-from ortholand.lab.study.records import Store
-from ortholand.lab.study.report import markdown_table, stored_runs
+from ortholand_lab.benchmarks import BENCHMARKS
+from ortholand_lab.experiments import EXPERIMENTS
+from ortholand_lab.experiments.classification import best_rates
+from ortholand_lab.experiments.mnist import BEST_RATES
+from ortholand_lab.study.pages import filled
+from ortholand_lab.study.records import Store
+from ortholand_lab.study.report import stored_runs
 
 DOCS = Path(__file__).parents[2] / "docs"
 STUDIES = {**EXPERIMENTS, **BENCHMARKS}
@@ -44,8 +45,14 @@ def test_every_experiment_is_recorded_at_the_papers_size(runs):
 
 @pytest.mark.skipif(not find_spec("pogo"), reason="its rows are of POGO too")
 def test_the_page_says_what_the_records_say(runs):
-    page = (DOCS / "results.md").read_text()
-    assert filled(page, runs, "results/figures") == page
+    page = (DOCS / "results" / "paper.md").read_text()
+    assert filled(page, runs, "figures") == page
+
+
+def test_marks_of_pages_name_studies():
+    for page in (DOCS / "results").glob("*.md"):
+        marks = re.findall(r"<!-- records: (\S+) -->", page.read_text())
+        assert set(marks) <= {*STUDIES, "summary"}, page
 
 
 def test_the_rates_of_mnists_finals_are_those_that_the_search_found_best(runs):
@@ -57,9 +64,13 @@ def test_the_rates_of_mnists_finals_are_those_that_the_search_found_best(runs):
 
 
 @pytest.mark.skipif(not find_spec("pogo"), reason="its rows are of POGO too")
-def test_the_tables_of_attractions_are_the_recorded_ones(runs):
-    page = (DOCS / "attractions.md").read_text()
+def test_the_table_of_attractions_is_of_recorded_rows(runs):
+    page = (DOCS / "attractions.md").read_text().split("## Measured")[1]
+    table = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("|")]
     [run] = [run for run in runs if run.study.name == "orthogonality"]
-    assert len(run.tables()) == 2
-    for _, rows in run.tables():
-        assert markdown_table(rows) in page
+    (_, (head, *rows)), _ = run.tables()
+    recorded = {row[0]: dict(zip(head[1:], row[1:], strict=True)) for row in rows}
+    columns, _, *shown = table
+    assert len(shown) == 7
+    for name, *cells in shown:
+        assert cells == [recorded[name][column] for column in columns], name

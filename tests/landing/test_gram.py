@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -13,9 +13,10 @@ from ortholand.fields import product_roundoff
 from ortholand.geometry import distance
 from ortholand.geometry.matrices import real_dtype, to_working_dtype
 from ortholand.landing.moments import tangent_norm
-from ortholand.landing.step import PendingStep, Rows
+from ortholand.landing.step import GramSums, PendingStep, Rows
+from ortholand.sharding.exchange import message_of, sums_of
 from ortholand.sharding.placement import chunk_sizes
-from ortholand.sharding.steps import message_of, pack, sums_of, unpack
+from tests.grids import examples
 from tests.optim.scenes import gradient_like, make_optimizer, scenes
 
 
@@ -286,12 +287,13 @@ def test_a_tangent_norm_is_never_below_its_rounding_error():
 def test_two_hermitian_matrices_travel_as_one():
     M = gaussian((2, 5, 5), 0, torch.complex128)
     D, P = M + M.mH, M @ M.mH
-    packed = pack(D, P)
+    (packed,) = message = message_of(GramSums((D, P), ()))
     assert packed.shape == (2, 6, 5)
-    assert all(torch.equal(a, b) for a, b in zip(unpack(packed), (D, P), strict=True))
+    got = sums_of(message).hermitian
+    assert all(torch.equal(a, b) for a, b in zip(got, (D, P), strict=True))
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(scene=scenes(), ranks=st.integers(1, 5))
 def test_rows_apart_never_leave_the_ball(scene, ranks):
     n, p = sorted(scene["shape"], reverse=True)

@@ -9,7 +9,7 @@ import ortholand as ol
 from ortholand.geometry import distance, skew
 from ortholand.geometry.derivatives import relative_gradient_times_x
 from ortholand.geometry.matrices import frobenius_norm
-from ortholand.geometry.polar import STEPS
+from ortholand.geometry.polar import SKEW_STEPS
 from ortholand.landing.moments import generator
 from ortholand.landing.muon import MuonMoments, polar_gram, shifted_cholesky
 from ortholand.landing.point import Point
@@ -21,10 +21,10 @@ def gaussian(*shape, seed=0, dtype=EXACT):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def direction(X, G, steps=STEPS):
+def direction(X, G, steps=SKEW_STEPS):
     """``R = A X`` as the library has it, from a generator that it makes."""
     moments, size = MuonMoments(steps=steps), frobenius_norm(G)
-    B = moments.polar_direction(Point(X), generator(X, G), size).B
+    B = moments.polar_direction(Point(X), generator(X, G), size).of_length_one(X).B
     return B @ X if X.shape[-2] == X.shape[-1] else relative_gradient_times_x(X, B)
 
 
@@ -220,7 +220,7 @@ def test_the_scale_of_a_gradient_does_not_matter(shape, scale):
 def test_fewer_steps_are_worse_and_still_tangent_and_never_longer(shape, steps):
     X = near_manifold(*shape, 0.2).float()
     G = gaussian(*shape, dtype=torch.float32)
-    few, many = (direction(X, G, k).double() for k in (steps, STEPS))
+    few, many = (direction(X, G, k).double() for k in (steps, SKEW_STEPS))
     X, G = X.double(), G.double()
     assert norm_of_turn(X, few) <= 1.001
     assert (X.mT @ few + few.mT @ X).abs().max() < 1e-6
@@ -233,9 +233,10 @@ def test_the_generator_from_gram_matrices(shape, dtype):
     X = 1.04 * ol.random_orthogonal(*shape, seed=0, dtype=dtype)
     B = gaussian(*shape, seed=1, dtype=dtype)
     D = X.mH @ X - torch.eye(shape[-1])
-    polar = polar_gram(D, X.mH @ B, B.mH @ B, STEPS, 0.5, 1e-15, 1e-15)
+    polar = polar_gram(D, X.mH @ B, B.mH @ B, MuonMoments().sign, 1e-15, 1e-15)
     ours = X @ polar.of_X + B @ polar.of_B
-    whole = MuonMoments().polar_direction(Point(X), B, torch.linalg.matrix_norm(B)).B
+    direction = MuonMoments().polar_direction(Point(X), B, torch.linalg.matrix_norm(B))
+    whole = direction.of_length_one(X).B
     assert (ours - whole).abs().max() < 1e-8
     assert (X.mH @ ours - polar.M).abs().max() < 1e-8
     assert (ours.mH @ ours - polar.T).abs().max() < 1e-8
@@ -246,7 +247,7 @@ def test_a_gradient_in_the_span_of_its_weight_from_gram_matrices():
     X = ol.random_orthogonal(23, 6, seed=0, dtype=EXACT)
     B = X @ gaussian(6, 6)
     D = X.mT @ X - torch.eye(6)
-    polar = polar_gram(D, X.mT @ B, B.mT @ B, STEPS, 0.5, 1e-15, 1e-15)
+    polar = polar_gram(D, X.mT @ B, B.mT @ B, MuonMoments().sign, 1e-15, 1e-15)
     ours = X @ polar.of_X + B @ polar.of_B
     expected, _ = exact_direction(X, B)
     assert (relative_gradient_times_x(X, ours) - expected).abs().max() < 1e-5

@@ -284,6 +284,7 @@ def test_a_weight_put_outside_comes_back(attraction):
 @needs.compiled_steps
 @pytest.mark.parametrize("attraction", ATTRACTIONS)
 @pytest.mark.parametrize("shape", [(12, 12), (30, 6)])
+@pytest.mark.thorough
 def test_compiled_by_torch_it_takes_the_same_steps(shape, attraction):
     runs = []
     for compiled in (False, True):

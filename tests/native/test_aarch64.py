@@ -26,7 +26,7 @@ PROGRAM = """
 int main(int, char** arguments) {
     void* library = dlopen(arguments[1], RTLD_NOW);
     if (!library) return std::puts(dlerror()), 1;
-    auto step = (void (*)(const Options*, Parameter*, int, int))dlsym(library, "ortholand_landing");
+    auto step = (void (*)(const Options*, Parameter*, int))dlsym(library, "ortholand_landing");
     const int count = 30000, entries = 9;
     std::vector<float> X(count * entries, 0.0f), G(count * entries);
     for (int e = 0; e < count * entries; ++e) {
@@ -34,10 +34,10 @@ int main(int, char** arguments) {
         G[e] = (e * 7 % 11 - 5) / 10.0f;
     }
     Options o = {0.1, 1, 0.5, 0.5, 0.4, 0.25, 0, 0, 0, 0.9, 0.99, 1e-8,
-                 COUPLED, FROBENIUS, 0, NONE, 0, 2};
+                 COUPLED, FROBENIUS, 0, NONE, 0, 0, 2};
     Parameter parameter = {X.data(), G.data(), nullptr, nullptr, nullptr, count, 3, 1,
-                           count, entries, int64_t(count) * entries, 0, 0};
-    for (int i = 0; i < 3; ++i) step(&o, &parameter, 1, 3);
+                           count, entries, int64_t(count) * entries, 0, 0, 3, 3, 0, 0};
+    for (int i = 0; i < 3; ++i) step(&o, &parameter, 1);
     for (int e = 0; e < 5 * entries; ++e) std::printf("%.9g ", X[e]);
     double sum = 0;
     for (float x : X) sum += x;

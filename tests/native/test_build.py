@@ -529,6 +529,7 @@ class TestWhatCannotBeMade:
         assert "make sanitize" in why_not()
 
     @pytest.mark.parametrize("version", ["2.6.0", "2.9.1+cpu"])
+    @pytest.mark.thorough
     def test_for_a_torch_that_is_too_old(self, fresh, monkeypatch, version):
         monkeypatch.setattr(build, "version", lambda _: version)
         reason = native.why_no_code(torch.float32)
@@ -539,6 +540,7 @@ class TestWhatCannotBeMade:
 
 
 @needs_compiler
+@pytest.mark.thorough
 def test_the_first_step_compiles_two_libraries_and_no_more(fresh, monkeypatch):
     """The border, and the steps of one type; matrices side by side have code of their own."""
     X = nn.Parameter(ol.random_orthogonal(12, 12, seed=0))

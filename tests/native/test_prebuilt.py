@@ -95,6 +95,7 @@ def test_it_is_taken_without_a_compiler_and_nothing_is_written(package, fresh, n
     assert not fresh.exists()
 
 
+@pytest.mark.thorough
 def test_its_operations_work(package, fresh, no_compiler):
     assert works()
     assert native.all_below(1.0, [torch.zeros(3)])
@@ -339,9 +340,11 @@ class TestAbout:
         assert told.startswith(f"prebuilt for {library(steps).parent.name}, by ")
         assert json.loads((steps / recipe.MANIFEST).read_text())["compiler"] in told
 
+    @pytest.mark.thorough
     def test_code_that_is_made_here(self, fresh):
         assert about.facts()["compiled code"].startswith(f"made here by {build.compiler()}")
 
+    @pytest.mark.thorough
     def test_code_that_is_made_here_because_of_damage(self, package):
         told = about.facts()["compiled code"]
         assert told.startswith(f"made here by {build.compiler()}")
@@ -409,6 +412,7 @@ class TestTheHook:
         assert not any(Path(path).exists() for path in data["force_include"])
 
     @pytest.mark.parametrize("unit", [Unit("steps", "double"), Unit("search", "double")])
+    @pytest.mark.thorough
     def test_every_source_keeps_the_promise_of_its_tag(self, unit, hook, tmp_path):
         """One library of each: what it asks of the system is the same for all types and sizes."""
         made = tmp_path / f"{unit.name}.so"

@@ -65,6 +65,7 @@ print(ask().decode())
 @needs_compiler
 @pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="needs qemu-user")
 @pytest.mark.parametrize("name", EMULATED)
+@pytest.mark.thorough
 def test_emulated_processors(question, name):
     """``/proc/cpuinfo`` is the host's there."""
     python = [sys._base_executable, "-c", ASK, str(question)]

@@ -138,24 +138,19 @@ class TestWrongAccessesAreFound:
         """Called past the border, which would have refused it."""
         for n, p in ((20, 20), (20, 9)):
             X, G = torch.eye(20)[:, :p].contiguous(), torch.zeros(19, p)
-            row = [X.data_ptr(), G.data_ptr(), 0, 0, 0, 1, p, 1, 1, 0, 0, 0, 0]
-            packed, options = array("q", row), array("d", [0.1] * 12 + [0.0] * 3)
+            row = [X.data_ptr(), G.data_ptr(), 0, 0, 0, 1, p, 1, 1, 0, 0, 0, 0, n, p, 0, 0]
+            packed, options = array("q", row), array("d", [0.1] * 12 + [0.0] * 4)
             places = [ctypes.c_void_p(x.buffer_info()[0]) for x in (options, packed)]
             library = native.library(Unit("steps", "float"))
-            step = ctypes.CFUNCTYPE(None)(
-                ctypes.cast(
-                    library.ortholand_landing if n == p else library.ortholand_tall,
-                    ctypes.c_void_p,
-                ).value
-            )
+            address = ctypes.cast(library.ortholand_landing, ctypes.c_void_p).value
+            step = ctypes.CFUNCTYPE(None)(address)
             step.argtypes = None
-            rest = (1, p) if n == p else (1, ctypes.c_int64(n), p)
-            report = report_of(lambda f=step, a=(*places, *rest): f(*a), tmp_path / "report")
+            report = report_of(lambda f=step, a=places: f(*a, 1), tmp_path / "report")
             # A vector that is partly inside has another name than a number that is outside.
             kinds = ("heap-buffer-overflow", "unknown-crash")
             assert any(f"AddressSanitizer: {kind}" in report for kind in kinds)
             # As a compiler inlines it; a library that was moved is named as a file.
-            names = ("tiles.h", "landing.cpp", "tall.cpp", "/steps-float-0")
+            names = ("tiles.h", "rows.h", "landing.cpp", "/steps-float-0")
             assert any(name in report for name in names)
 
 

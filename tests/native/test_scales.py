@@ -4,12 +4,13 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 import ortholand as ol
 from ortholand import native
+from tests.grids import examples
 from tests.native.agreement import assert_same
 from tests.native.test_tall import (
     ATTRACTIONS,
@@ -65,7 +66,7 @@ def test_compiled_and_reference_steps_agree(direction, attraction, dtype):
         assert_agree(shape, dtype, gradients, scale, next(layouts), **options)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     n=st.integers(1, 300),
     p=st.integers(1, 128),
@@ -107,6 +108,7 @@ def test_one_step_agrees_at_every_scale(
 
 
 @pytest.mark.parametrize("shape", [(3000, 9, 4), (60, 200, 20), (5000, 64), (64, 5001)], ids=str)
+@pytest.mark.thorough
 def test_the_number_of_threads_changes_nothing(shape):
     gradients = [noise(shape, torch.float32, k) for k in range(2)]
     options = {"lr": 0.1, "attraction": "after", "momentum": 0.9}

@@ -5,13 +5,14 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 import ortholand as ol
 from ortholand import native
 from ortholand.geometry import remove_normal
+from tests.grids import examples
 from tests.native import agreement
 
 pytestmark = pytest.mark.skipif(
@@ -56,7 +57,7 @@ def start(shape, dtype, seed=0):
 
 
 def noise(shape, dtype, seed, scale=1.0):
-    generator = torch.Generator().manual_seed(10_000 + seed)  # of no weight: else almost normal
+    generator = torch.Generator().manual_seed(3 * 2**30 + seed)  # of no weight: else almost normal
     G = torch.randn(shape, generator=generator, dtype=torch.float64)
     return (scale * G / max(shape[-2:]) ** 0.5).to(dtype)
 
@@ -116,7 +117,7 @@ def test_compiled_and_reference_steps_agree(direction, attraction, dtype):
         assert_same(*runs, dtype)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     n=st.integers(2, 300),
     p=st.integers(1, 128),

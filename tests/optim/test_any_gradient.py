@@ -18,6 +18,7 @@ each_engine = pytest.mark.parametrize("fused", [False, True])
 
 
 @pytest.mark.parametrize("first", range(0, 400, 100))
+@pytest.mark.thorough
 def test_a_sample_of_all_cases(first):
     """Of the 100,000 that ``tools/wild_gradients.py`` runs."""
     report = wild_gradients.run_cases(first, 100, large=0.01)
@@ -75,6 +76,18 @@ def test_muon_turns_by_complex_numbers_whose_moduli_overflow(fused):
         optimizer.step()
         stands = bool((X - before).abs().max() < 1e-3)
         assert optimizer.skipped_steps() == int(stands)
+
+
+@each_engine
+@pytest.mark.parametrize("shape", [(6, 6), (9, 2)])
+def test_muon_turns_by_gradients_whose_squares_vanish(shape, fused):
+    X = nn.Parameter(ol.random_orthogonal(*shape, seed=0, dtype=torch.complex128))
+    before = X.detach().clone()
+    optimizer = ol.LandingMuon([X], lr=0.1, momentum=0.0, fused=fused)
+    X.grad = 1e-168 * torch.linspace(-1, 1, X.numel(), dtype=X.dtype).reshape(shape)
+    optimizer.step()
+    assert (X - before).abs().max() > 1e-3
+    assert optimizer.skipped_steps() == 0
 
 
 @pytest.mark.parametrize("rule", RULES)

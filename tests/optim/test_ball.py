@@ -3,16 +3,17 @@
 import math
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import nn
 
 import ortholand as ol
 from ortholand.geometry import distance
 from ortholand.safe_step import MARGIN
+from tests.grids import examples
 from tests.optim.scenes import gradient_like, make_optimizer, scenes
 
 
-@settings(max_examples=1000)
+@examples(1000)
 @given(scenes())
 def test_the_distance_never_exceeds_eps_beyond_rounding(scene):
     """4 matrices, 5 steps each: 4,000 matrices of all shapes, types, rules, scales, methods."""

@@ -5,12 +5,13 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 import ortholand as ol
 from ortholand.native import LARGEST_SIZE, why_no_code
+from tests.grids import examples
 from tests.native.agreement import assert_same
 
 pytestmark = pytest.mark.skipif(
@@ -78,7 +79,7 @@ def test_compiled_and_reference_steps_agree(direction, attraction, dtype):
         assert_same(*runs, dtype)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     size=st.integers(1, LARGEST_SIZE),
     count=st.integers(1, 40),

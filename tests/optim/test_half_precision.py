@@ -13,7 +13,7 @@ from torch import nn
 
 import ortholand as ol
 from ortholand.geometry.rounding import COMPENSATION, HALF_TYPES, ROUNDINGS, SEED
-from ortholand.lab.benchmarks.half_precision import BATCHES, METHODS, SHAPES, Teaching, train
+from ortholand_lab.benchmarks.half_precision import BATCHES, METHODS, SHAPES, Teaching, train
 from tests import needs
 from tests.optim import test_conformance as conformance
 from tests.optim.cases import CASES, Case, each_case

@@ -78,7 +78,7 @@ def test_normal_gradients_do_not_slow_it_down():
 
 @pytest.mark.parametrize("attraction", ["coupled", "decoupled", "after"])
 def test_it_solves_procrustes_and_lands(attraction):
-    from ortholand.problems import Procrustes
+    from ortholand_lab.problems import Procrustes
 
     problem = Procrustes.planted(8, seed=0)
     start = problem.solution() @ torch.linalg.matrix_exp(0.5 * skew(gaussian(8, 8, seed=3)))

@@ -234,3 +234,103 @@ def test_schedules_cycle_betas_and_momentum_follows_where_it_is_told_to(schedule
     assert len(seen) >= 3
     for mine, other in zip(by_hand.param_groups, optimizer.param_groups, strict=True):
         assert torch.equal(mine["params"][0], other["params"][0])
+
+
+# A user's msign
+
+
+def jordans(M, steps=5):
+    """Keller Jordan's: singular values end between 0.7 and 1.2."""
+    M = M / torch.linalg.matrix_norm(M)[..., None, None].clamp(min=1e-7)
+    for _ in range(steps):
+        E = M.mT @ M
+        M = 3.4445 * M + M @ (-4.7750 * E + 2.0315 * E @ E)
+    return M
+
+
+def spoilt(M):
+    """Like ol.msign, but without a number for the first matrix of a batch."""
+    N = ol.msign(M)
+    return torch.cat([N[:1] * math.nan, N[1:]]) if M.ndim > 2 else N
+
+
+SHAPES = [(8, 8), (20, 6), (96, 6), (6, 20), (3, 8, 8), (3, 12, 4), (3, 4, 40)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_another_msign_takes_the_place_of_ours(shape):
+    X, G = ol.random_orthogonal(*shape, seed=0), gaussian(*shape, seed=1)
+    ours, _ = stepped(X, G, lr=0.1, view="kernel", steps=7)
+    theirs, _ = stepped(X, G, lr=0.1, view="kernel", msign=ol.msign, steps=1)
+    torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_coarse_msign_still_lands(shape):
+    weight = nn.Parameter(ol.random_orthogonal(*shape, seed=0))
+    optimizer = ol.LandingMuon([weight], lr=0.1, view="kernel", msign=jordans)
+    for k in range(10):
+        weight.grad = gaussian(*shape, seed=k)
+        optimizer.step()
+    assert ol.orthogonality_error(optimizer) < 1e-5
+    assert optimizer.skipped_steps() == 0
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (3, 12, 4), (3, 40, 4)])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_what_another_msign_spoils_is_skipped_and_counted(shape, momentum):
+    X = ol.random_orthogonal(*shape, seed=0)
+    options = {"view": "kernel", "msign": spoilt, "momentum": momentum}
+    moved, optimizer = stepped(X, gaussian(*shape), lr=0.1, **options)
+    assert optimizer.skipped_steps() == 1
+    assert torch.equal(moved[0], X[0])
+    assert not torch.equal(moved[1], X[1])
+    assert moved.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        (lambda M: M[..., :1], ValueError, r"for \(1, 8, 8\), .* it returned \(1, 8, 1\)"),
+        (lambda M: M.bfloat16(), ValueError, "it returned .* torch.bfloat16 on cpu"),
+        (lambda M: [M], ValueError, "it returned list"),
+        ("msign", TypeError, "a function of skew matrices or None, got 'msign'"),
+    ],
+)
+def test_a_wrong_msign_is_refused_before_anything_moves(function, error, message):
+    first, second = (nn.Parameter(ol.random_orthogonal(*s, seed=0)) for s in [(4, 4), (9, 4)])
+    with pytest.raises(error, match=message):
+        ol.LandingMuon([{"params": [first]}, {"params": [second], "msign": function}])
+    optimizer = ol.LandingMuon([{"params": [first]}, {"params": [second]}], lr=0.1)
+    optimizer.param_groups[1]["msign"] = function
+    first.grad, second.grad = gaussian(4, 4), gaussian(9, 4)
+    before = first.detach().clone()
+    with pytest.raises(error, match=message):
+        optimizer.step()
+    assert torch.equal(first, before)
+
+
+def test_state_dicts_leave_a_function_out_and_loading_keeps_it(tmp_path):
+    def own(M):
+        return ol.msign(M)
+
+    def new(**options):
+        weight = nn.Parameter(ol.random_orthogonal(9, 4, seed=0))
+        weight.grad = gaussian(9, 4)
+        return weight, ol.LandingMuon([weight], lr=0.1, **options)
+
+    weight, optimizer = new(msign=own)
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt")
+    twin, second = new(msign=own)
+    second.load_state_dict(state)
+    assert second.param_groups[0]["msign"] is own
+    twin.data.copy_(weight)
+    optimizer.step()
+    second.step()
+    assert torch.equal(twin, weight)
+    _, third = new()
+    third.load_state_dict(state)
+    assert third.param_groups[0]["msign"] is None
+    assert copy.deepcopy(optimizer).param_groups[0]["msign"] is own

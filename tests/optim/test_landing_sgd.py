@@ -157,7 +157,7 @@ def test_a_start_may_be_outside_the_ball_by_rounding_but_no_farther(rule, eps):
 
 def test_the_determinant_keeps_its_sign():
     """The best rotation has determinant -1; from SO(n), landing finds the best one in SO(n)."""
-    from ortholand.problems import Procrustes
+    from ortholand_lab.problems import Procrustes
 
     problem = Procrustes.gaussian(5, seed=0)
     other = -int(torch.linalg.det(problem.solution()).sign())

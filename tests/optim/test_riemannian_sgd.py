@@ -8,8 +8,8 @@ from torch import nn
 
 import ortholand as ol
 from ortholand.geometry import relative_gradient, sym
-from ortholand.problems import Procrustes
 from ortholand.retractions import RETRACTIONS
+from ortholand_lab.problems import Procrustes
 from tests.optim.peers import METHODS, each_method, gaussian, geoopt
 from tests.optim.recorder import Recorder
 

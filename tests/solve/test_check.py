@@ -9,8 +9,8 @@ import torch
 
 import ortholand as ol
 from ortholand.geometry import riemannian_gradient, riemannian_hessian, skew
-from ortholand.problems import PCA
 from ortholand.solve.check import check_gradient, check_hessian
+from ortholand_lab.problems import PCA
 
 DTYPES = [torch.float64, torch.complex128, torch.float32, torch.complex64]
 SHAPES = [(5, 5), (7, 3), (3, 7), (6, 1)]

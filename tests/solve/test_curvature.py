@@ -7,19 +7,19 @@ import torch
 import ortholand as ol
 from ortholand import minimize, random_orthogonal
 from ortholand.geometry import riemannian_hessian
-from ortholand.problems import PCA, Brockett
 from ortholand.solve.arrays import inner
 from ortholand.solve.curvature import Columns, Curvatures, SquareRotations
 from ortholand.solve.manifold_cost import ManifoldCost
-from ortholand.solve.newton import Model
+from ortholand.solve.manifolds import geometry_of, variables_on
+from ortholand.solve.methods.newton import Model
 from ortholand.solve.objective import Objective
-from ortholand.solve.variables import Variables
+from ortholand_lab.problems import PCA, Brockett
 
 
 def model_at(fun, X):
     """In torch: there are no other arrays in these tests."""
-    variables = Variables(X, torch_inside=True)
-    cost = ManifoldCost(Objective(fun, variables))
+    variables = variables_on(X, torch_inside=True)
+    cost = ManifoldCost(Objective(fun, variables), geometry_of(variables))
     return Model(cost, cost.at(variables.start))
 
 

@@ -9,9 +9,10 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, T
 
 import ortholand as ol
 from ortholand.geometry import polar_projection, relative_gradient, riemannian_gradient
-from ortholand.solve.finite_sum import FiniteSum, GradientTable, generator, minimize_finite_sum
-from ortholand.solve.loop import Status
-from ortholand.solve.variables import one_matrix
+from ortholand.solve.finite_sum import minimize_finite_sum
+from ortholand.solve.manifolds import one_matrix
+from ortholand.solve.run import Status
+from ortholand.solve.sums import FiniteSum, GradientTable, generator
 
 N = 200
 
@@ -116,6 +117,7 @@ def test_the_minimum_is_the_known_one_and_the_result_is_true():
     assert len(result.history["fun"]) == result.nit + 1
 
 
+@pytest.mark.thorough
 def test_shrinking_steps_get_further_than_constant_ones():
     problem, x0 = PCA(), PCA().start()
     runs = {
@@ -230,6 +232,7 @@ class TestMultipliers:
     """What is constant on the manifold changes no step, whatever it is off the manifold."""
 
     @pytest.mark.parametrize("name", shapes())
+    @pytest.mark.thorough
     def test_the_number_of_epochs_stays(self, name):
         fun, x0, n, _ = shapes()[name]
         options = {"n_terms": n, "batch_size": 15, "gtol": 1e-5}
@@ -240,6 +243,7 @@ class TestMultipliers:
             assert run.success, which
             assert abs(run.nit - plain.nit) <= 0.1 * plain.nit, which
 
+    @pytest.mark.thorough
     def test_the_example_of_the_documentation(self):
         random = torch.Generator().manual_seed(0)
         scales = torch.linspace(1, 0.1, 20, dtype=torch.float64) + (torch.arange(20) < 3)
@@ -748,6 +752,7 @@ class TestBadInput:
         assert torch.equal(x0, before)
 
 
+@pytest.mark.thorough
 def test_a_logistic_cost():
     """The largest curvature of a batch is far above that of the whole: the step must grow."""
     generator = torch.Generator().manual_seed(0)

@@ -1,7 +1,6 @@
 """Matrices with ``X^H B X = I``: every form of B, every method, misuse, and the safe step."""
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -46,7 +45,7 @@ def missed(X, B):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("method", [None, "lbfgs", "bb", "cg", "newton"])
+@pytest.mark.parametrize("method", [None, "lbfgs", "bb", "newton"])
 @pytest.mark.parametrize("is_complex", [False, True])
 def test_methods_find_generalized_eigenvalues(form, method, is_complex):
     A, B, x, best = eigenproblem(is_complex=is_complex)
@@ -74,18 +73,6 @@ def test_landing_itself_gets_there(form, momentum):
     )
     assert result.success, result.message
     assert result.fun == pytest.approx(best, abs=1e-9)
-
-
-def test_retractions_work_in_new_variables_only():
-    A, B, x, best = eigenproblem()
-    manifold = ol.GeneralizedStiefel(B, "cholesky")
-    x0 = manifold.project(x)
-    result = ol.minimize(cost(A), x0, method="retraction-cg", jac=True, manifold=manifold)
-    assert result.success
-    assert result.fun == pytest.approx(best, abs=1e-9)
-    landing = ol.GeneralizedStiefel(B, "landing")
-    with pytest.raises(ValueError, match="form='cholesky'"):
-        ol.minimize(cost(A), x0, method="retraction-cg", jac=True, manifold=landing)
 
 
 FORMS_OF_B = {
@@ -169,7 +156,7 @@ def cost_of_stack(A):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("method", ["cg", "newton"])
+@pytest.mark.parametrize("method", ["bb", "newton"])
 def test_a_preconditioner_gets_gradients_and_gives_directions(form, method):
     A, B, x, best = eigenproblem(condition=1e3)
     manifold = ol.GeneralizedStiefel(B, form)
@@ -300,8 +287,6 @@ def test_covariance_is_what_it_says():
     np.testing.assert_allclose(
         blocks(V), scipy.linalg.block_diag(B[:1, :1], B[1:, 1:]) @ V, atol=1e-12
     )
-    batches = [blocks.batch(V, i) for i in np.arange(5000).reshape(10, -1)]
-    np.testing.assert_allclose(np.mean(batches, axis=0), blocks(V), atol=1e-12)
 
 
 # The field and its safe step.
@@ -402,36 +387,11 @@ def sampled(n_terms=1000, n=12, seed=0):
     return A, fun, x
 
 
-@pytest.mark.parametrize("kind", ["rows", "function"])
-def test_saga_with_a_sampled_constraint_converges(kind):
-    A, fun, x = sampled()
-    whole = ol.Covariance(A, 0.1)
-
-    def product(V, indices):
-        return A[indices].T @ (A[indices] @ V) / len(indices) + 0.1 * V
-
-    x0 = ol.GeneralizedStiefel(whole).project(x)
-    best = ol.minimize(lambda X: fun(X, slice(None)), x0, manifold=ol.GeneralizedStiefel(whole))
-    result = ol.minimize_finite_sum(
-        fun,
-        x0,
-        n_terms=1000,
-        batch_size=20,
-        manifold=ol.GeneralizedStiefel(whole if kind == "rows" else product),
-        gtol=1e-6,
-    )
-    assert best.success
-    assert result.success, result.message
-    assert result.fun == pytest.approx(best.fun, abs=1e-9)
-    assert missed(result.x.numpy(), whole(torch.eye(12, dtype=torch.float64)).numpy()) < 1e-12
-
-
 @pytest.mark.parametrize("method", ["saga", "sgd"])
-@pytest.mark.parametrize("B", ["cholesky", "landing"])
-def test_sums_with_a_known_constraint(method, B):
+def test_sums_with_a_dense_constraint(method):
     A, fun, x = sampled()
     matrix = A.T @ A / 1000 + 0.1 * torch.eye(12, dtype=torch.float64)
-    manifold = ol.GeneralizedStiefel(matrix, B)
+    manifold = ol.GeneralizedStiefel(matrix)
     x0 = manifold.project(x)
     result = ol.minimize_finite_sum(
         fun, x0, n_terms=1000, batch_size=20, manifold=manifold, method=method, epochs=5
@@ -440,127 +400,12 @@ def test_sums_with_a_known_constraint(method, B):
     assert missed(result.x.numpy(), matrix.numpy()) < 1e-12
 
 
-@pytest.mark.parametrize("kind", ["sampled", "fixed"])
-@pytest.mark.parametrize("method", ["saga", "sgd", "momentum"])
-@pytest.mark.parametrize("stretch", [1.0, 1.1], ids=["on", "off"])
-def test_multipliers_of_sums_change_no_step(kind, method, stretch):
-    """``tr(X^T B_i X C) / 2``; where all B_i are the same, each term may have a C of its own."""
+def test_sums_need_a_constraint_that_can_be_factorised():
     A, fun, x = sampled()
     whole = ol.Covariance(A, 0.1)
-    dense = whole(torch.eye(12, dtype=torch.float64))
-    fixed = kind == "fixed"
-    manifold = ol.GeneralizedStiefel(dense, "landing") if fixed else ol.GeneralizedStiefel(whole)
-    generator = torch.Generator().manual_seed(5)
-    C = torch.randn(1000, 3, 3, generator=generator, dtype=torch.float64)
-    C = 300 * (C + C.mT)
-
-    def changed(C, X, indices):
-        Y = dense @ X if fixed else whole.batch(X, indices)
-        return fun(X, indices) + (X.mT @ Y * C[indices].mean(0)).sum() / 2
-
-    options = {"n_terms": 1000, "batch_size": 50, "manifold": manifold, "gtol": 0.0, "epochs": 2}
-    options["method"] = "saga" if method == "saga" else "sgd"
-    if method != "saga":
-        options["options"] = {"momentum": 0.9 * (method == "momentum")}
-    x0 = stretch * manifold.project(x)
-    eye = torch.eye(3, dtype=torch.float64)
-    cases = [M.expand(1000, 3, 3) for M in (-1000 * eye, C[0])] + ([C] if fixed else [])
-    for lr, tolerance in ((0.01, 1e-9), (None, 1e-5)):
-        plain = ol.minimize_finite_sum(fun, x0, lr=lr, **options)
-        for case in cases:
-            run = ol.minimize_finite_sum(partial(changed, case), x0, lr=lr, **options)
-            assert run.lr == pytest.approx(plain.lr, rel=1e-6)
-            assert float(torch.linalg.vector_norm(run.x - plain.x)) < tolerance
-
-
-def test_the_running_multiplier_leaves_no_bias():
-    """With the multiplier of the same batch, small batches would end elsewhere."""
-    generator = torch.Generator().manual_seed(0)
-    A = torch.randn(1000, 6, generator=generator, dtype=torch.float64) ** 3
-    Z = A + torch.randn(1000, 6, generator=generator, dtype=torch.float64) * torch.arange(6)
-    manifold = ol.GeneralizedStiefel(ol.Covariance(A, 1.0))
-
-    weights = torch.tensor([2.0, 1.0], dtype=torch.float64)
-
-    def fun(X, indices):
-        return -(weights * (A[indices] @ X) * (Z[indices] @ X)).sum(1).mean()
-
-    x0 = manifold.project(torch.randn(6, 2, generator=generator, dtype=torch.float64))
-    best = ol.minimize(lambda X: fun(X, slice(None)), x0, manifold=manifold)
-    result = ol.minimize_finite_sum(
-        fun,
-        manifold.project(best.x + 0.05 * x0),
-        n_terms=1000,
-        batch_size=5,
-        manifold=manifold,
-        method="sgd",
-        epochs=4,
-        lr=1e-4,
-        options={"momentum": 0.0, "decay": 0.0},
-    )
-    assert result.nit == 4
-    assert result.history["fun"][-1] - best.fun < 8e-3  # 2e-3; 3e-2 with that of the same batch
-
-
-def test_passes_are_all_that_was_read():
-    A, fun, x = sampled()
-    manifold = ol.GeneralizedStiefel(ol.Covariance(A, 0.1))
-    result = ol.minimize_finite_sum(
-        fun,
-        manifold.project(x),
-        n_terms=1000,
-        batch_size=20,
-        manifold=manifold,
-        method="sgd",
-        epochs=1,
-        lr=1e-3,
-    )
-    # f and B X at the start, steps, B X where they end, f there; and a look at one batch's B.
-    assert result.passes == pytest.approx(4 + 1 / 50)
-
-
-def test_wild_rates_end_on_the_manifold():
-    A, fun, x = sampled()
-    whole = ol.Covariance(A, 0.1)
-    manifold = ol.GeneralizedStiefel(whole)
-    for method in ("saga", "sgd"):
-        result = ol.minimize_finite_sum(
-            fun,
-            manifold.project(x),
-            n_terms=1000,
-            manifold=manifold,
-            method=method,
-            lr=1e6,
-            epochs=2,
-        )
-        assert not result.success
-        assert missed(result.x.numpy(), whole(torch.eye(12, dtype=torch.float64)).numpy()) < 1e-11
-
-
-def test_misuse_of_sampled_constraints():
-    A, fun, x = sampled()
-    whole = ol.Covariance(A, 0.1)
-    manifold = ol.GeneralizedStiefel(whole)
-    x0 = manifold.project(x)
-
-    def run(**changes):
-        options = dict(n_terms=1000, manifold=manifold) | changes
-        return ol.minimize_finite_sum(fun, options.pop("x0", x0), **options)
-
-    with pytest.raises(ValueError, match="n_terms=1000"):
-        run(n_terms=500)
-    with pytest.raises(ValueError, match="lam has no role"):
-        run(lam=1.0)
-    with pytest.raises(ValueError, match="project"):
-        run(x0=x)
+    x0 = ol.GeneralizedStiefel(whole).project(x)
+    for B in (whole, lambda V, i: V, scipy.sparse.eye(12)):
+        with pytest.raises(ValueError, match=r"minimize_sampled of ortholand_lab"):
+            ol.minimize_finite_sum(fun, x0, n_terms=1000, manifold=ol.GeneralizedStiefel(B))
     with pytest.raises(ValueError, match=r"ol.Stiefel\(\) or"):
-        run(manifold=ol.Grassmann())
-    with pytest.raises(TypeError, match=r"\(V, batch\)"):
-        run(manifold=ol.GeneralizedStiefel(lambda V: V))
-    skewed = torch.triu(torch.ones(12, 12, dtype=torch.float64))
-    with pytest.raises(ValueError, match="symmetric"):
-        run(manifold=ol.GeneralizedStiefel(lambda V, i: skewed @ V))
-    with pytest.raises(ValueError, match="shape"):
-        run(manifold=ol.GeneralizedStiefel(lambda V, i: V[1:]))
-    with pytest.raises(ValueError, match="momentum"):
-        run(method="sgd", options={"momentum": 2.0})
+        ol.minimize_finite_sum(fun, x0, n_terms=1000, manifold=ol.Grassmann())

@@ -10,7 +10,7 @@ import torch
 
 from ortholand import minimize, random_orthogonal
 from ortholand.solve import METHODS
-from ortholand.solve.variables import Variables
+from ortholand.solve.manifolds import variables_on
 
 METHOD_NAMES = tuple(METHODS)
 DTYPES = [torch.float32, torch.float64, torch.complex64, torch.complex128]
@@ -163,10 +163,10 @@ class TestWhatFunctionsReceive:
     def test_no_copies_are_made_on_the_way(self, shape):
         X = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         array = X.numpy()
-        assert np.shares_memory(Variables(np.eye(*shape)).outward(array), array)
-        assert np.shares_memory(Variables(np.eye(*shape), torch_inside=True).outward(X), array)
-        assert Variables(X, torch_inside=True).outward(X).data_ptr() == X.data_ptr()
-        assert Variables(X).outward(X.numpy()).data_ptr() == X.data_ptr()
+        assert np.shares_memory(variables_on(np.eye(*shape)).outward(array), array)
+        assert np.shares_memory(variables_on(np.eye(*shape), torch_inside=True).outward(X), array)
+        assert variables_on(X, torch_inside=True).outward(X).data_ptr() == X.data_ptr()
+        assert variables_on(X).outward(X.numpy()).data_ptr() == X.data_ptr()
 
     def test_torch_x_that_is_written_to_is_noticed_or_harmless(self, brockett):
         """Torch has no read-only tensors; the run must not go wrong in silence."""

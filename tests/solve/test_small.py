@@ -1,10 +1,11 @@
 """L-BFGS by compiled code: the same iterates as in Python, and nothing else that a user sees."""
 
-import ctypes
 import gc
 import math
+import re
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ortholand as ol
-from ortholand.solve import lbfgs, small
+from ortholand.solve.methods import lbfgs, search
 
 pytestmark = pytest.mark.skipif(
-    small.search_steps(np.dtype(float)) is None, reason="there is no compiled code here"
+    search.library_for(np.eye(2)) is None, reason="there is no compiled code here"
 )
 
 
@@ -65,7 +66,7 @@ def in_python(monkeypatch):
 
     def solve(*args, **kwargs):
         with monkeypatch.context() as patch:
-            patch.setattr(lbfgs, "small_search", lambda *_: None)
+            patch.setattr(lbfgs.LBFGS, "is_compiled", lambda *_: False)
             return ol.minimize(*args, **kwargs)
 
     return solve
@@ -311,19 +312,18 @@ class TestWhoIsServed:
         ids=["small", "complex", "stack", "many columns", "many rows"],
     )
     def test_one_small_real_matrix(self, x0, served, monkeypatch):
-        made = []
-        search = lbfgs.small_search
+        made, original = [], search.Search
 
         def watched(*args):
-            made.append(search(*args))
+            made.append(original(*args))
             return made[-1]
 
-        monkeypatch.setattr(lbfgs, "small_search", watched)
+        monkeypatch.setattr(lbfgs.compiled, "Search", watched)
         ol.minimize(lambda X: (0.0, 0 * X), x0, jac=True, method="lbfgs")
-        assert [search is not None for search in made] == [served]
+        assert [bool(one.handle) for one in made] == [True] * served
 
     def test_without_compiled_code(self, monkeypatch):
-        monkeypatch.setattr(small, "search_steps", lambda _: None)
+        monkeypatch.setattr(search.native, "library", lambda _: "there is none")
         fun, x0 = brockett(20, 3), orthonormal(20, 3)
         assert ol.minimize(fun, x0, jac=True, method="lbfgs").success
         assert ol.minimize(fun, x0, jac=True).success
@@ -368,43 +368,12 @@ def test_hostile_costs_end_on_the_manifold(n, p, seed, kind, memory):
     assert len(result.history["fun"]) == result.nit + 1
 
 
-# Addresses of arrays -----------------------------------------------------------------------------
-
-
-class Subclass(np.ndarray):
-    """What it has in memory is its own affair."""
-
-
-def read_only():
-    x = np.zeros((2, 3))
-    x.setflags(write=False)
-    return x
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_arrays_have_addresses(dtype):
-    x = np.arange(6, dtype=dtype).reshape(2, 3)
-    found = small.array_address(x, np.dtype(dtype), 6)
-    assert found == x.ctypes.data
-    size = np.dtype(dtype).itemsize
-    assert ctypes.string_at(found, 6 * size) == x.tobytes()
-
-
-@pytest.mark.parametrize(
-    ("array", "error"),
-    [
-        (np.zeros((2, 3), np.float32), TypeError),
-        (np.zeros((2, 3), ">f8"), TypeError),
-        ([0.0] * 6, TypeError),
-        (torch.zeros(6, dtype=torch.float64), TypeError),
-        (np.zeros((2, 3)).view(Subclass), TypeError),
-        (read_only(), TypeError),
-        (np.zeros((3, 3)), ValueError),
-        (np.zeros((3, 2)).T, ValueError),
-        (np.zeros((4, 3))[::2], ValueError),
-        (np.zeros(0), ValueError),
-    ],
-)
-def test_other_arrays_are_refused(array, error):
-    with pytest.raises(error):
-        small.array_address(array, np.dtype(np.float64), 6)
+def test_numbers_are_the_struct_of_the_source():
+    """Name by name, in this order: a field more or less would shift all others."""
+    source = Path(search.__file__).with_name("search.cpp").read_text()
+    struct = re.sub(r"//.*", "", source.split("struct Numbers {")[1].split("};")[0])
+    names = re.findall(r"\w+(?=\[\w+\]|,|;)", re.sub(r"\bdouble\b", "", struct))
+    assert names == [name for name, *_ in search.Numbers._fields_]
+    arrays = set(re.findall(r"(\w+)\[", struct))
+    assert arrays == set(search.THREE)
+    assert "RECENT = 3;" in source

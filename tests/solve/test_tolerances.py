@@ -10,8 +10,8 @@ import torch
 import ortholand as ol
 from ortholand.geometry import riemannian_gradient
 from ortholand.native import why_no_code
-from ortholand.problems import Procrustes
 from ortholand.solve import METHODS
+from ortholand_lab.problems import Procrustes
 
 METHOD_NAMES = (None, *(name for name in METHODS if name != "landing"))
 methods = pytest.mark.parametrize("method", METHOD_NAMES)
@@ -273,7 +273,7 @@ class TestLimits:
         assert result.status == 5
         assert result.nhev <= 30
 
-    @pytest.mark.parametrize("method", ["lbfgs", "bb", "newton", "cg"])
+    @pytest.mark.parametrize("method", ["lbfgs", "bb", "newton"])
     def test_noise_that_is_known_costs_little(self, method, brockett):
         cost = brockett((6, 2))
         generator = torch.Generator().manual_seed(0)

@@ -5,7 +5,7 @@ import torch
 
 from ortholand import distance, landing_field, random_orthogonal
 from ortholand.geometry import potential, relative_gradient, riemannian_gradient, sym
-from ortholand.problems import Procrustes
+from ortholand_lab.problems import Procrustes
 
 DTYPES = [torch.float64, torch.complex128]
 SHAPES = [(4, 4), (7, 3), (3, 7), (5, 1), (1, 1)]

@@ -6,7 +6,7 @@ import torch
 from ortholand import distance, random_orthogonal
 from ortholand.flow import landing_flow
 from ortholand.geometry import polar_projection, relative_gradient, riemannian_gradient, skew, sym
-from ortholand.problems import Procrustes
+from ortholand_lab.problems import Procrustes
 
 TIGHT = dict(rtol=1e-11, atol=1e-13)
 INTEGRATION = 1e-7  # what the integrator may be off, with a wide margin over its tolerances

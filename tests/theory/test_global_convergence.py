@@ -13,7 +13,7 @@ from ortholand import (
     random_orthogonal,
 )
 from ortholand.geometry import potential, relative_gradient
-from ortholand.problems import Procrustes
+from ortholand_lab.problems import Procrustes
 
 
 def norm(M):

@@ -8,7 +8,7 @@ import torch
 from ortholand import landing_field, random_orthogonal
 from ortholand.flow import landing_flow
 from ortholand.geometry import relative_hessian
-from ortholand.problems import Procrustes
+from ortholand_lab.problems import Procrustes
 
 
 def norm(M):

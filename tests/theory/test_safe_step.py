@@ -1,11 +1,12 @@
 """One step, exactly, and the safe interval (the paper's Prop. "Safe step-size interval")."""
 
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
 
-import ortholand.lab.rules  # noqa: F401  (registers "tight")
+import ortholand_lab.rules  # noqa: F401  (registers "tight")
 from ortholand import (
     LandingSGD,
     distance,
@@ -13,7 +14,7 @@ from ortholand import (
     random_orthogonal,
     safe_step_size,
 )
-from ortholand.fields import Landing, landing_from_gradient, landing_from_relative
+from ortholand.fields import landing_along, tangency_bound
 from ortholand.geometry import gram_residual, skew
 from ortholand.geometry.matrices import tall
 from ortholand.safe_step import RULES
@@ -36,9 +37,9 @@ def test_one_step_identity_with_momentum(dtype, randn):
     """Any skew A in place of psi, such as a momentum buffer; any B in Skew(B X^H) for tall X."""
     eta, lam = 0.37, 0.8
     X, B = randn(2, 50, 5, 5, seed=0, dtype=dtype)
-    assert_one_step(X, landing_from_relative(X, skew(B), lam).field, eta, lam)
+    assert_one_step(X, landing_along(X, skew(B), lam), eta, lam)
     X, B = randn(2, 50, 9, 4, seed=1, dtype=dtype)
-    assert_one_step(X, landing_from_gradient(X, B, lam).field, eta, lam)
+    assert_one_step(X, landing_along(X, B, lam), eta, lam)
 
 
 def assert_one_step(X, L, eta, lam):
@@ -51,7 +52,7 @@ def assert_one_step(X, L, eta, lam):
 def test_one_step_cuts_a_small_error_by_one_minus_two_eta_lam(eta, at_distance, randn):
     """Corrected: with a small gradient, 2.5 times at eta = 0.3, lam = 1; the paper has about 10."""
     X, A = at_distance(1e-4, 20, 20, seed=0), 1e-6 * skew(randn(20, 20, seed=1))
-    after = distance(X - eta * landing_from_relative(X, A, 1.0).field).item()
+    after = distance(X - eta * landing_along(X, A, 1.0)).item()
     # What the first order leaves out: 2 eta ||D^2|| + eta^2 ||L^T L|| <= 2 d^2 + ||L||^2.
     assert after == pytest.approx((1 - 2 * eta) * 1e-4, abs=5e-8)
 
@@ -79,8 +80,22 @@ def random_cases(at_distance, randn, *, n, p, lam, eps, dtype, rank, seed, batch
     scale = 10 ** (10 * torch.rand(batch, generator=generator, dtype=torch.float64) - 4)
     G = G * scale[:, None, None]
     if n == p:
-        return X, landing_from_relative(X, skew(G @ X.mH), lam)
-    return X, landing_from_gradient(X, G, lam)
+        return X, Landing.of(X, skew(G @ X.mH), lam)
+    return X, Landing.of(X, G, lam)
+
+
+class Landing(NamedTuple):
+    """A landing field, and what the safe step must know about it."""
+
+    field: torch.Tensor
+    distance: torch.Tensor
+    tangency_error: torch.Tensor | float
+
+    @classmethod
+    def of(cls, X, B, lam):
+        d, size = distance(X), torch.linalg.matrix_norm(B)
+        error = 0.0 if X.shape[-2] == X.shape[-1] else tangency_bound(X.shape[-2], X.dtype, d, size)
+        return cls(landing_along(X, B, lam), d, error)
 
 
 def after(X, landing: Landing, eta, rule="frobenius"):
@@ -90,7 +105,7 @@ def after(X, landing: Landing, eta, rule="frobenius"):
 
 
 def safe(landing: Landing, lam, eps, rule):
-    L, _, d, error = landing
+    L, d, error = landing
     return safe_step_size(L, d, lam=lam, eps=eps, rule=rule, tangency_error=error)
 
 
@@ -134,8 +149,7 @@ def test_safe_step_holds_where_the_tangent_part_is_rounding_only(n, p, rule, at_
     S = randn(500, p, p, seed=1)
     X = at_distance(torch.linspace(0, eps, 500), n, p, seed=0)
     G = scale * X @ (S + S.mT)
-    exact = landing_from_relative(X, skew(G @ X.mT), lam)
-    landing = exact if n == p else landing_from_gradient(X, G, lam)
+    landing = Landing.of(X, skew(G @ X.mT) if n == p else G, lam)
     assert after(X, landing, safe(landing, lam, eps, rule), rule).max() <= eps + ROUNDING
     careless = safe_step_size(landing.field, landing.distance, lam=lam, eps=eps, rule=rule)
     assert (after(X, landing, careless, rule).max() > eps) == (n > p)

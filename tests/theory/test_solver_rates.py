@@ -8,7 +8,7 @@ import torch
 
 from ortholand import landing_field, minimize, random_orthogonal
 from ortholand.geometry import relative_hessian, skew
-from ortholand.problems import Procrustes
+from ortholand_lab.problems import Procrustes
 
 
 def norm(M):
@@ -215,8 +215,9 @@ class TestLanding:
 
 
 class TestFirstOrder:
+    @pytest.mark.thorough
     def test_curvature_pays_on_an_ill_conditioned_problem(self):
-        """Iterations: newton, then lbfgs and cg, then bb, and steepest descent last.
+        """Iterations: newton, then lbfgs, then bb.
 
         From three starts together, because the number from one of them depends on rounding.
         """
@@ -225,19 +226,17 @@ class TestFirstOrder:
         mu = torch.arange(p, 0, -1, dtype=torch.float64)
         starts = [random_orthogonal(n, p, seed=seed, dtype=torch.float64) for seed in range(3)]
         count = {}
-        for method in ("newton", "lbfgs", "cg", "retraction-cg", "bb", "retraction-gd"):
+        for method in ("newton", "lbfgs", "bb"):
             results = [
                 minimize(
                     lambda X: (X * (A @ X) * mu).sum(), x0, method=method, gtol=1e-6, maxiter=600
                 )
                 for x0 in starts
             ]
-            assert all(result.success is (method != "retraction-gd") for result in results)
+            assert all(result.success for result in results)
             count[method] = sum(result.nit for result in results)
         assert 3 * count["newton"] < count["lbfgs"]
-        assert 1.2 * count["lbfgs"] < count["bb"] < count["retraction-gd"]
-        assert 1.2 * count["cg"] < count["bb"]
-        assert 1.5 * count["retraction-cg"] < count["retraction-gd"]
+        assert 1.2 * count["lbfgs"] < count["bb"]
 
     def test_lbfgs_is_superlinear_with_enough_memory(self):
         """The last steps gain more than the first ones near the solution."""

@@ -17,8 +17,8 @@ from ortholand.geometry.matrices import (
     add_identity,
     add_product,
     gram_minus_identity,
+    identity_like,
     is_tracked,
-    product,
     skew,
     sym,
 )
@@ -29,7 +29,7 @@ def relative_gradient(X: Tensor, G: Tensor) -> Tensor:
 
     The result is n x n. For tall X prefer :func:`relative_gradient_times_x`, which never forms it.
     """
-    P = product(G, X.mH)
+    P = G @ X.mH
     if P.shape[-1] <= SMALL or is_tracked(P):
         return skew(P)
     return P.sub_(P.mH.contiguous()).mul_(0.5)  # in place: two temporaries fewer
@@ -52,7 +52,7 @@ def tangent_from_gram(
     costs no extra product; two products if ``W = X^H G`` is known.
     """
     half = add_product(G, G, D, beta=0.5, alpha=0.5)  # (G + G D) / 2
-    inner = product(G.mH, X) if W is None else W.mH
+    inner = G.mH @ X if W is None else W.mH
     pull = D if lam == 1 else lam * D
     return add_product(half, X, torch.sub(pull, inner, alpha=0.5) if lam else inner / -2)
 
@@ -91,11 +91,20 @@ def multiplier(D: Tensor, M: Tensor) -> Tensor:
     It is C for ``G = X C`` with C Hermitian, at every X of full rank; ``Sym(M)`` is C on the
     manifold only. If S is singular, it is ``Sym(M)``.
     """
+    return multiplier_from(gram_factor(D), M)
+
+
+def gram_factor(D: Tensor) -> Tensor:
+    """The Cholesky factor of ``I + D``; the identity if there is none."""
     L, info = torch.linalg.cholesky_ex(add_identity(D))
+    return torch.where((info > 0)[..., None, None], identity_like(L), L)
+
+
+def multiplier_from(L: Tensor, M: Tensor) -> Tensor:
+    """:func:`multiplier`, from the Cholesky factor L of S."""
     # M^H S^-1, with the factors on the right: torch is several times faster that way round.
     half = torch.linalg.solve_triangular(L.mH, M.mH, upper=True, left=False)
-    solved = torch.linalg.solve_triangular(L, half, upper=False, left=False)
-    return sym(torch.where((info > 0)[..., None, None], M, solved))
+    return sym(torch.linalg.solve_triangular(L, half, upper=False, left=False))
 
 
 def relative_hessian(

@@ -18,7 +18,6 @@ from ortholand.geometry.matrices import (
     extremes,
     identity_like,
     per_matrix,
-    product,
     subtract_identity,
 )
 
@@ -72,7 +71,7 @@ def _series(A: Tensor, blocks: int) -> Tensor:
     """
     powers = [identity_like(A), A]
     while len(powers) <= blocks:
-        powers.append(product(powers[len(powers) // 2], powers[-(-len(powers) // 2)]))
+        powers.append(powers[len(powers) // 2] @ powers[-(-len(powers) // 2)])
     last = powers.pop()
 
     def block(k: int) -> Tensor:

@@ -11,17 +11,17 @@ SMALL = 128  # up to this many columns a matrix fits a cache, and calls cost mor
 
 def skew(M: Tensor) -> Tensor:
     """Skew-Hermitian part ``(M - M^H) / 2`` of each square matrix."""
-    if M.shape[-1] <= SMALL:
-        return (M - M.mH) * 0.5  # torch 2.6 divides complex numbers inexactly
-    # A transposed copy first: rows and columns at once are slow to read where caches are small.
-    return (M - M.mH.contiguous()).mul_(0.5)
+    return (M - adjoint(M)).mul_(0.5)  # torch 2.6 divides complex numbers inexactly
 
 
 def sym(M: Tensor) -> Tensor:
     """Hermitian part ``(M + M^H) / 2`` of each square matrix."""
-    if M.shape[-1] <= SMALL:
-        return (M + M.mH) * 0.5
-    return (M + M.mH.contiguous()).mul_(0.5)  # as in skew
+    return (M + adjoint(M)).mul_(0.5)
+
+
+def adjoint(M: Tensor) -> Tensor:
+    """``M^H``; a copy of large matrices on the CPU, which is slow to read rows and columns."""
+    return M.mH.contiguous() if M.is_cpu and M.shape[-1] > SMALL else M.mH
 
 
 def identity_like(X: Tensor) -> Tensor:
@@ -48,16 +48,14 @@ def subtract_identity(S: Tensor) -> Tensor:
     return add_identity(S, -1)
 
 
-def add_identity(S: Tensor, factor: float = 1.0) -> Tensor:
-    """``S + factor I`` for each square matrix, without building the identity."""
+def add_identity(S: Tensor, factor: Tensor | float = 1.0) -> Tensor:
+    """``S + factor I`` for each square matrix, without building the identity.
+
+    A factor for each matrix has the shape ``(..., 1)``.
+    """
     D = S.clone()
     D.diagonal(dim1=-2, dim2=-1).add_(factor)
     return D
-
-
-def product(A: Tensor, B: Tensor) -> Tensor:
-    """``A B`` for each pair of matrices."""
-    return A @ B
 
 
 HERMITIAN_FROM = 192  # columns from which half of a Gram matrix is computed, the other copied

@@ -1,19 +1,20 @@
-"""Polar factors by products only: msign, and roots of Gram matrices.
+"""Polar factors by products only: msign.
 
 ``msign(M) = U V^H`` for ``M = U diag(s) V^H``: every singular value becomes 1, and zero stays zero.
-An odd polynomial of M acts on its singular values, so compositions of odd quintics that map
-[l, 1] to 1 compute it with three products each.
+An odd polynomial of M acts on its singular values, so compositions of odd polynomials that map
+[l, 1] to 1 compute it. With three products each, they have degree 5, or 7 if M is skew.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ortholand.geometry.matrices import (
-    add_identity,
     add_product,
+    adjoint,
     frobenius_norm,
     gram_matrix,
     is_plain_cpu,
@@ -21,7 +22,6 @@ from ortholand.geometry.matrices import (
     is_tracked,
     max_abs,
     per_matrix,
-    product,
     skew,
     tall,
     to_working_dtype,
@@ -38,8 +38,20 @@ class Level(NamedTuple):
     c: float
 
 
+class SkewLevel(NamedTuple):
+    """``x (x^2 + m) (i + d x^2 (x^2 + e))``, of degree 7, in place of :class:`Level`'s quintic."""
+
+    low: float
+    m: float
+    e: float
+    i: float
+    d: float
+
+
+AnyLevel = TypeVar("AnyLevel", Level, SkewLevel)
+
 # The first level maps [low, 1] to 1 within 1e-6, and never above 1; each other one maps its own
-# interval into that of the level before, less 1/256 at the upper end, where the next quintic is
+# interval into that of the level before, less 1/256 at the upper end, where the next polynomial is
 # steep and rounding must not overshoot. Each is the best approximation of 1, computed by
 # tools/polar_levels.py; that their compositions are the best of all was shown by Amsel, Persson,
 # Musco and Gower (2025). Theirs go on to lower and lower intervals, for a slope of 4.24 instead of
@@ -51,9 +63,24 @@ LEVELS = (
     Level(0.1974, 3.4701429581465812, -7.1570466903343477, 4.6830126816041089),
     Level(0.04914, 4.0439626334277336, -11.007522204514154, 7.9596685205027628),
 )
+SKEW_LEVELS = (
+    SkewLevel(
+        0.94, -2.3778704968680986, -1.5767435707001912, -0.9488834950178896, -0.386873163681033
+    ),
+    SkewLevel(
+        0.3611, -1.3148069696190856, -0.944305192727782, -2.714751570370362, -4.8703772423542565
+    ),
+    SkewLevel(
+        0.06909, -1.0379215665476658, -0.8253223832329883, -5.15658388321684, -24.993908143874626
+    ),
+    SkewLevel(
+        0.0119, -1.0057465138148314, -0.8148313634788547, -5.77880510844405, -33.72446544577894
+    ),
+)
 PADE = Level(1.0, 15 / 8, -10 / 8, 3 / 8)  # from 1e-6 to 1e-18: msign in double precision
 MOST_STEPS = 11
-STEPS = 7
+STEPS = 7  # of msign
+SKEW_STEPS = 5  # of the polar factors of skew matrices
 MARGIN = 1 / 256
 
 
@@ -107,42 +134,73 @@ def check_steps(steps: int) -> None:
         )
 
 
-def lowest(steps: int) -> float:
+def lowest(steps: int, table: Sequence[Level | SkewLevel] = LEVELS) -> float:
     """The smallest share of the largest singular value that this many steps take to 1."""
-    last = LEVELS[-1]
-    more = steps - len(LEVELS)
-    return LEVELS[steps - 1].low if more <= 0 else last.low / last.a**more
+    last, more = table[-1], steps - len(table)
+    slope = last.a if isinstance(last, Level) else last.m * last.i
+    return table[steps - 1].low if more <= 0 else last.low / slope**more
 
 
-def levels(steps: int) -> tuple[Level, ...]:
-    """The quintics of this many steps, in order of application."""
-    more = max(0, steps - len(LEVELS))
-    return (LEVELS[-1],) * more + LEVELS[:steps][::-1]
+def levels(steps: int, table: tuple[AnyLevel, ...]) -> tuple[AnyLevel, ...]:
+    """The polynomials of this many steps, in order of application."""
+    return (table[-1],) * (steps - len(table)) + table[:steps][::-1]
 
 
-def polar_factor(
-    M: Tensor, steps: int, *, exact: bool = False, columns: int | None = None
-) -> Tensor:
+def polar_factor(M: Tensor, steps: int, *, exact: bool = False) -> Tensor:
     """:func:`msign` of matrices with n >= p in a type suitable for computation.
 
-    ``exact``: take one more step in double precision. Without it, all types share one function.
-    ``columns``: how many columns to compute, if not all; the last step computes no others.
+    ``exact``: take one more step in double precision.
     """
     M = in_range(M)
     E = gram_matrix(M)
-    F = product(E, E)
+    F = E @ E
     scale = inverse_bound(F)  # the products of the first step bound M for free
-    M, E, F = M * per_matrix(scale, M), _times(E, scale, 2), _times(F, scale, 4)
-    first, *others = levels(steps)
+    M, E, F = (_times(P, scale, k) for k, P in ((1, M), (2, E), (4, F)))
+    first, *others = levels(steps, LEVELS)
     if exact and torch.finfo(M.dtype).bits > 32:
         others.append(PADE)
     M = add_product(M, M, first.b * E + first.c * F, beta=first.a)
-    for i, (_, a, b, c) in enumerate(others):
+    for _, a, b, c in others:
         E = gram_matrix(M)
-        few = slice(columns if i == len(others) - 1 else None)
-        q = add_product(E[..., few], E, E[..., few], beta=b, alpha=c)
-        M = add_product(M[..., few], M, q, beta=a)
-    return M[..., :columns]
+        M = add_product(M, M, add_product(E, E, E, beta=b, alpha=c), beta=a)
+    return M
+
+
+def skew_polar_factor(M: Tensor, steps: int, columns: int | None = None) -> Tensor:
+    """:func:`msign` of skew matrices, or its first columns, by polynomials of degree 7.
+
+    Every matrix here is a polynomial of M: its even powers are Hermitian, its odd ones skew. So one
+    product yields an even and an odd polynomial, and three products yield degree 7.
+    """
+    powers = _powers(in_range(M))
+    scale = per_matrix(inverse_bound(powers[-1] / 2), M)
+    square = scale * scale
+    factors = (scale, square, square * scale, square * square)
+    powers = [P * factor for P, factor in zip(powers, factors, strict=True)]
+    *others, last = levels(steps, SKEW_LEVELS)
+    for level in others:
+        half = _applied(level, powers, 0.5)
+        powers = _powers(half - adjoint(half))
+    return _applied(last, powers, columns=columns)
+
+
+def _powers(M: Tensor) -> list[Tensor]:
+    """``M, E, 2 M E, 2 E^2`` of skew M, with ``E = M^H M``, by two products."""
+    E = gram_matrix(M)
+    both = E @ (E + M)
+    other = adjoint(both)
+    return [M, E, both - other, both + other]
+
+
+def _applied(
+    level: SkewLevel, powers: list[Tensor], factor: float = 1.0, columns: int | None = None
+) -> Tensor:
+    """A polynomial of M times a factor, or some columns of it, from the powers of M."""
+    M, E, ME, F = powers
+    odd = torch.add(ME, M, alpha=2 * level.m)
+    even = torch.add(F, E, alpha=2 * level.e)[..., :columns]
+    beta, alpha = factor * level.i / 2, factor * level.d / 4
+    return add_product(odd[..., :columns], odd, even, beta=beta, alpha=alpha)
 
 
 def in_range(M: Tensor) -> Tensor:
@@ -167,44 +225,3 @@ def inverse_bound(F: Tensor) -> Tensor:
 
 def _times(E: Tensor, scale: Tensor, power: int) -> Tensor:
     return E * per_matrix(scale**power, E)
-
-
-def gram_roots(D: Tensor, farthest: float) -> tuple[Tensor, Tensor]:
-    """``S^(1/2)`` and ``S^(-1/2)`` of ``S = I + D``, Hermitian, by coupled Newton-Schulz steps.
-
-    Args:
-        D: residuals ``X^H X - I``.
-        farthest: the largest ``||D||_2`` expected, below 1; it decides how many steps are taken.
-            Larger D give a finite result too.
-    """
-    # Steps converge only from below 3. Divided by more than necessary, S would need more of them.
-    scale = ((1 + _norm_bound(D)) / 2).clamp(min=1)
-    root = add_identity(D) / per_matrix(scale, D)
-    inverse = step = _halfway(root)
-    root = product(root, step)
-    for _ in range(_root_steps(farthest, D.dtype) - 1):
-        step = _halfway(product(inverse, root))
-        root, inverse = product(root, step), product(step, inverse)
-    factor = scale.sqrt()
-    return root * per_matrix(factor, D), inverse / per_matrix(factor, D)
-
-
-def _norm_bound(D: Tensor) -> Tensor:
-    """``||D^4||_F^(1/4)``, which exceeds ``||D||_2`` by a factor of ``p^(1/8)`` at most."""
-    d = torch.linalg.vector_norm(D, dim=(-2, -1)).clamp(min=torch.finfo(D.dtype).tiny)
-    D = D / per_matrix(d, D)
-    D = product(D, D)
-    return d * torch.linalg.vector_norm(product(D, D), dim=(-2, -1)).sqrt().sqrt()
-
-
-def _halfway(S: Tensor) -> Tensor:
-    """``(3 I - S) / 2``."""
-    return add_identity(S / -2, 1.5)
-
-
-def _root_steps(e: float, dtype: torch.dtype) -> int:
-    """Newton-Schulz steps from ``||D||_2 <= e`` to rounding: each takes e to 3/4 e^2 + 1/4 e^3."""
-    steps = 0
-    while e > torch.finfo(dtype).eps / 4 or steps == 0:
-        e, steps = 0.75 * e**2 + 0.25 * e**3, steps + 1
-    return steps

@@ -3,14 +3,13 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ortholand.geometry.matrices import is_finite, moved_along
-from ortholand.landing.point import Direction, Point
+from ortholand.landing.point import Direction, Point, looked_at
 from ortholand.safe_step import (
     FARTHEST,
     SafeStepRule,
@@ -116,7 +115,7 @@ class Attraction:
 
     def step(self, point: Point, direction: Direction, options: LandingOptions) -> Step:
         """:meth:`move` for a point and a direction, of which more may be known already."""
-        return Step(*self.move(point.X, direction.of_length_one().B, options))
+        return Step(*self.move(point.X, direction.of_length_one(point.X).B, options))
 
 
 def redefined(cls: type, method: str, derived: str) -> bool:
@@ -165,17 +164,6 @@ def find_attraction(name: str) -> Attraction:
     return FunctionAttraction(name, attraction)
 
 
-def bound_for(options: LandingOptions, pull: float) -> Callable[[Tensor], Tensor]:
-    """The bound of distances: a better one where it matters.
-
-    Where nothing pulls, a matrix inside the ball must not look as if it were at the edge.
-    """
-    bound = partial(spectral_bound, sharp=pull == 0)
-    if not options.turns_alike:
-        return bound
-    return lambda D: torch.minimum(centred_bound(D), bound(D))
-
-
 LONGEST_LOOKED_AT = 2.0**20  # lr beyond which what underflows in a norm that is read may matter
 
 
@@ -189,6 +177,44 @@ class Field(NamedTuple):
     bound: Callable[[SafeStepRule], Tensor]  # a rule's bound of L
     reached: Callable[[Tensor], Tensor]  # Y^H Y - I after a step
     unknown: Tensor | None = None  # bound of the error of L^H L in that; None: zero
+
+
+def is_free(
+    X: Tensor,
+    L: Tensor,
+    D: Tensor,
+    direction: Direction,
+    options: LandingOptions,
+    bound: Callable[[float, float], float],
+) -> bool:
+    """Whether the free bound, read on the CPU, shows that lr is safe for all matrices.
+
+    ``bound(d, length)`` bounds the distance after a step from distance d by ``length = lr ||L||``.
+    """
+    lr, aim = float(options.lr), options.aim
+    d, length = looked_at(D), lr * looked_at(L)
+    if not (d <= aim and length < 1 and lr < LONGEST_LOOKED_AT):
+        return False
+    return bound(d, length) + 2 * lr * direction.tangency_error(X, d, looked_at) <= aim
+
+
+def distances(
+    field: Field, t: Tensor, pull: float, options: LandingOptions
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Bounds of three distances: now, now but within eps, and after a step by t.
+
+    The bound is sharper where nothing pulls, because a matrix inside the ball must not look as if
+    it were at the edge. All iterates are in the ball, so eps bounds the distance too.
+    """
+
+    def bound(D: Tensor) -> Tensor:
+        found = spectral_bound(D, sharp=pull == 0)
+        return torch.minimum(centred_bound(D), found) if options.turns_alike else found
+
+    now, after = bound(field.D), bound(field.reached(t))
+    if field.unknown is not None:
+        after = torch.addcmul(after, field.unknown, t.square())
+    return now, now.clamp(max=options.eps), after
 
 
 class Length(NamedTuple):
@@ -217,11 +243,14 @@ def bounded_length(
     return Length(eta, is_valid(taken, lr), eta < lr)
 
 
-def moved_by_lr(X: Tensor, L: Tensor, lr: float) -> Tensor:
+def moved_by_lr(X: Tensor, L: Tensor, lr: float | Tensor) -> Tensor:
     """``X - lr L`` on the CPU.
 
-    In a batch it is computed as where another matrix needs a shorter step: none depends on others.
+    A batch is computed in the same way as if one of its matrices took a shorter step, so that no
+    matrix depends on the others.
     """
+    if isinstance(lr, Tensor):
+        return moved_along(X, L, lr)
     if X.ndim == 2:
         return torch.sub(X, L, alpha=lr)
     return moved_along(X, L, torch.full(X.shape[:-2], lr, dtype=torch.float64, device=X.device))

@@ -5,8 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from ortholand.fields import tangency_bound
-from ortholand.geometry.derivatives import tangent_from_gram
+from ortholand.fields import landing_along
 from ortholand.geometry.matrices import (
     frobenius_norm,
     gram_minus_identity,
@@ -14,20 +13,20 @@ from ortholand.geometry.matrices import (
     moved_along,
 )
 from ortholand.landing.attraction import (
-    LONGEST_LOOKED_AT,
     Attraction,
     Field,
     LandingOptions,
     Length,
     Step,
-    bound_for,
     bounded_length,
+    distances,
     goes,
+    is_free,
     is_valid,
     moved_by_lr,
 )
 from ortholand.landing.gram import Coefficients, FieldGram, Gram, plus_square, times
-from ortholand.landing.point import Direction, Point, looked_at
+from ortholand.landing.point import Direction, Point
 from ortholand.safe_step import is_inside, largest_step, share_of_pulled_move, trial_step
 
 
@@ -38,18 +37,16 @@ class Coupled(Attraction):
 
     def step(self, point: Point, direction: Direction, options: LandingOptions) -> Step:
         """Move along the field, no further than is safe."""
-        X, lam, direction = point.X, options.lam, direction.of_length_one()
-        if is_square(X):  # (A + lam (X X^H - I)) X
-            D = gram_minus_identity(X.mH)
-            L = torch.add(direction.B, D, alpha=lam) @ X
-        else:
-            D = point.D
-            L = tangent_from_gram(X, direction.B, D, lam, direction.W)
-        if point.may_look and is_free(X, L, D, direction, options):
-            return Step(moved_by_lr(X, L, float(options.lr)))
-        d, error = frobenius_norm(D), 0.0
-        if not is_square(X):
-            error = tangency_bound(X.shape[-2], X.dtype, d, direction.size(frobenius_norm))
+        X, lam = point.X, options.lam
+        direction = direction.of_length_one(X)
+        D = gram_minus_identity(X.mH) if is_square(X) else point.D
+        L = landing_along(X, direction.B, lam, D, direction.W)
+        if point.may_look and 2 * lam * options.lr <= 1:
+            pulled = 1 - 2 * lam * float(options.lr)
+            if is_free(X, L, D, direction, options, lambda d, length: pulled * d + length**2):
+                return Step(moved_by_lr(X, L, float(options.lr)))
+        d = frobenius_norm(D)
+        error = direction.tangency_error(X, d, frobenius_norm)
 
         def reached(t: Tensor) -> Tensor:
             return gram_minus_identity(moved_along(X, L, t))
@@ -71,25 +68,13 @@ class Coupled(Attraction):
         return Coefficients(times(-eta, a + lam * D), times(-eta, b), taken, short)
 
 
-def is_free(X: Tensor, L: Tensor, D: Tensor, direction: Direction, options: LandingOptions) -> bool:
-    """Whether the free bound, read on the CPU, shows that lr is safe for all matrices."""
-    lr, lam, aim = float(options.lr), options.lam, options.aim
-    d, length = looked_at(D), lr * looked_at(L)
-    if not (d <= aim and length < 1 and 2 * lam * lr <= 1 and lr < LONGEST_LOOKED_AT):
-        return False
-    free = d - 2 * lam * lr * d + length**2
-    if not is_square(X):
-        free += 2 * lr * tangency_bound(X.shape[-2], X.dtype, d, direction.size(looked_at))
-    return free <= aim
-
-
 def length_along(field: Field, options: LandingOptions) -> Length:
     """How far a landing field ``L = A X + lam X D`` may be followed.
 
     The rule "spectral" tries a step, and shortens it where neither the free bound nor the distance
     that it has reached shows that it is safe.
     """
-    norm, D, d, error, bound, reached, unknown = field
+    norm, D, d, error, bound, *_ = field
     rule, lr, lam, aim = options.rule, options.lr, options.lam, options.aim
     if rule is None or not rule.is_measured:
         safe = None if rule is None else largest_step(bound(rule), d, lam, aim, error)
@@ -98,10 +83,7 @@ def length_along(field: Field, options: LandingOptions) -> Length:
     square = (t * norm).square()
     away = torch.sub(error, d, alpha=lam) if isinstance(error, Tensor) else -lam * d
     free = torch.addcmul(d + square, t, away, value=2)
-    distance_of = bound_for(options, lam)
-    distance, far = distance_of(D), distance_of(reached(t))
-    far = far if unknown is None else torch.addcmul(far, unknown, t.square())
-    delta = distance.clamp(max=options.eps)  # all iterates are in the ball
+    distance, delta, far = distances(field, t, lam, options)
     pull = delta if lam == 1 else lam * delta
     if isinstance(error, Tensor):
         # Small singular values are pulled by 1 - delta of this only, delta being at most eps. The

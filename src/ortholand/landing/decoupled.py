@@ -1,10 +1,11 @@
 """An attraction that does not shrink with eta: ``X - eta R - omega X D``."""
 
+import math
+
 import torch
 from torch import Tensor
 
-from ortholand.fields import tangency_bound
-from ortholand.geometry.derivatives import tangent_from_gram
+from ortholand.fields import landing_along
 from ortholand.geometry.matrices import (
     add_product,
     frobenius_norm,
@@ -15,21 +16,21 @@ from ortholand.geometry.matrices import (
     sym,
 )
 from ortholand.landing.attraction import (
-    LONGEST_LOOKED_AT,
     Attraction,
     Field,
     LandingOptions,
     Length,
     Step,
-    bound_for,
     bounded_length,
+    distances,
     goes,
+    is_free,
     is_valid,
     moved_by_lr,
     unless_zero,
 )
 from ortholand.landing.gram import Coefficients, FieldGram, Gram, inner, plus_square, times
-from ortholand.landing.point import Direction, Point, looked_at
+from ortholand.landing.point import Direction, Point
 from ortholand.safe_step import (
     is_inside,
     largest_step_decoupled,
@@ -45,22 +46,27 @@ class Decoupled(Attraction):
 
     def step(self, point: Point, direction: Direction, options: LandingOptions) -> Step:
         """Move along the tangent and the normal part, each with its own factor."""
-        X, D, direction = point.X, point.D, direction.of_length_one()
-        B = direction.B
-        R = B @ X if is_square(X) else tangent_from_gram(X, B, D, W=direction.W)
-        if point.may_look and is_free(X, R, D, direction, options):
+        X, D, omega = point.X, point.D, options.omega
+        direction = direction.of_length_one(X)
+        R = direction.B @ X if is_square(X) else landing_along(X, direction.B, 0.0, D, direction.W)
+
+        def free(d: float, length: float) -> float:
+            pull = omega * d * (1 + d) ** 0.5  # a bound of omega ||X D||
+            overshoots = omega * d * (1 + d) > 1 - d
+            return math.inf if overshoots else d - 2 * omega * d * (1 - d) + (length + pull) ** 2
+
+        if point.may_look and options.lr > 0 and is_free(X, R, D, direction, options, free):
             moved = moved_by_lr(X, R, float(options.lr))
-            return Step(moved_by_lr(moved, X @ D, options.omega))
-        d, error, XD = frobenius_norm(D), 0.0, X @ D
-        if not is_square(X):
-            error = tangency_bound(X.shape[-2], X.dtype, d, direction.size(frobenius_norm))
+            return Step(moved_by_lr(moved, X @ D, omega))
+        d, XD = frobenius_norm(D), X @ D
+        error = direction.tangency_error(X, d, frobenius_norm)
 
         def reached(t: Tensor) -> Tensor:
-            return gram_minus_identity(moved_along(X, R, t).sub_(XD, alpha=options.omega))
+            return gram_minus_identity(moved_along(X, R, t).sub_(XD, alpha=omega))
 
         field = Field(frobenius_norm(R), D, d, error, lambda rule: rule.bound(R), reached)
-        omega, (eta, taken, short) = lengths(field, frobenius_norm(XD), options)
-        moved = moved_along(moved_along(X, R, eta), XD, omega)
+        pull, (eta, taken, short) = lengths(field, frobenius_norm(XD), options)
+        moved = moved_along(moved_along(X, R, eta), XD, pull)
         return Step(unless_zero(options.lr, moved, X), taken, short)
 
     def coefficients(self, gram: Gram, options: LandingOptions) -> Coefficients:
@@ -83,26 +89,13 @@ class Decoupled(Attraction):
         return Coefficients(new_a, times(-eta, b), taken, short)
 
 
-def is_free(X: Tensor, R: Tensor, D: Tensor, direction: Direction, options: LandingOptions) -> bool:
-    """Whether the free bound, read on the CPU, shows that lr is safe for all matrices."""
-    lr, omega, aim = float(options.lr), options.omega, options.aim
-    d, length = looked_at(D), lr * looked_at(R)
-    if not (d <= aim and length < 1 and 0 < lr < LONGEST_LOOKED_AT):
-        return False
-    pull = omega * d * (1 + d) ** 0.5  # a bound of omega ||X D||
-    free = d - 2 * omega * d * (1 - d) + (length + pull) ** 2
-    if not is_square(X):
-        free += 2 * lr * tangency_bound(X.shape[-2], X.dtype, d, direction.size(looked_at))
-    return free <= aim and omega * d * (1 + d) <= 1 - d
-
-
 def lengths(field: Field, normal: Tensor, options: LandingOptions) -> tuple[Tensor, Length]:
     """Omega for each matrix, and how far it goes along R; ``normal`` is ``||X D||_F``.
 
     The pull alone keeps a matrix in the spectral ball, because omega is at most 1/2. So a measured
     step is shortened along R only.
     """
-    norm, D, d, error, bound, reached, unknown = field
+    norm, D, d, error, bound, *_ = field
     rule, lr, aim = options.rule, options.lr, options.aim
     omega = torch.full_like(d, options.omega)
     if rule is None:
@@ -118,10 +111,7 @@ def lengths(field: Field, normal: Tensor, options: LandingOptions) -> tuple[Tens
     free = d - 2 * omega * d * (1 - d) + (length + omega * normal).square() + astray
     is_gentle = omega * normal.square() <= d * (1 - d)
     safe = (torch.maximum(free, d) <= aim) & is_gentle
-    distance_of = bound_for(options, options.omega)
-    distance, far = distance_of(D), distance_of(reached(t))
-    far = far if unknown is None else torch.addcmul(far, unknown, t.square())
-    delta = distance.clamp(max=options.eps)
+    distance, delta, far = distances(field, t, options.omega, options)
     drift = 2 * omega * delta * (1 + delta).sqrt() * length + astray
     P = torch.minimum(far + delta + drift, length.square())
     share = share_of_tangent_move(P, drift, aim - delta)

@@ -36,7 +36,7 @@ class LandingStep:
         point = Point(X, self.options.eps, may_look=self.options.may_look)
         direction, new_state = self.moments.advance(point, G, state)
         if self.is_moved_otherwise:
-            step = Step(*attraction.move(X, direction.of_length_one().B, self.options))
+            step = Step(*attraction.move(X, direction.of_length_one(X).B, self.options))
         else:
             step = attraction.step(point, direction, self.options)
         return MatrixStep(step.moved, step.taken, new_state, step.limited)

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from ortholand.geometry.derivatives import multiplier
 from ortholand.geometry.matrices import (
+    add_identity,
     add_product,
     add_product_,
     frobenius_norm,
     per_matrix,
-    product,
     skew,
     sum_dtype,
     sym,
@@ -73,8 +73,8 @@ def gram_without_multiplier(
     """The Gram matrices of ``B - X K``, ``K = Sym(S^-1 X^H B)``, from those of B; and K."""
     K, size = multiplier(D, M), trace(T).sqrt()
     SK = add_product(K, D, K)
-    KM = product(K, M)
-    T = sym(T - KM - KM.mH + product(K, SK))
+    KM = K @ M
+    T = sym(T - KM - KM.mH + K @ SK)
     return Gram(D, M - SK, T, frobenius_norm(D), size, roundoff), K
 
 
@@ -83,13 +83,13 @@ class FieldGram:
 
     def __init__(self, gram: Gram, pull: float = 0.0) -> None:
         D, W, T = gram.D, gram.W, gram.T
-        S = plus_identity(D)
-        WS = product(W, S)
+        S = add_identity(D)
+        WS = W @ S
         self.tangent = W.mH / -2, S / 2  # a and b of R = X a + B b
         # W S W^H is Hermitian, so both products with W on the left are one.
-        self.square = sym(product(S, product(T, S)) - product(W, 2 * WS - WS.mH)) / 4  # L^H L
+        self.square = sym(S @ (T @ S) - W @ (2 * WS - WS.mH)) / 4  # L^H L
         if pull:
-            mixed = product(D, 2 * skew(WS) + pull * product(S, D))
+            mixed = D @ (2 * skew(WS) + pull * (S @ D))
             self.square = self.square + pull * sym(mixed)
         self.unknown = gram.unknown
 
@@ -103,13 +103,6 @@ class FieldGram:
         if not rule.spectral:
             return self.norm
         return (spectral_bound(self.square) + self.unknown).sqrt()
-
-
-def plus_identity(D: Tensor) -> Tensor:
-    """``I + D``."""
-    S = D.clone()
-    S.diagonal(dim1=-2, dim2=-1).add_(1)
-    return S
 
 
 def plus_square(D: Tensor) -> Tensor:

@@ -1,13 +1,14 @@
 """Muon on the manifold: steepest descent in the spectral norm, ``R = msign(Skew(B X^H)) X``.
 
 On the manifold no tangent direction of spectral norm 1 descends faster (``docs/muon.md``). The
-relative gradient psi of a tall X is n x n and has rank at most 2p. With ``X = Q S^(1/2)``,
-``S = X^H X``, and an orthonormal basis W' of C, the part of ``B S^(1/2)`` that is orthogonal to X,
-psi is 2p x 2p in the basis ``[Q, W']``, and so is its polar factor N. The direction is again given
-by a *generator*, so attractions and safe steps are those of every other method.
+relative gradient psi of a tall X is n x n and has rank at most 2p. With the Cholesky factor K of
+``S = X^H X``, ``Q = X K^(-H)`` and an orthonormal basis W' of C, the part of ``B K`` that is
+orthogonal to X, psi is 2p x 2p in the basis ``[Q, W']``, and so is its polar factor N. The
+direction is again given by a *generator*, so attractions and safe steps are those of every other
+method.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,27 +16,22 @@ import torch
 from torch import Tensor
 
 from ortholand.fields import product_roundoff
-from ortholand.geometry.derivatives import multiplier
+from ortholand.geometry.derivatives import gram_factor, multiplier
 from ortholand.geometry.matrices import (
+    add_identity,
     add_product,
     frobenius_norm,
     gram_matrix,
     is_square,
     largest_norm,
     per_matrix,
-    product,
     shared_gram_minus_identity,
     skew,
     subtract_product_,
     sym,
     wide_dtype,
 )
-from ortholand.geometry.polar import (
-    STEPS,
-    gram_roots,
-    in_range,
-    polar_factor,
-)
+from ortholand.geometry.polar import SKEW_STEPS, in_range, skew_polar_factor
 from ortholand.landing.attraction import LandingOptions
 from ortholand.landing.gram import Gram, cast, combine, trace
 from ortholand.landing.moments import accumulate, finite_coefficients, generator
@@ -43,6 +39,7 @@ from ortholand.landing.point import Direction, Point
 from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows, StateKind
 
 State = dict[str, Tensor]
+Sign = Callable[..., Tensor]  # msign of skew matrices; of the library's, the first columns alone
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,8 @@ class MuonMoments:
 
     momentum: float = 0.95
     nesterov: bool = True
-    steps: int = STEPS
+    steps: int = SKEW_STEPS
+    msign: Sign | None = None
     why_not_apart = None
     shows_state = False  # a polar factor is finite whatever the size of what is kept
 
@@ -90,6 +88,12 @@ class MuonMoments:
         kept = total if is_square(point.X) else point.cleaned(total).B
         return direction, {"momentum_buffer": kept}
 
+    def sign(self, psi: Tensor, columns: int | None = None) -> Tensor:
+        """The polar factor of skew matrices, or its first columns: by ``msign``, or by our own."""
+        if self.msign is None:
+            return skew_polar_factor(psi, self.steps, columns)
+        return called(self.msign, psi)[..., :columns]
+
     def polar_direction(self, point: Point, B: Tensor, size: Tensor) -> Direction:
         """The direction ``msign(psi) X`` for the psi that the generator B represents.
 
@@ -100,12 +104,11 @@ class MuonMoments:
         """
         X = point.X
         if is_square(X):
-            A = skew(polar_factor(B, self.steps))
+            A = skew(self.sign(B))
             noise = product_roundoff(X.shape[-2], X.dtype) * size
             return Direction(_unless_noise(A, frobenius_norm(B), noise))
-        W, polar = tall_polar(point, B, self.steps)
-        generator = add_product(product(X, polar.of_X), W, polar.of_B)
-        return Direction(generator, W=polar.M)
+        W, polar = tall_polar(point, B, self.sign)
+        return Direction(W @ polar.of_B, W=polar.M, V=polar.of_X)
 
     def gram_step(
         self, X: Tensor, G: Tensor, state: State, options: LandingOptions, rows: Rows
@@ -145,15 +148,15 @@ class MuonMoments:
             (D, T), M = sums.hermitian, sums.others[0]
             if X2 is not X:
                 noise = product_roundoff(rows.total, X.dtype)
-                polar = polar_gram(D, M, T, self.steps, options.eps, noise, roundoff)
+                polar = polar_gram(D, M, T, self.sign, noise, roundoff)
                 return move(B2, D, polar, sums)
-            first = FirstPass.of(D, M, T, options.eps)
+            first = FirstPass.of(D, M, T)
             L = shifted_cholesky(first.T, gram_error(roundoff))
             W = first.basis(X, B, L)
 
             def finish_second(products: GramSums) -> MatrixStep:
                 XW, WW = products.others
-                polar = second_pass(first, L, XW, WW, self.steps, roundoff)
+                polar = second_pass(first, L, XW, WW, self.sign, roundoff)
                 return move(W, D, polar, sums)
 
             return PendingStep(GramSums.of(X.mH @ W, gram_matrix(W)), finish_second)
@@ -167,7 +170,14 @@ class PolarGram(NamedTuple):
     of_X: Tensor
     of_B: Tensor
     M: Tensor  # X^H times it
-    T: Tensor  # its own
+    of_Q: Tensor  # its coefficients in an orthogonal basis
+    of_W: Tensor
+    WW: Tensor  # that basis' Gram matrix, but for Q^H Q = I
+
+    @property
+    def T(self) -> Tensor:
+        """Its own Gram matrix."""
+        return sym(self.of_Q.mH @ self.of_Q + self.of_W.mH @ (self.WW @ self.of_W))
 
 
 def moved_by_polar(
@@ -179,52 +189,51 @@ def moved_by_polar(
     roundoff: float,
 ) -> MatrixStep:
     """The attraction's step along the generator ``X of_X + B of_B``, which has no multipliers."""
-    gram = Gram(D, polar.M, polar.T, frobenius_norm(D), trace(polar.T).sqrt(), roundoff)
+    T = polar.T
+    gram = Gram(D, polar.M, T, frobenius_norm(D), trace(T).sqrt(), roundoff)
     a, b, taken, limited = finite_coefficients(gram, options)
-    moved = combine(X, B, add_product(a, polar.of_X, b), product(polar.of_B, b))
+    moved = combine(X, B, add_product(a, polar.of_X, b), polar.of_B @ b)
     return MatrixStep(moved, taken, {}, limited)
 
 
 class Basis(NamedTuple):
     """``[Q, (W - Q E) L^(-H)]``, with orthonormal columns wherever those of C are not zero.
 
-    ``Q = X S^(-1/2)``, and the columns of W span those of X and C together with Q.
+    ``Q = X K^(-H)``, and the columns of W span those of X and C together with Q.
     """
 
-    root: Tensor  # S^(1/2)
-    inverse: Tensor  # S^(-1/2)
+    K: Tensor  # Cholesky factor of S
     E: Tensor  # Q^H W
     T: Tensor  # (W - Q E)^H (W - Q E)
     L: Tensor  # Cholesky factor of T, shifted
 
 
 class FirstPass(NamedTuple):
-    """What one pass over rows tells of C, the part of ``B S^(1/2)`` that is orthogonal to X."""
+    """What one pass over rows tells of C, the part of ``B K`` that is orthogonal to X."""
 
-    root: Tensor  # S^(1/2)
-    inverse: Tensor  # S^(-1/2)
-    M: Tensor  # Q^H B S^(1/2)
+    K: Tensor  # Cholesky factor of S
+    M: Tensor  # Q^H B K
     T: Tensor  # C^H C
     unit: Tensor  # by which B is multiplied to have norm 1, in M and T
 
     @classmethod
-    def of(cls, D: Tensor, M: Tensor, T: Tensor, eps: float) -> "FirstPass":
+    def of(cls, D: Tensor, M: Tensor, T: Tensor) -> "FirstPass":
         """The same from ``D = X^H X - I``, ``M = X^H B`` and ``T = B^H B``."""
-        root, inverse = gram_roots(D, eps)
+        K = gram_factor(D)
         size = trace(T).sqrt()
         unit = per_matrix(1 / size.clamp(min=torch.finfo(size.dtype).tiny ** 0.5), T)
-        M = product(product(inverse, M * unit), root)
-        T = sym(product(product(root, T * unit * unit), root) - product(M.mH, M))
-        return cls(root, inverse, M, T, unit)
+        M = solved(K, M * unit) @ K
+        T = sym(K.mH @ (T * unit * unit) @ K - M.mH @ M)
+        return cls(K, M, T, unit)
 
     def basis(self, X: Tensor, B: Tensor, L: Tensor) -> Tensor:
         """Rows of ``W = C L^(-H)``."""
-        of_B = solved(L, self.root).mH * self.unit
-        of_X = product(self.inverse, solved(L, self.M.mH).mH)
-        return subtract_product_(product(B, of_B), X, of_X)
+        of_B = solved(L, self.K.mH).mH * self.unit
+        of_X = solved(self.K, solved(L, self.M.mH).mH, adjoint=True)
+        return subtract_product_(B @ of_B, X, of_X)
 
 
-def tall_polar(point: Point, B: Tensor, steps: int) -> tuple[Tensor, PolarGram]:
+def tall_polar(point: Point, B: Tensor, sign: Sign) -> tuple[Tensor, PolarGram]:
     """W, and the generator of ``msign(Skew(B X^H)) X`` in terms of X and W; nothing is n x n.
 
     C is made orthonormal by Cholesky factors of its Gram matrix, twice. They are shifted by the
@@ -234,16 +243,15 @@ def tall_polar(point: Point, B: Tensor, steps: int) -> tuple[Tensor, PolarGram]:
     """
     X, D = point.X, point.D
     roundoff = product_roundoff(X.shape[-2], X.dtype)
-    root, inverse = gram_roots(D, point.radius)
-    B = in_range(B)
-    M = product(inverse, product(X.mH, B))
-    C = subtract_product_(B, X, product(inverse, M))
-    T = product(product(root, gram_matrix(C)), root)
+    K, B = point.factor, in_range(B)
+    M = solved(K, X.mH @ B)
+    C = subtract_product_(B, X, solved(K, M, adjoint=True))
+    T = K.mH @ gram_matrix(C) @ K
     L = shifted_cholesky(T, first_shift(T, roundoff))
-    W = product(C, solved(L, root).mH)
-    first = FirstPass(root, inverse, product(M, root), T, D.new_ones(()))
-    XW, WW = product(X.mH, W), gram_matrix(W)
-    return W, second_pass(first, L, XW, WW, steps, roundoff)
+    W = C @ solved(L, K.mH).mH
+    first = FirstPass(K, M @ K, T, D.new_ones(()))
+    XW, WW = X.mH @ W, gram_matrix(W)
+    return W, second_pass(first, L, XW, WW, sign, roundoff)
 
 
 def first_shift(T: Tensor, roundoff: float) -> Tensor:
@@ -257,7 +265,7 @@ def gram_error(roundoff: float) -> float:
 
 
 def second_pass(
-    first: FirstPass, L: Tensor, XW: Tensor, WW: Tensor, steps: int, roundoff: float
+    first: FirstPass, L: Tensor, XW: Tensor, WW: Tensor, sign: Sign, roundoff: float
 ) -> PolarGram:
     """The generator of ``msign(Skew(B X^H)) X`` in terms of X and ``W = C L^(-H)``.
 
@@ -266,17 +274,17 @@ def second_pass(
         L: a factor of its Gram matrix, shifted.
         XW: ``X^H W``, W as it was rounded.
         WW: ``W^H W``.
-        steps: steps of msign.
+        sign: msign of skew matrices.
         roundoff: relative rounding error of these products.
     """
-    E = product(first.inverse, XW)  # the part of Q that rounding has left in C
+    E = solved(first.K, XW)  # the part of Q that rounding has left in C
     T = add_product(WW, E.mH, E, alpha=-1)
-    basis = Basis(first.root, first.inverse, E, T, shifted_cholesky(T, 4 * roundoff))
-    return polar_in(basis, add_product(first.M, E, L.mH), product(T, L.mH), steps, roundoff)
+    basis = Basis(first.K, E, T, shifted_cholesky(T, 4 * roundoff))
+    return polar_in(basis, add_product(first.M, E, L.mH), T @ L.mH, sign, roundoff)
 
 
 def polar_gram(
-    D: Tensor, M: Tensor, T: Tensor, steps: int, eps: float, noise: float, roundoff: float
+    D: Tensor, M: Tensor, T: Tensor, sign: Sign, noise: float, roundoff: float
 ) -> PolarGram:
     """The generator of ``msign(Skew(B X^H)) X`` from Gram matrices of X and B.
 
@@ -284,56 +292,48 @@ def polar_gram(
         D: ``X^H X - I``.
         M: ``X^H B``.
         T: ``B^H B``.
-        steps: steps of msign.
-        eps: radius of the ball.
+        sign: msign of skew matrices.
         noise: relative rounding error of X and B. What is below it counts as zero.
         roundoff: relative rounding error of the Gram matrices, about the square of noise.
     """
-    root, inverse, M, T, unit = FirstPass.of(D, M, T, eps)
+    K, M, T, unit = FirstPass.of(D, M, T)
     # The product of both factors of a whole matrix with this noise damps by as much as they do.
-    damped = T + 4 * noise * shifted(T, first_shift(T, noise))
+    damped = T + 4 * noise * add_identity(T, first_shift(T, noise))
     # The error makes the factor's matrix positive, and added to T it bounds lengths from above.
     error = gram_error(roundoff)
-    basis = Basis(root, inverse, M, shifted(T, error), shifted_cholesky(damped, error))
-    polar = polar_in(basis, M, T, steps, noise)
-    return polar._replace(of_B=product(root, polar.of_B) * unit)
+    basis = Basis(K, M, add_identity(T, error), shifted_cholesky(damped, error))
+    polar = polar_in(basis, M, T, sign, noise)
+    return polar._replace(of_B=(K @ polar.of_B) * unit)
 
 
-def polar_in(basis: Basis, M: Tensor, WC: Tensor, steps: int, noise: float) -> PolarGram:
-    """The generator ``(Q N11 + 2 W' N21) S^(-1/2)``, in terms of X and W.
+def polar_in(basis: Basis, M: Tensor, WC: Tensor, sign: Sign, noise: float) -> PolarGram:
+    """The generator ``(Q N11 + 2 W' N21) K^(-1)``, in terms of X and W.
 
     ``N = [[N11, -N21^H], [N21, *]]`` is the polar factor of psi in the basis ``[Q, W']``, and the
-    direction ``(Q N11 + W' N21) S^(1/2)``.
+    direction ``(Q N11 + W' N21) K^H``.
 
     Args:
         basis: the basis in which psi is 2p x 2p.
-        M: ``Q^H B S^(1/2)``.
-        WC: ``(W - Q E)^H C``, C the part of ``B S^(1/2)`` that is orthogonal to Q.
-        steps: steps of msign.
+        M: ``Q^H B K``.
+        WC: ``(W - Q E)^H C``, C the part of ``B K`` that is orthogonal to Q.
+        sign: msign of skew matrices.
         noise: anything below this counts as zero.
     """
-    root, inverse, E, T, L = basis
+    K, E, T, L = basis
     p = T.shape[-1]
     psi = skew_blocks(skew(M), solved(L, WC) / 2)
-    N = _unless_noise(polar_factor(psi, steps, columns=p), frobenius_norm(psi), noise)
-    N11, N21 = product(skew(N[..., :p, :]), inverse), product(N[..., p:, :], inverse)
+    N = _unless_noise(sign(psi, p), frobenius_norm(psi), noise)
+    N = torch.cat([skew(N[..., :p, :]), N[..., p:, :]], dim=-2)
+    N11, N21 = torch.linalg.solve_triangular(K, N, upper=False, left=False).split(p, dim=-2)
     of_W = solved(L, 2 * N21, adjoint=True)
-    of_X = product(inverse, add_product(N11, E, of_W, alpha=-1))
-    square = product(N11.mH, N11) + product(of_W.mH, product(T, of_W))
-    return PolarGram(of_X, of_W, product(root, N11), sym(square))
+    of_X = solved(K, add_product(N11, E, of_W, alpha=-1), adjoint=True)
+    return PolarGram(of_X, of_W, K @ N11, N11, of_W, T)
 
 
 def shifted_cholesky(T: Tensor, shift: Tensor | float) -> Tensor:
     """The Cholesky factor L of ``T + shift I``; NaN if that is not positive."""
-    L, info = torch.linalg.cholesky_ex(shifted(T, shift))
+    L, info = torch.linalg.cholesky_ex(add_identity(T, shift))
     return torch.where((info > 0)[..., None, None], torch.nan, L)
-
-
-def shifted(T: Tensor, shift: Tensor | float) -> Tensor:
-    """``T + shift I``."""
-    T = T.clone()
-    T.diagonal(dim1=-2, dim2=-1).add_(shift)
-    return T
 
 
 def solved(L: Tensor, M: Tensor, *, adjoint: bool = False) -> Tensor:
@@ -348,6 +348,21 @@ def skew_blocks(Omega: Tensor, K: Tensor) -> Tensor:
     return torch.cat([above, below], dim=-2)
 
 
+def called(msign: Sign, psi: Tensor) -> Tensor:
+    """What a user's msign makes of skew matrices."""
+    N = msign(psi)
+    form = [(tuple(M.shape), M.dtype, M.device) for M in (psi, N) if isinstance(M, Tensor)]
+    if len(form) < 2 or form[0] != form[1]:
+        got = "{}, {} on {}".format(*form[1]) if form[1:] else type(N).__name__
+        raise ValueError(
+            "msign must return a tensor of the shape and type of its argument, on its device, but "
+            "for {}, {} on {} ".format(*form[0])
+            + f"it returned {got}. Convert what it returns: "
+            "lambda M: f(M.bfloat16()).to(M) does."
+        )
+    return N
+
+
 def _unless_noise(A: Tensor, norm: Tensor, noise: Tensor | float) -> Tensor:
     """A, or zero if the matrix whose polar factor it is consists of rounding errors only.
 
@@ -355,7 +370,8 @@ def _unless_noise(A: Tensor, norm: Tensor, noise: Tensor | float) -> Tensor:
     factor would be a full-length step in an arbitrary direction.
     """
     zero = norm * 0 + noise * 0  # but NaN if the noise is infinite, as a gradient's may be
-    return torch.where((norm <= noise)[..., None, None], per_matrix(zero, A), A)
+    # Not where both are equal: squares of entries below 1e-162 vanish, and with them both norms.
+    return torch.where((norm < noise)[..., None, None], per_matrix(zero, A), A)
 
 
 def _widened(M: Tensor) -> Tensor:

@@ -11,12 +11,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ortholand.geometry.derivatives import multiplier
+from ortholand.fields import tangency_bound
+from ortholand.geometry.derivatives import gram_factor, multiplier_from
 from ortholand.geometry.matrices import (
     PART,
+    add_product,
     frobenius_norm,
     gram_minus_identity,
     is_plain_cpu,
+    is_square,
     per_matrix,
     subtract_product_,
     sym,
@@ -33,6 +36,7 @@ class Point:
         self.X, self.radius = X, radius  # of the ball
         self.may_look = may_look and is_plain_cpu(X)  # whether a step may read values
         self._D: Tensor | None = None
+        self._factor: Tensor | None = None
         self._is_landed: bool | None = None
 
     @property
@@ -54,9 +58,16 @@ class Point:
             self._is_landed = self.may_look and looked_at(probed(self.X)) <= rounding
         return self._is_landed
 
+    @property
+    def factor(self) -> Tensor:
+        """The Cholesky factor of ``S = X^H X``."""
+        if self._factor is None:
+            self._factor = gram_factor(self.D)
+        return self._factor
+
     def multiplier(self, M: Tensor) -> Tensor:
         """``K = Sym(S^-1 M)``, for ``M = X^H B`` of tall X."""
-        return sym(M) if self.is_landed else multiplier(self.D, M)
+        return sym(M) if self.is_landed else multiplier_from(self.factor, M)
 
     def norm(self, M: Tensor) -> Tensor:
         """The Frobenius norm of each matrix, in float64; quicker where it may be read."""
@@ -81,22 +92,33 @@ class Point:
 
 
 class Direction(NamedTuple):
-    """The direction that the generator ``length B`` represents."""
+    """The direction that the generator ``length (B + X V)`` represents."""
 
     B: Tensor
     length: Tensor | None = None  # a number for each matrix; None: 1
-    W: Tensor | None = None  # X^H B, if B is known to be without multipliers
+    W: Tensor | None = None  # X^H (B + X V), if that is known to be without multipliers
     K: Tensor | None = None  # the multiplier that has been taken from B, if so
+    V: Tensor | None = None  # p x p; None: 0
 
-    def of_length_one(self) -> "Direction":
-        """The same direction by a generator whose length is 1."""
+    def of_length_one(self, X: Tensor) -> "Direction":
+        """The same direction by a generator whose length is 1 and that has no V."""
+        if self.V is not None:
+            return Direction(add_product(self.B, X, self.V), W=self.W)
         if self.length is None:
             return self
         return Direction(self.B * per_matrix(self.length, self.B))
 
-    def size(self, norm: Callable[[Tensor], Any]) -> Any:
-        """The norm that rounding in B is relative to: that of B before K was taken from it."""
-        return norm(self.B) if self.K is None else norm(self.B) + 2**0.5 * norm(self.K)
+    def tangency_error(self, X: Tensor, d: Any, norm: Callable[[Tensor], Any]) -> Any:
+        """Bound of ``||Sym(X^H R)||``, R the tangent direction: rounding; zero for square X.
+
+        It is relative to the norm of B before K was taken from it. ``d`` is ``||X^H X - I||_F``.
+        """
+        if is_square(X):
+            return 0.0
+        size = norm(self.B)
+        for M in (self.K, self.V):
+            size = size if M is None else size + 2**0.5 * norm(M)
+        return tangency_bound(X.shape[-2], X.dtype, d, size)
 
 
 def looked_at(M: Tensor) -> float:

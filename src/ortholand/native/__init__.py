@@ -50,13 +50,13 @@ SWITCHED_OFF = "switched off by ORTHOLAND_NATIVE=0"
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
 # By source: functions, with the types of results and arguments. Of steps only addresses are taken.
-# The solver adds its own (solve/small.py).
+# The solver adds its own (solve/methods/search.py).
 SIGNATURES: dict[str, dict[str, Any]] = {
     "ops": {
         "ortholand_register": (_INT, ctypes.c_char_p),
-        "ortholand_add_kernels": (None, _INT, _INT, _POINTER, _POINTER),
+        "ortholand_add_kernels": (None, _INT, _INT, _POINTER),
     },
-    "steps": {"ortholand_landing": (None,), "ortholand_tall": (None,)},
+    "steps": {"ortholand_landing": (None,)},
 }
 
 
@@ -72,21 +72,15 @@ def add_kernels(dtype: torch.dtype, columns: int) -> None:
     If there is none, they will know, and not ask again.
     """
     border, kernels = library(Unit("ops")), library(Unit("steps", SCALARS[dtype], columns))
-    places: list[Any] = [None, None]
-    if not isinstance(kernels, str):
-        functions = kernels.ortholand_landing, kernels.ortholand_tall
-        places = [ctypes.cast(function, _POINTER) for function in functions]
+    step: Any = None if isinstance(kernels, str) else kernels.ortholand_landing
     if not isinstance(border, str):
-        border.ortholand_add_kernels(dtype is torch.float64, columns, *places)
+        border.ortholand_add_kernels(dtype is torch.float64, columns, ctypes.cast(step, _POINTER))
 
 
 def why_no_code(dtype: torch.dtype, size: int = 0, columns: int | None = None) -> str | None:
     """Why no compiled code steps matrices of a type and size; None if some does.
 
-    Args:
-        dtype: type of the entries.
-        size: rows of a matrix, or 0 for any.
-        columns: columns of a tall matrix; None for a square one.
+    ``size`` is the number of rows, or 0 for any; without ``columns`` the matrix is square.
     """
     if dtype not in SCALARS:
         name = str(dtype).removeprefix("torch.")

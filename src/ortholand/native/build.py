@@ -42,15 +42,7 @@ LONGEST_COMPLAINT = 200  # characters of what a compiler says
 
 
 def load(unit: Unit, symbols: Sequence[str] = ()) -> ctypes.CDLL:
-    """A library: prebuilt, cached, or compiled now.
-
-    Args:
-        unit: which one.
-        symbols: functions that it must have.
-
-    Raises:
-        NoCodeError: if no code can be had here.
-    """
+    """A library that has some functions: prebuilt, cached, or compiled now; or NoCodeError."""
     why_not = why_not_prebuilt(unit, symbols)
     if why_not is None and is_prebuilt():
         return _opened(prebuilt.library_path(unit), symbols)
@@ -58,8 +50,7 @@ def load(unit: Unit, symbols: Sequence[str] = ()) -> ctypes.CDLL:
         log.info("The code that came with the package is not used: %s", why_not)
     try:
         path = library_path(unit)
-        kept = _kept(path, symbols)
-        return _made(unit, path, symbols) if kept is None else kept
+        return _kept(path, symbols) or _made(unit, path, symbols)
     except NoCodeError as error:
         raise NoCodeError(f"{why_not}; {error}" if why_not else str(error)) from error
 
@@ -96,18 +87,13 @@ def compile_command(unit: Unit) -> list[str]:
     """The compiler and all that it is told, but for the output."""
     folder = Path()
     if not unit.scalar:
-        _check_torch()
+        found, wanted = version("torch"), ".".join(map(str, OLDEST_TORCH))
+        if tuple(map(int, found.split(".")[:2])) < OLDEST_TORCH:
+            raise NoCodeError(f"compiled steps need torch {wanted} or newer, and this is {found}")
         spec = importlib.util.find_spec("torch")
         folder = Path(spec.origin or "").parent if spec else folder
     flags = *FLAGS, *_machine_flags(), *_sanitize_flags()
     return [compiler(), *flags, *unit.arguments(folder / "include", folder / "lib")]
-
-
-def _check_torch() -> None:
-    found = version("torch")
-    if tuple(map(int, found.split(".")[:2])) < OLDEST_TORCH:
-        wanted = ".".join(map(str, OLDEST_TORCH))
-        raise NoCodeError(f"compiled steps need torch {wanted} or newer, and this is {found}")
 
 
 def _kept(path: Path, symbols: Sequence[str]) -> ctypes.CDLL | None:
@@ -201,11 +187,7 @@ def _opened(path: Path, symbols: Sequence[str]) -> ctypes.CDLL:
 
 
 def compiler() -> str:
-    """The path of a C++ compiler.
-
-    Raises:
-        NoCodeError: if there is none.
-    """
+    """The path of a C++ compiler."""
     for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
         if name and (path := shutil.which(name)):
             return path

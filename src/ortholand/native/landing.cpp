@@ -1,287 +1,640 @@
-// One landing step of many small square matrices, all of it while a matrix is in the cache.
+// One landing step of n x p matrices, n >= p, in the Gram form: wide ones are tall ones whose rows
+// lie next to each other in memory, and any other strides will do.
 //
-// The same steps, in the same order, as ortholand/landing (moments, attraction, safe step): that code
-// is the reference, and a test holds this one equal to it. Written once, for the layouts of tiles.h.
+// The same steps as ortholand/landing (moments.py, gram.py and the attractions): that code is the
+// reference, and tests hold this one equal to it. A pass over the rows gives the Gram matrices
+//
+//     D = X^T X - I,    M = X^T B,    Q = B^T B (for "move, then land" only),
+//
+// algebra of p x p tiles the coefficients, and a pass X <- X + X a + B b; of a weight W = scale X it
+// is W <- W + scale (X a + B b). B = g G + m state, a mix of the gradient and the momentum buffer or
+// first moment, is never kept. Where the free bound of a field does not allow lr, the field is
+// formed and measured, in a pass of its own, as `move` of the reference does; and so is Y^T Y where
+// rounding in B^T B would be seen in it.
+//
+// Square matrices come transposed. Their direction is X M with a skew M, which is also what their
+// state is made of, so there is no b. It is tangent but for rounding relative to itself.
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <new>
 
-#include "base.h"
+#include "ball.h"
+#include "rows.h"
 #include "steps.h"
 #include "tiles.h"
 
 namespace {
 
-template <class L_>
-struct SquareStep : Base<L_> {
-    using L = L_;
-    using typename Base<L>::T;
-    using typename Base<L>::Buffer;
-    using Tile = Tiles<L>;
-    using Base<L>::W, Base<L>::o, Base<L>::d, Base<L>::norm, Base<L>::eta, Base<L>::taken;
-    using Base<L>::norms, Base<L>::transpose;
+// What is less than this share of what rounding does anyway is left out, with its products.
+constexpr double LITTLE = 0.125;
+// What rounding may change by more than this share is measured.
+constexpr double MUCH = 1e-4, SHAKY = 1e-3;
+// How long a generator may be for what rounding does to it not to be seen.
+constexpr double COARSE = 0.5;
 
-    Buffer X, Xt, G, A, D, R, B;  // B: the state, then scratch
-    Buffer U, V;                  // scratch, for moves that are too long
+// A step of W matrices.
+struct Step {
+    const Options o;  // a copy, which nothing that is written can change
+    const int64_t n;
+    const bool square;
+    const double roundoff;  // relative, of sums of n products: ortholand.fields.product_roundoff
+    Rows rows;
+    Wanted& wanted = rows.wanted;
+    Mix &mix_B = rows.mix_B, &mix_K = rows.mix_K;
+    Buffer D, M, N, Q, U, Z, a, b;  // N: of the second mix, then C, by which the state gains X C
+    Buffer E;              // Y^T Y - I is D + eta unit E + eta^2 R^T R after a move
+    bool curved = false;   // whether D makes a difference to R, so that E is not zero
+    Numbers d, norm, eta;  // distance, norm of the field or a bound of it, step
+    Numbers error;         // of tangency, for a step of length 1
+    Numbers moment, steps;  // Adam's
+    Flags finite, taken;
+    // In units of `power`, of two, by which gradients and state are multiplied, and which is nearly
+    // always 1: squares of B, squares of K, how large what was added up to B is.
+    Numbers squares_of_B, squares_of_K, size, power;
+    Numbers unit;  // the direction is that of `unit` times B
+    Numbers mean;
+    Numbers shrunk;  // the mean to take off before landing, if only a share of a move is taken
+    bool lands_later = false;
+    Matrix matrices[W];  // if all lanes are of one matrix, it is there W times
+    int filled = 0;
 
-    SquareStep(const Options& options, int64_t) : Base<L>(options) {}
+    Step(const Options& options, int64_t rows)
+        : o(options), n(rows), square(rows == L::p()),
+          roundoff((8 + std::sqrt(double(rows))) * std::numeric_limits<T>::epsilon() / 2) {}
 
-    static int64_t together(int64_t, int64_t) { return W; }
-    static double work(double n, int p) { return n * p * (6 * p + 60); }
-
-    void run(const Matrix<T>* matrices, int filled, int64_t) {
-        const Piece<T> piece{matrices, filled, L::p()};
-        Tile::read(X, piece, &Matrix<T>::X);
-        Tile::read(G, piece, &Matrix<T>::G);
-        if (is_scaled(o)) unscale();
-        for (int l = filled; l < W; ++l)  // what is not there is on the manifold, and stays
-            for (int i = 0; i < L::p(); ++i) X.v[L::at(i, i) + l] = T(1);
-        transpose(Xt, X);
-        relative_gradient();
-        if (o.moments != NONE) Tile::read(B, piece, &Matrix<T>::state);
-        if (o.moments == MOMENTUM) accumulate();
-        if (o.moments == ADAM) adapt(matrices, filled);
+    // Step of the first so many of `matrices`.
+    void run(int count, int64_t threads) {
+        const bool sliced = W > 1 && count == 1 && !square, lands = o.attraction == AFTER;
+        filled = sliced ? W : count;
+        if (sliced) std::fill(matrices + 1, matrices + W, matrices[0]);
+        power = unit = 1, eta = 0;
+        finite = each_lane<Flags>([&](int l) { return l < filled; });
+        rows.open(matrices, filled, sliced, n, threads, T(o.scale));
+        wanted = {!square && o.moments != NONE, !square && (o.moments == ADAM || keeps_K()),
+                  !square && lands, !square || lands, false};
+        sum_up();
+        if (!square && !is_moderate()) {
+            rescale();
+            wanted.exact = true;
+            sum_up();
+        }
+        d = norms(D);
+        if (square)
+            turn();
+        else
+            size = root(squares_of_B);
+        finite = finite & (unit * size < INFINITY);
+        if (o.moments == ADAM && !square) adapt();
+        if (o.moments == MOMENTUM && !square) {
+            find_multiplier(keeps_K() ? N : M);
+            L::each([&](int e, int) { N.v[e] = -U.v[e]; });
+        }
+        error = (1 + d) * unit * size * (square ? 0 : roundoff);
+        lands_later = false;
         switch (o.attraction) {
             case COUPLED: coupled(); break;
             case DECOUPLED: decoupled(); break;
             default: after();
         }
-        if (is_scaled(o)) follow(piece);
-        // A step with lr = 0 changes nothing.
-        if (o.lr > 0) Tile::write(R, piece, &Matrix<T>::X, taken);
-        if (o.moments != NONE) Tile::write(B, piece, &Matrix<T>::state, taken);
-        this->finish_numbers(matrices, filled);
+        finish();
+        finish_numbers(count);
     }
 
-    // Weights are seldom scaled: what that takes is kept out of the way of all others.
+    // Whether something holds for all matrices that are there.
+    bool for_all(const Flags& holds) const { return all(holds | (finite < 1)); }
 
-    // X = W / scale
-    __attribute__((noinline)) void unscale() {
-        const T scale = T(o.scale);
-        L::each([&](int e, int) { X.v[e] /= scale; });
+    // Moments --------------------------------------------------------------------------------------
+
+    bool keeps_K() const { return o.moments == MOMENTUM && o.nesterov; }
+
+    void sum_up() {
+        const double sign = o.maximize ? -1 : 1;
+        Numbers g = sign, m = 0, h = sign, k = 0;
+        if (o.moments == MOMENTUM && !square) {
+            for (int l = 0; l < filled && o.dampening != 0; ++l)
+                if (has_started(matrices[l])) h[l] = sign * (1 - o.dampening);
+            g = h, m = k = o.momentum;
+            if (o.nesterov) g = sign + o.momentum * h, m = o.momentum * k;
+        } else if (o.moments == ADAM && !square) {
+            g = sign * (1 - o.beta1), m = o.beta1;
+        }
+        mix_B = {rounded(power * g), rounded(power * m)};
+        mix_K = {rounded(power * h), rounded(power * k)};
+        rows.gram(D, M, N, Q, squares_of_B, squares_of_K);
     }
 
-    // R = W + scale (R - W / scale)
-    __attribute__((noinline)) void follow(const Piece<T>& piece) {
-        const T scale = T(o.scale);
-        Tile::read(G, piece, &Matrix<T>::X);
-        L::each([&](int e, int) { R.v[e] = G.v[e] + scale * (R.v[e] - G.v[e] / scale); });
+    // The first gradient enters whole, as in torch; a buffer of zeros is one not yet started.
+    bool has_started(const Matrix& matrix) const {
+        const int64_t down = matrix.parameter->row_stride, across = matrix.parameter->column_stride;
+        for (int64_t r = 0; r < n; ++r)
+            for (int j = 0; j < L::p(); ++j)
+                if (matrix.state[r * down + j * across] != T(0)) return true;
+        return false;
     }
 
-    // A = Skew(G X^T), skew to the last bit.
-    inline void relative_gradient() {
-        L::product(R, G, Xt);
-        const T half = half_of_descent<T>(o);
-        L::each_pair([&](int e, int t, int) { A.v[e] = half * (R.v[e] - R.v[t]); });
-        L::clear_padding(A);
+    // Whether the squares of all matrices are numbers whose squares are numbers, too.
+    bool is_moderate() const {
+        const double most = sizeof(T) == 4 ? 1e24 : 1e200;
+        const auto within = [=](const Numbers& x) { return (x > 1 / most) & (x < most); };
+        return for_all(within(squares_of_B)) && (!wanted.K || for_all(within(squares_of_K)));
     }
 
-    // E = Y Y^T - I
-    static inline void residual(Buffer& E, const Buffer& Y, const Buffer& Yt) {
-        L::product(E, Y, Yt);
-        Tile::add_identity(E, T(-1));
+    // Powers of two that bring gradients and state near to 1.
+    void rescale() {
+        const Numbers largest = rows.largest(nullptr, false);
+        finite = finite & (largest < INFINITY);
+        unit = powers_near(largest), power = 1 / unit;
     }
 
-    // Momentum as torch.optim.SGD has it: A becomes the direction, B the new buffer.
-    inline void accumulate() {
-        T weight[W];
-        double started[W];
-        if (o.dampening != 0) Tile::sum_of_squares(B, started);
+    static Numbers powers_near(const Numbers& x) {
+        constexpr int MOST = std::numeric_limits<T>::max_exponent - 2;
+        Numbers powers = 1;
         for (int l = 0; l < W; ++l)
-            weight[l] = o.dampening != 0 && started[l] > 0 ? T(1 - o.dampening) : T(1);
-        const T momentum = T(o.momentum);
-        L::each([&](int e, int l) { B.v[e] = weight[l] * A.v[e] + momentum * B.v[e]; });
-        if (o.nesterov)
-            L::each([&](int e, int) { A.v[e] += momentum * B.v[e]; });
-        else
-            Tile::copy(A, B);
+            if (x[l] > 0 && x[l] < INFINITY)
+                powers[l] = std::ldexp(1.0, std::clamp(std::ilogb(x[l]), -MOST, MOST));
+        return powers;
     }
 
-    // Adam with one second moment per matrix: A becomes the direction, B the new first moment.
-    inline void adapt(const Matrix<T>* matrices, int filled) {
-        double sizes[W], scales[W];
-        norms(sizes, A);
-        this->update_squares(matrices, filled, sizes, scales);
-        T scale[W];
-        std::copy(scales, scales + W, scale);
-        const T old = T(o.beta1), fresh = T(1 - o.beta1);
-        L::each([&](int e, int l) {
-            B.v[e] = old * B.v[e] + fresh * A.v[e];
-            A.v[e] = scale[l] * B.v[e];
-        });
+    // Square matrices: M becomes the direction, in units of `unit`, and N the new state.
+    void turn() {
+        const T half = T(0.5);
+        L::transpose(U, M, false);
+        L::each([&](int e, int) { M.v[e] = half * M.v[e] - half * U.v[e]; });
+        if (o.moments != NONE) L::move<true>(N.v, tile(), &Matrix::state, nullptr);
+        if (o.moments == MOMENTUM) {
+            const T momentum = T(o.momentum), ahead = T(o.nesterov);
+            const T kept = o.nesterov ? momentum : T(1);
+            Each<T> fresh = T(1);
+            if (o.dampening != 0) fresh = rounded(choice(norms(N) > 0, 1 - o.dampening, 1));
+            L::each([&](int e, int l) {
+                N.v[e] = fresh[l] * M.v[e] + momentum * N.v[e];
+                M.v[e] = ahead * M.v[e] + kept * N.v[e];
+            });
+        } else if (o.moments == ADAM) {
+            const T old = T(o.beta1), fresh = T(1 - o.beta1);
+            unit = update_squares(norms(M));
+            L::each([&](int e, int) { M.v[e] = N.v[e] = old * N.v[e] + fresh * M.v[e]; });
+        }
+        size = norms(M);
+        // Of what is very long or short, squares would not be numbers.
+        if (for_all((size > 1e-9) & (size < 1e9))) return;
+        const Numbers near = powers_near(size);
+        const Each<T> factor = rounded(1 / near);
+        unit = unit * near, size = size / near;
+        L::each([&](int e, int l) { M.v[e] *= factor[l]; });
     }
 
-    // R = X - eta (A + lam D) X
-    inline void coupled() {
-        residual(D, X, Xt);
-        norms(d, D);
-        const T lam = T(o.lam);
-        L::each([&](int e, int) { A.v[e] += lam * D.v[e]; });
-        L::product(R, A, X);
-        double q[W];
-        Tile::sum_of_squares(R, q);
-        if (longest_is_safe(q)) {
-            for (int l = 0; l < W; ++l) eta[l] = longest_step(o), taken[l] = true;
+    // The state of square matrices is a tile.
+    Piece tile() const { return {matrices, filled, L::p()}; }
+
+    // U = Sym(S^-1 A), S = I + D: as ortholand.geometry.derivatives.multiplier. Where D is at the
+    // level of rounding, Sym(A).
+    void find_multiplier(const Buffer& A) {
+        if (for_all(d <= roundoff)) return symmetric_part(U, A);
+        if (for_all(d * d <= roundoff)) {
+            product(Z, D, A);
+            L::each([&](int e, int) { a.v[e] = A.v[e] - Z.v[e]; });
         } else {
-            for (int l = 0; l < W; ++l) norm[l] = std::sqrt(q[l]);
-            if (o.rule == SPECTRAL)
-                try_coupled();
+            Flags regular = 1;
+            L::each([&](int e, int) { a.v[e] = A.v[e], Z.v[e] = D.v[e]; });
+            add_to_diagonal(Z, T(1));
+            solve(Z, a);
+            for (int i = 0; i < L::p(); ++i) regular = regular & (diagonal(Z, i) > 0);
+            L::each([&](int e, int l) { a.v[e] = regular[l] ? a.v[e] : A.v[e]; });
+        }
+        symmetric_part(U, a);
+    }
+
+    // Adam: B + X C is the new mean, -C the part of the gradient's normal part that is in it. Both
+    // stand for the same direction: X C X^T is symmetric. B will do where its products are known.
+    void adapt() {
+        find_multiplier(N);
+        const Numbers gradient = inner(U, U);
+        const Numbers little = LITTLE * roundoff * squares_of_K;
+        Numbers pulled = 0;
+        // Whether D makes a difference.
+        if (!wanted.square || !for_all(d * gradient <= little)) {
+            product(Z, D, U);
+            pulled = inner(U, Z);
+        }
+        Numbers tangent = squares_of_K - 2 * inner(U, N) + gradient + pulled;
+        // Whether little is left of the gradient, so that rounding is seen.
+        if (!for_all(tangent >= MUCH * squares_of_K)) tangent = measured_tangent();
+        const double fresh = 1 - o.beta1;
+        unit = unit * update_squares(root(tangent) * unit);
+        if (!wanted.square) {
+            size = size + 2 * fresh * root(squares_of_K);
+            const Numbers mean = squares_of_B - 2 * fresh * inner(U, M) +
+                                 fresh * fresh * (gradient + pulled);
+            squares_of_B = at_least(mean, 0) + roundoff * size * size;
+        }
+        const T share = T(fresh);
+        L::each([&](int e, int) { N.v[e] = -share * U.v[e]; });
+        if (!wanted.square) L::each([&](int e, int) { M.v[e] += N.v[e] - share * Z.v[e]; });
+    }
+
+    // The squared norm of K - X U, in a pass of its own.
+    Numbers measured_tangent() {
+        L::each([&](int e, int) { a.v[e] = -U.v[e], b.v[e] = T(0); });
+        add_to_diagonal(b, T(1));
+        std::swap(mix_B, mix_K), rows.reread();
+        const Numbers squares = rows.measure(a, &b, nullptr);
+        std::swap(mix_B, mix_K), rows.reread();
+        return squares;
+    }
+
+    // Adam's second moments, one for each matrix, from norms of gradients, which their p columns
+    // share. What directions are multiplied with.
+    Numbers update_squares(const Numbers& norms) {
+        // 1 - beta^step, to full precision also where the power is almost 1.
+        const auto one_minus_power = [](double beta, double step) {
+            return beta > 0 ? -std::expm1(step * std::log(beta)) : 1.0;
+        };
+        Numbers old = 0, correction1 = 1, correction2 = 1;
+        steps = 0;
+        for (int l = 0; l < filled; ++l) {
+            old[l] = *matrices[l].square, steps[l] = double(*matrices[l].steps) + 1;
+            const bool again = l > 0 && steps[l] == steps[l - 1];  // nearly always: they cost a lot
+            correction1[l] = again ? correction1[l - 1] : one_minus_power(o.beta1, steps[l]);
+            correction2[l] = again ? correction2[l - 1] : one_minus_power(o.beta2, steps[l]);
+        }
+        const Numbers length = at_most(norms / std::sqrt(double(L::p())), 1e18);
+        moment = o.beta2 * old + (1 - o.beta2) * length * length;
+        return 1 / (correction1 * (root(moment / correction2) + o.adam_eps));
+    }
+
+    // Fields ---------------------------------------------------------------------------------------
+
+    const Buffer* second() const { return square ? nullptr : &b; }
+
+    // A bound of ||R|| that is free; R = (B (I + D) - X M^T) / 2 or X M, times `unit`. ||X||_2 is at
+    // most (1 + d)^(1/2), and so 1 + d / 2.
+    Numbers bound_of_tangent_part() const {
+        if (square) return unit * (1 + d / 2) * size;
+        return unit / 2 * ((1 + d) * root(squares_of_B) + (1 + d / 2) * norms(M));
+    }
+
+    // a and b of the field X a + B b = pull X D + tangent R.
+    void set_field(const Numbers& pull, const Numbers& tangent) {
+        const Each<T> p = rounded(pull), t = rounded(tangent * unit * (square ? 1 : 0.5));
+        if (square) return L::each([&](int e, int l) { a.v[e] = p[l] * D.v[e] + t[l] * M.v[e]; });
+        L::transpose(a, M, false);
+        L::each([&](int e, int l) { a.v[e] = p[l] * D.v[e] - t[l] * a.v[e]; });
+        const T with_D = T(o.attraction == AFTER ? 0 : 1);
+        L::each([&](int e, int l) { b.v[e] = with_D * t[l] * D.v[e]; });
+        add_to_diagonal(b, t);
+        // Along fields Adam's generator is B + X C: X a + (B + X C) b = X (a + C b) + B b.
+        if (o.moments != ADAM || o.attraction == AFTER) return;
+        product(U, N, b);
+        L::each([&](int e, int) { a.v[e] += U.v[e]; });
+    }
+
+    // a and b of a move by -eta R - pull X D.
+    void set_move(const Numbers& pull) { set_field(-1 * pull, -1 * eta); }
+
+    // Forms the field pull X D + R, whose norm is at most `norm`, and measures its norm. Then Q is
+    // its Gram matrix, in units of norm^2, if that is wanted.
+    void measure(double pull, bool with_square) {
+        const Numbers whole = at_least(norm, TINY);
+        set_field(pull / whole, 1 / whole);
+        const Numbers squares = rows.measure(a, second(), with_square ? &Q : nullptr);
+        const Each<T> inverse = rounded(choice(squares > 0, 1 / squares, 0));
+        norm = whole * root(squares);
+        if (with_square) L::each([&](int e, int l) { Q.v[e] *= inverse[l]; });
+    }
+
+    // Z = Y^T Y - I, Y = X + X a + B b.
+    void measure_reached() {
+        add_to_diagonal(a, T(1));
+        rows.measure(a, second(), &Z);
+        add_to_diagonal(Z, T(-1));
+    }
+
+    // Makes eta the step to try along a field of norm `norm`. With "frobenius" it is what bounds
+    // allow before the move, which adds eta^2 norm^2 - 2 eta slope to the distance.
+    void choose(double longest, const Numbers& slope, const Numbers& room) {
+        eta = trial_step(longest, norm, L::p());
+        const Numbers length = eta * norm;
+        if (o.rule == FROBENIUS) eta = eta * safe_share(length * length, eta * slope, room);
+    }
+
+    // Takes a share of a trial move, which has added `most` to the distance, or less: the share.
+    Numbers shorten(const Flags& safe, const Numbers& most, const Numbers& slope,
+                    const Numbers& room) {
+        const Numbers length = eta * norm, P = at_most(length * length, most);
+        const Numbers theta = choice(safe, 1, safe_share(P, slope, at_least(room, 0)));
+        eta = eta * theta;
+        return theta;
+    }
+
+    // The distance d becomes a bound of it in the spectral norm, from D; U becomes D^2. At most eps
+    // is returned: iterates are within that. d is more for a matrix that is known to be outside.
+    Numbers bound_distances() {
+        const Numbers bound = bounds(D, U, a, is_sharp(o));
+        d = at_least(at_most(bound, o.eps), bound * bound / at_least(d, SMALLEST));
+        return at_most(d, o.eps);
+    }
+
+    // The attractions ------------------------------------------------------------------------------
+
+    // X - eta (R + lam X D)
+    void coupled() {
+        const double longest = longest_step(o);
+        eta = o.rule == UNSAFE ? o.lr : longest;
+        norm = bound_of_tangent_part() + o.lam * d * (1 + d / 2);
+        const bool free = for_all(coupled_is_safe(o, longest, norm, d, 2 * longest * error));
+        if (!free && o.rule != UNSAFE) {
+            measure(o.lam, o.rule == SPECTRAL && !square);
+            // Nothing leads away from the edge: the root of what rounding leaves is no step.
+            const double least = o.lam == 0 ? EDGE * std::numeric_limits<T>::epsilon() : -INFINITY;
+            const Numbers room = o.aim - d;
+            choose(longest, o.lam * d * (1 - d) - error,
+                   choice(room <= least, at_most(room, 0), room));
+            if (o.rule == SPECTRAL) shorten_coupled();
+        }
+        taken = is_a_step(o, eta, d, o.lam) & (eta * norm < INFINITY);
+        set_move(eta * o.lam);
+    }
+
+    // A trial move reaches D - 2 t lam (D + D^2) + t^2 F^T F along F, but for tangency lost to
+    // rounding. Of square X, D is seen from the other side, where R turns it.
+    void shorten_coupled() {
+        const Numbers length = eta * norm, astray = 2 * eta * error;
+        const Each<T> less = rounded(2 * eta * o.lam), factor = rounded(length * length);
+        const Flags safe = coupled_is_safe(o, eta, norm, d, astray);
+        const Numbers delta = bound_distances();
+        L::each([&](int e, int l) {
+            Z.v[e] = D.v[e] - less[l] * (D.v[e] + U.v[e]) + factor[l] * Q.v[e];
+        });
+        if (square) set_move(eta * o.lam), measure_reached();
+        const Numbers reached = bounds(Z, b, a, is_sharp(o));
+        // Small singular values are pulled by (1 - delta) slope only, delta being at most eps.
+        shorten(safe | (reached + astray <= o.aim), reached + delta,
+                o.lam * eta * delta - astray / 2 / (1 - o.eps), o.aim - delta);
+    }
+
+    // X - eta R - omega X D
+    void decoupled() {
+        Numbers normal = d * (1 + d / 2), omega = o.omega;
+        norm = bound_of_tangent_part(), eta = o.lr;
+        const bool free = for_all(decoupled_is_safe(o, o.lr, norm, d, normal, 2 * o.lr * error));
+        if (!free && o.rule != UNSAFE) {
+            product(U, D, D);
+            normal = root(at_least(inner(D, D) + inner(D, U), 0));
+            measure(0, false);
+            const Numbers inside = d * (1 - d);
+            const Numbers squares = at_least(normal * normal, std::numeric_limits<T>::min());
+            if (o.rule == FROBENIUS) omega = at_most(o.omega, at_least(inside / squares, 0));
+            const Numbers pull = omega * normal;
+            choose(o.lr, -1 * pull * norm - error, o.aim - d + 2 * omega * inside - pull * pull);
+            if (o.rule == SPECTRAL) shorten_decoupled(normal);
+        }
+        taken = is_a_step(o, at_least(eta, omega), d, o.omega) &
+                (eta * norm + omega * d < INFINITY);
+        set_move(omega);
+    }
+
+    void shorten_decoupled(const Numbers& normal) {
+        set_move(o.omega);
+        measure_reached();
+        const Numbers reached = bounds(Z, b, a, is_sharp(o));
+        const Numbers astray = 2 * eta * error;
+        // The move itself, X + X a + B b, is rounded in another way than what was measured.
+        const Flags safe = decoupled_is_safe(o, eta, norm, d, normal, astray) |
+                           (reached + astray <= o.aim);
+        const Numbers delta = bound_distances();
+        const Numbers drift = 2 * o.omega * delta * root(1 + delta) * eta * norm + astray;
+        shorten(safe, reached + delta + drift, drift / -2, o.aim - delta);
+    }
+
+    // Y = X - eta R, R = (B - X M^T) / 2, then a Newton-Schulz step from Y / (1 + m)^(1/2), where
+    // Y^T Y - I, which is derived, is Z + m I.
+    void after() {
+        const Numbers longest = o.lr * unit * size;
+        curved = !for_all(d * longest * at_least(4 * longest, 1) <= LITTLE * roundoff);
+        square ? turned_square() : tangent_square();
+        const Numbers drift = curved && !square ? unit * norms(E) : Numbers(0);
+        const Numbers unknown = (1 + d) * (1 + d) * roundoff + (curved ? 0 * d : 4 * d);
+        norm = unit * root(at_least(trace(Q), 0) + unknown * size * size), eta = o.lr;
+        derive(unit);
+        Numbers end = centre(Z, mean) + mean + unknown * longest * longest;
+        if (o.rule == FROBENIUS) end = d + o.lr * norm * (o.lr * norm);
+        const bool free = for_all(end + 2 * o.lr * error <= o.farthest);
+        taken = finite & ((d < FARTHEST) | (o.rule != FROBENIUS));
+        shrunk = -1;
+        if (!free && o.rule != UNSAFE) {
+            measure(0, true);
+            choose(o.lr, -1 * error, o.farthest - d);
+            derive(norm);
+            centre(Z, mean);
+            if (o.rule == SPECTRAL) shorten_landing(drift);
+        }
+        taken = taken & (eta * norm < INFINITY);
+        // A generator may be so long that what rounding does to it would be seen in Y^T Y, where
+        // the gradient is nearly normal to the manifold. Then Y is formed, and measured.
+        lands_later = !for_all((eta * unit * size <= COARSE) | (taken < 1));
+        set_move(0);
+        if (!lands_later) land();
+    }
+
+    // Q becomes R^T R, and E what D adds to Y^T Y: of square X, Q = -M (M + D M), E = M^T D + D M.
+    void turned_square() {
+        if (curved) {
+            product(b, D, M);
+            symmetric_part(E, b, T(-2));
+            L::each([&](int e, int) { a.v[e] = -M.v[e] - b.v[e]; });
+            product(Z, M, a);
+            symmetric_part(Q, Z);
+        } else {
+            L::each([&](int e, int) { a.v[e] = -M.v[e]; });
+            product(Q, M, a);  // symmetric to the last bit
+        }
+    }
+
+    // Q becomes R^T R in place of B^T B; M the transpose of H = M^T - K D in R = (B - X H) / 2; and
+    // E = Sym(W D), W = M - K - D K, K the multiplier of B. Where D makes no difference H is M^T.
+    void tangent_square() {
+        if (curved) {
+            if (o.moments == MOMENTUM && !keeps_K())
+                L::each([&](int e, int) { U.v[e] = -N.v[e]; });
             else
-                for (int l = 0; l < W; ++l) eta[l] = coupled_step<T>(o, norm[l], d[l], 0);
-            for (int l = 0; l < W; ++l)
-                taken[l] = is_a_step(o, eta[l], d[l], o.lam) &&
-                           is_finite_step<T>(o, eta[l] * norm[l]);
-        }
-        move(R);
-    }
-
-    // Whether the squared norms of the fields show that the longest step is safe for all: then its
-    // roots and quotients, which take as long as all else, need not be known. False for NaN.
-    inline bool longest_is_safe(const double* q) const {
-        if (o.rule == UNSAFE) return false;
-        const double t = longest_step(o), pull = 2 * t * o.lam, less = o.rule == FROBENIUS ? 1 : 0;
-        int unsafe = 0;
-#pragma omp simd reduction(+ : unsafe)
-        for (int l = 0; l < W; ++l) {
-            const double reached = d[l] * (1 - pull * (1 - less * d[l])) + t * t * q[l];
-            unsafe += !(reached <= o.aim) | !(d[l] <= o.aim);
-        }
-        return unsafe == 0;
-    }
-
-    // eta for a field R: what a trial move reaches is measured.
-    __attribute__((noinline)) void try_coupled() {
-        double reached[W], from[W];
-        for (int l = 0; l < W; ++l) eta[l] = trial_step(longest_step(o), norm[l], L::p());
-        move(U);
-        measure(from, reached);
-        this->shorten_coupled(from, reached);
-    }
-
-    // Bounds of the distances of X and of U.
-    void measure(double* from, double* reached) {
-        transpose(V, U);
-        residual(G, U, V);
-        this->bounds(reached, G, V, U, is_sharp(o));
-        this->bound_distances(from, D, V, U);
-    }
-
-    // R = X - eta A X - omega D X
-    inline void decoupled() {
-        residual(D, X, Xt);
-        norms(d, D);
-        L::product(R, A, X);
-        norms(norm, R);
-        L::product(A, D, X);
-        double normal[W], pull[W];
-        norms(normal, A);
-        if (o.rule == SPECTRAL) {
-            std::fill(pull, pull + W, o.omega);
-            try_decoupled(normal);
+                find_multiplier(M);
+            product(Z, D, U);
+            L::each([&](int e, int) { a.v[e] = M.v[e] - U.v[e] - Z.v[e]; });
+            product(b, a, D);
+            symmetric_part(E, b);
+            L::each([&](int e, int) { M.v[e] -= Z.v[e]; });
+            L::transpose(a, M, false);
+            product(b, D, a);
+            L::each([&](int e, int) { b.v[e] = 2 * (M.v[e] + Z.v[e]) - a.v[e] - b.v[e]; });
         } else {
-            for (int l = 0; l < W; ++l)
-                eta[l] = decoupled_step<T>(o, norm[l], d[l], normal[l], 0, pull[l]);
+            L::transpose(b, M, false);
+            L::each([&](int e, int) { b.v[e] = 2 * M.v[e] - b.v[e]; });
         }
-        T omega[W];
-        for (int l = 0; l < W; ++l) {
-            omega[l] = T(pull[l]);
-            taken[l] = is_a_step(o, std::max(eta[l], pull[l]), d[l], o.omega) &&
-                       is_finite_step<T>(o, eta[l] * norm[l] + pull[l] * normal[l]);
-        }
-        move(R);
-        L::each([&](int e, int l) { R.v[e] -= omega[l] * A.v[e]; });
+        product(a, M, b);
+        L::each([&](int e, int) { a.v[e] = Q.v[e] - a.v[e]; });
+        symmetric_part(Q, a, T(0.25));
     }
 
-    // As try_coupled, with D X in A.
-    void try_decoupled(const double* normal) {
-        bool all = true;
-        for (int l = 0; l < W; ++l) {
-            eta[l] = trial_step(o.lr, norm[l], L::p());
-            all &= decoupled_is_safe(o, eta[l], norm[l], d[l], normal[l], 0);
-        }
-        if (all) return;
-        double reached[W], from[W];
-        const T omega = T(o.omega);
-        move(U);
-        L::each([&](int e, int) { U.v[e] -= omega * A.v[e]; });
-        measure(from, reached);
-        this->shorten_decoupled(from, reached, normal);
+    // Z = D + E eta + R^T R eta^2, R^T R being Q times the square of `share`.
+    void derive(const Numbers& share) {
+        const Numbers length = eta * share;
+        const Each<T> linear = rounded(eta * unit), factor = rounded(length * length);
+        L::each([&](int e, int l) { Z.v[e] = D.v[e] + factor[l] * Q.v[e]; });
+        if (curved) L::each([&](int e, int l) { Z.v[e] += linear[l] * E.v[e]; });
     }
 
-    // Y = X - eta A X, divided by (1 + m)^(1/2), and R = Y - Y F / 2, F the residual of that: the
-    // measured E = Y^T Y - I is C + m I, and F = C / (1 + m).
-    inline void after() {
-        L::product(R, A, X);
-        norms(norm, R);
-        if (o.rule == FROBENIUS) {
-            residual(D, Xt, X);
-            norms(d, D);
+    // Takes a share of the moves that are too long: eta, and the residual Z + m I.
+    void shorten_landing(const Numbers& drift) {
+        const Numbers wrong = 2 * eta * error, start = eta * unit;
+        if (!for_all(wrong <= SHAKY * o.farthest)) {
+            set_move(0);
+            measure_reached();
+            centre(Z, mean);
         }
-        for (int l = 0; l < W; ++l)
-            eta[l] = o.rule == SPECTRAL ? trial_step(o.lr, norm[l], L::p())
-                                        : step_before_landing(o, norm[l], d[l], 0);
-        move(R);
-        Buffer& C = A;
-        double m[W], size[W];
-        transpose(G, R);
-        residual(C, G, R);
-        // The sums of squares are almost 1, where floats are coarse: most of what rounding would
-        // leave of ||X^T X - I|| comes from them.
-        if constexpr (sizeof(T) == 4) Tile::sharpen_diagonal(C, G);
-        Tile::centre(C, m, size);
-        int far = 0;
-        for (int l = 0; l < W; ++l) {
-            const double reached = size[l] + m[l];  // its power bounds what landing makes of Y
-            taken[l] = is_finite_step<T>(o, eta[l] * norm[l]) &&
-                       is_finite_step<T>(o, reached * std::sqrt(reached)) &&
-                       (o.rule != FROBENIUS || d[l] < FARTHEST);
-            far += !(reached <= o.farthest);
-        }
-        if (o.rule == SPECTRAL && far > 0) shorten_landing(C, m, size);
-        T c[W], half[W];
-        for (int l = 0; l < W; ++l) {
-            c[l] = T(1 / std::sqrt(1 + m[l]));
-            half[l] = T(0.5 / (1 + m[l]));
-        }
-        L::product(U, R, C);
-        L::each([&](int e, int l) { R.v[e] = c[l] * (R.v[e] - half[l] * U.v[e]); });
+        const Numbers end = bounds(Z, b, a, false) + mean;
+        Numbers below = 0;  // the largest entry of D is less than the distance of X
+        raise_to_largest(below, D.v, L::at(L::p(), 0));
+        const Flags safe = end + wrong <= o.farthest;
+        const Numbers drifts = eta * drift + (1 + 2 / o.farthest) * wrong;
+        const Numbers delta = at_least(at_most(d, o.eps), below);
+        const Numbers theta = shorten(safe, end + delta + drifts, drifts / -2, o.farthest - delta);
+        // From distance 1 on Newton-Schulz steps may lead anywhere.
+        taken = taken & (end < INFINITY) & (safe | (below < FARTHEST));
+        const Each<T> linear = rounded(theta * (1 - theta) * start);
+        const Each<T> part = rounded(theta * theta), rest = rounded(1 - theta * theta);
+        mean = mean * theta * theta;
+        shrunk = choice(theta < 1, mean, shrunk);
+        L::each([&](int e, int l) { Z.v[e] = part[l] * Z.v[e] + rest[l] * D.v[e]; });
+        if (curved) L::each([&](int e, int l) { Z.v[e] += linear[l] * E.v[e]; });
     }
 
-    // Takes a share of the moves to R that are too long: R, its residual C + m I, and eta.
-    __attribute__((noinline)) void shorten_landing(Buffer& C, double* m, const double* size) {
-        double bound[W], below[W];
-        this->bounds(bound, C, U, V, false);
-        residual(D, Xt, X);
-        norms(d, D);
-        Tile::largest(below, D);
-        T share[W], rest[W], part[W];
-        for (int l = 0; l < W; ++l) {
-            const double reached = m[l] + (size[l] + m[l] <= o.farthest ? size[l] : bound[l]);
-            const double theta = this->shorten_before_landing(l, reached, 0, 0, below[l]);
-            share[l] = T(theta), part[l] = T(theta * theta), rest[l] = T(1 - theta * theta);
-            m[l] *= theta * theta;
-        }
-        L::each([&](int e, int l) {
-            R.v[e] = share[l] < T(1) ? X.v[e] + share[l] * (R.v[e] - X.v[e]) : R.v[e];
-            C.v[e] = part[l] * C.v[e] + rest[l] * D.v[e];
-        });
+    // U: the landed point is Y + Y U, where Y has the residual Z + m I.
+    void land_from() {
+        const Numbers c = 1 / root(1 + mean);
+        const Each<T> factor = rounded(c / (-2 * (1 + mean)));
+        L::each([&](int e, int l) { U.v[e] = factor[l] * Z.v[e]; });
+        add_to_diagonal(U, rounded(c - 1));
     }
 
-    // Y = X - eta R
-    inline void move(Buffer& Y) {
-        T step[W], rest[W];
-        for (int l = 0; l < W; ++l) {
-            const Factors<T> factors(eta[l]);
-            step[l] = factors.step, rest[l] = factors.rest;
+    // Adds the landing to the move X + X a + B b, b a multiple of the identity.
+    void land() {
+        land_from();
+        const Each<T> minus = rounded(eta * unit / -2);
+        product(Z, a, U);
+        L::each([&](int e, int) { a.v[e] += U.v[e] + Z.v[e]; });
+        if (!square) L::each([&](int e, int l) { b.v[e] += minus[l] * U.v[e]; });
+    }
+
+    // Lands from Y that is in the place of X.
+    void land_measured() {
+        wanted = {false, false, false, true, false};
+        rows.gram(Z, M, N, Q, squares_of_B, squares_of_K);
+        centre(Z, mean);
+        const Numbers other = choice(shrunk < 0, mean, shrunk);
+        add_to_diagonal(Z, rounded(mean - other));
+        mean = other;
+        land_from();
+        if (o.scale != 1) L::each([&](int e, int) { U.v[e] *= T(o.scale); });
+        rows.apply(&U, nullptr, nullptr, false, taken, T(1));
+    }
+
+    // What is written ------------------------------------------------------------------------------
+
+    void finish() {
+        const bool gains = o.moments != NONE && !square;  // whether the state does, X C
+        if (o.rule == UNSAFE) take_finite_steps();
+        // The state of gradients that were scaled down may be finite in their unit only.
+        if (gains && wanted.exact)
+            taken = taken & (rows.largest(&N, keeps_K()) / power <= std::numeric_limits<T>::max());
+        taken = taken & finite;
+        if (all(taken < 1)) return;
+        // Weights are W = scale X. What is kept is W + scale (X' - X), not scale X': rounded there
+        // and back in each step, weights would creep.
+        if (o.scale != 1) L::each([&](int e, int) { a.v[e] *= T(o.scale), b.v[e] *= T(o.scale); });
+        // A step with lr = 0 changes nothing.
+        const bool moves = o.lr > 0;
+        rows.apply(moves ? &a : nullptr, second(), gains ? &N : nullptr, keeps_K(), taken,
+                   rounded(1 / power));
+        if (o.moments != NONE && square) L::move<false>(N.v, tile(), &Matrix::state, taken.v);
+        if (lands_later && moves) land_measured();
+    }
+
+    // Without a safe step X may be anything. A step is taken if bounds show that X + X a + B b, what
+    // a landing from there makes of it, and the state are finite.
+    __attribute__((noinline)) void take_finite_steps() {
+        const Numbers of_X = root(1 + d), of_b = square ? Numbers(0) : norms(b);
+        const Numbers reached = of_X * (1 + norms(a)) + size * of_b;
+        const Numbers landed = lands_later ? reached * reached * reached : reached;
+        const Numbers kept = o.moments == NONE ? Numbers(0) : of_X * norms(N) / power;
+        taken = taken & (std::max(o.scale, 1.0) * landed + kept < LARGEST_NORM);
+    }
+
+    // Writes Adam's numbers, and counts what was not taken, and what was shorter than lr.
+    void finish_numbers(int count) const {
+        if (o.moments != ADAM && all(taken & (eta >= o.lr))) return;
+        for (int l = 0; l < count; ++l) {
+            Parameter& parameter = *matrices[l].parameter;
+            if (!taken[l]) __atomic_fetch_add(&parameter.skipped, 1, __ATOMIC_RELAXED);
+            if (o.rule != UNSAFE && finite[l] && eta[l] < o.lr)
+                __atomic_fetch_add(&parameter.limited, 1, __ATOMIC_RELAXED);
+            if (o.moments == ADAM && taken[l])
+                *matrices[l].square = T(moment[l]), *matrices[l].steps = T(steps[l]);
         }
-        L::each([&](int e, int l) { Y.v[e] = X.v[e] - step[l] * (rest[l] * R.v[e]); });
+    }
+};
+
+// Not on the stack, which may be small in other threads. Looked up once: that takes its time.
+__attribute__((noinline)) void* place_of_step() {
+    alignas(Step) static thread_local unsigned char memory[sizeof(Step)];
+    return memory;
+}
+
+// Goes through the matrices of some parameters.
+struct Cursor {
+    Parameter* q;
+    int64_t k;
+
+    Cursor(Parameter* parameters, int64_t from) : q(parameters), k(from) {
+        while (k >= q->count) k -= q++->count;
+    }
+    Matrix next() {
+        while (k == q->count) ++q, k = 0;
+        const auto shifted = [](const void* start, int64_t offset) {
+            return start ? static_cast<T*>(const_cast<void*>(start)) + offset : nullptr;
+        };
+        const int64_t at = q->offset(k), i = k++;
+        return {shifted(q->X, at), shifted(q->G, at), shifted(q->matrix_state, at),
+                shifted(q->square_state, i), shifted(q->step_state, i), q};
     }
 };
 
 }  // namespace
 
-// Step some parameters of p x p matrices.
-extern "C" void ortholand_landing(const Options* o, Parameter* parameters, int count, int p) {
-    if (p > 0) run_all<SquareStep<Layout>>(*o, parameters, count, p, p);
+// Step some parameters, whose matrices are of one size.
+extern "C" void ortholand_landing(const Options* o, Parameter* parameters, int count) {
+    const int64_t n = count ? parameters->n : 0, p = count ? parameters->p : 0;
+    int64_t total = 0;
+    for (int i = 0; i < count; ++i) total += parameters[i].count;
+    if (p < 1 || n < p || total < 1) return;
+    const int64_t together = n > p && Rows::in_slices(n, total) ? 1 : W;
+    // A thread is worth starting for a tenth of a millisecond of work at least.
+    const double work = (6.0 * n * p + (n > p ? 10.0 * p * p : 0)) * p + 60.0 * n * p;
+    const int64_t useful = int64_t(double(total) * work / (1 << 22));
+    const int64_t threads = std::min<int64_t>(std::max(1, o->threads), std::max<int64_t>(1, useful));
+    const bool few = n > p && together == 1 && total < threads;  // then they share their rows
+    const int64_t blocks = (total + together - 1) / together;
+    share(blocks, few ? 1 : threads, [&](int64_t first, int64_t last) {
+        L::resize(int(p));
+        Step& step = *new (place_of_step()) Step(*o, n);
+        Cursor cursor(parameters, first * together);
+        for (; first < last; ++first) {
+            const int some = int(std::min(together, total - first * together));
+            for (int l = 0; l < some; ++l) step.matrices[l] = cursor.next();
+            step.run(some, few ? threads : 1);
+        }
+        step.~Step();
+    });
 }

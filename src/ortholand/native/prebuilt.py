@@ -30,30 +30,24 @@ class Manifest(NamedTuple):
 
 
 def library_path(unit: Unit) -> Path:
-    """The library of a unit, checked, for the widest vectors that the processor has.
-
-    Raises:
-        PrebuiltError: if it must not be loaded here.
-    """
+    """The library of a unit, checked, for the widest vectors that the processor has."""
     manifest = _manifest()
-    return _checked(f"{_vectors(manifest)}/{unit.name}.so", manifest)
+    vectors = VECTORS[manifest.machine][0]
+    if len(VECTORS[manifest.machine]) > 1:
+        vectors = widest(_checked(f"{PROCESSOR}.so", manifest))
+    return _checked(f"{vectors}/{unit.name}.so", manifest)
 
 
 def made_by() -> str:
-    """The compiler that made the libraries.
-
-    Raises:
-        PrebuiltError: if that is not known.
-    """
+    """The compiler that made the libraries."""
     return _manifest().compiler
 
 
 def _manifest() -> Manifest:
     """The manifest, after checking that it is for this machine and these sources."""
     try:
-        manifest = Manifest(**json.loads((FOLDER / MANIFEST).read_bytes()))
-        seals = dict(manifest.seals)
-        sources = sources_seal()
+        read = Manifest(**json.loads((FOLDER / MANIFEST).read_bytes()))
+        manifest, sources = read._replace(seals=dict(read.seals)), sources_seal()
     except (OSError, ValueError, TypeError) as error:
         raise PrebuiltError(
             f"the manifest of prebuilt code cannot be read ({error}): install again"
@@ -63,25 +57,11 @@ def _manifest() -> Manifest:
         raise PrebuiltError(f"prebuilt code is for {manifest.machine}, not for {here}")
     if manifest.sources != sources:
         raise PrebuiltError("prebuilt code was made from other sources: install again")
-    return manifest._replace(seals=seals)
-
-
-def _vectors(manifest: Manifest) -> str:
-    if manifest.machine != "x86_64":
-        return VECTORS[manifest.machine][0]
-    try:
-        return widest(_checked(f"{PROCESSOR}.so", manifest))
-    except (OSError, AttributeError) as error:
-        raise PrebuiltError(f"prebuilt code cannot be loaded: {error}") from error
+    return manifest
 
 
 def widest(question: Path) -> str:
-    """The widest vectors that the processor has, by the compiled ``processor.cpp``.
-
-    Raises:
-        OSError: if it cannot be loaded.
-        AttributeError: if it is another library.
-    """
+    """The widest vectors that the processor has, by the compiled ``processor.cpp``."""
     ask = ctypes.CDLL(str(question)).ortholand_processor
     ask.restype = ctypes.c_char_p
     return ask().decode()

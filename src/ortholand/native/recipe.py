@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parent
 PROCESSOR = "processor"  # says which of the others may be loaded, so it must run everywhere
 SCALARS = ("float", "double")
 LANES_UP_TO = 8  # columns of matrices that are computed side by side, and compiled by size
-SOURCES = {"ops": ("ops",), "steps": ("landing", "tall"), "search": ("../solve/search",)}
+SOURCES = {"ops": ("ops",), "steps": ("landing",), "search": ("../solve/methods/search",)}
 FLAGS = (
     "-O3",
     "-std=c++17",

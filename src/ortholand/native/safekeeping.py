@@ -32,19 +32,14 @@ class NoCodeError(Exception):
 def library_folder() -> Path:
     """Where compiled code is kept: in ``ORTHOLAND_CACHE``, or in the user's cache folder.
 
-    Raises:
-        RuntimeError: if neither is known (:func:`ortholand.cache.cache_folder`).
+    RuntimeError if neither is known (:func:`ortholand.cache.cache_folder`).
     """
     folder = os.environ.get("ORTHOLAND_CACHE")
     return (Path(folder) if folder else cache_folder()) / "native"
 
 
 def own_folder() -> Path:
-    """The folder of compiled code, created if necessary.
-
-    Raises:
-        NoCodeError: if it cannot be used, or if others could write to it.
-    """
+    """The folder of compiled code, created if necessary. Others must not be able to write to it."""
     try:
         folder = library_folder().absolute()
     except RuntimeError as error:
@@ -66,11 +61,7 @@ def own_folder() -> Path:
 
 
 def _enter(folder: Path) -> None:
-    """Go to a folder as the system does, link by link; check all that is passed, create the rest.
-
-    Raises:
-        NoCodeError: if somebody else could replace anything on the way.
-    """
+    """Go to a folder as the system does, link by link: check what is passed, create the rest."""
     here, ahead, links = Path(folder.anchor), [*folder.parts[1:]], 0
     _check_passed(here)
     while ahead:
@@ -134,12 +125,7 @@ def seal_path(library: Path) -> Path:
 
 
 def is_sealed(library: Path) -> bool:
-    """Whether a cached library exists and is unchanged since it was compiled.
-
-    Raises:
-        NoCodeError: if somebody else could have written it or its seal.
-        OSError: if they cannot be read.
-    """
+    """Whether a cached library exists, is unchanged since it was made, and is the user's own."""
     there = [path for path in (library, seal_path(library)) if os.path.lexists(path)]
     for path in there:
         if not stat.S_ISREG(path.lstat().st_mode):

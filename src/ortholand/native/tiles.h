@@ -1,11 +1,11 @@
-// Layouts of matrices in memory, for which an algorithm is written once:
+// Layouts of matrices in memory; a library is compiled for one of them, called L:
 //
-// - Lanes<T, P, W>: W matrices of P <= 8 columns side by side, entry by entry, so that every
+// - SIZE columns, at most 8: W matrices side by side in lanes, entry by entry, so that every
 //   operation is one on vectors of W numbers. No matrix is too small for the vector units that way.
-// - Single<T>: one larger matrix, its rows padded to whole vectors, products in register blocks.
+// - SIZE = 0: one larger matrix, its rows padded to whole vectors, products in register blocks.
 //
-// A "tile" is what a layout works on, p x p. Scalars per matrix (norms, steps) are doubles: squares
-// of large float entries would overflow.
+// A "tile" is p x p; a panel has more rows. Scalars per matrix (norms, steps) are doubles, because
+// squares of large float entries would overflow.
 
 #pragma once
 
@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "steps.h"
 
@@ -26,32 +27,38 @@
 
 namespace {
 
+using T = SCALAR;
+
 // One matrix, and where its numbers are.
-template <class T>
 struct Matrix {
     T *X, *G, *state, *square, *steps;
     Parameter* parameter;
 };
 
 // Some rows of matrices. Lane l has those from `first + l spread` on, of the matrix l.
-template <class T>
 struct Piece {
-    const Matrix<T>* matrices;
+    const Matrix* matrices;
     int filled, rows;  // how many lanes are there, and rows in each
     int64_t first = 0, spread = 0;
 
-    T* start(T* Matrix<T>::*which, int l) const {
-        return matrices[l].*which + (first + l * spread) * matrices[l].parameter->row_stride;
+    std::pair<int64_t, int64_t> strides(int l) const {
+        return {matrices[l].parameter->row_stride, matrices[l].parameter->column_stride};
+    }
+    T* start(T* Matrix::*which, int l) const {
+        const int64_t row = first + l * spread;
+        return matrices[l].*which + (row ? row * strides(l).first : 0);
     }
 };
 
 // Squares of V x V numbers, transposed -------------------------------------------------------------
 
-constexpr int V = 32 / sizeof(SCALAR);  // numbers in a vector
-typedef SCALAR Short __attribute__((vector_size(32), may_alias));
-typedef SCALAR Loose __attribute__((vector_size(32), aligned(4), may_alias));  // anywhere
-typedef std::conditional_t<sizeof(SCALAR) == 4, int32_t, int64_t> Integer;
+constexpr int V = 32 / sizeof(T);  // numbers in a vector
+typedef T Short __attribute__((vector_size(32), may_alias));
+typedef T Loose __attribute__((vector_size(32), aligned(4), may_alias));  // anywhere
+typedef std::conditional_t<sizeof(T) == 4, int32_t, int64_t> Integer;
 typedef Integer Places __attribute__((vector_size(32)));
+
+inline Loose& loose(T* place) { return *reinterpret_cast<Loose*>(place); }
 
 // Numbers of a and of b, one after the other, at these places.
 inline Short chosen(const Short& a, const Short& b, const Places& places) {
@@ -82,43 +89,39 @@ inline void transpose_square(Short* lines) {
 
 // Between a tile, in rows so far apart, and memory that has columns of it at line(column).
 template <bool READ, class Line>
-inline void move_square(SCALAR* tile, int64_t apart, Line line) {
+inline void move_square(T* tile, int64_t apart, Line line) {
     Short lines[V];
-    for (int k = 0; k < V; ++k)
-        lines[k] = READ ? *reinterpret_cast<const Loose*>(line(k))
-                        : *reinterpret_cast<const Loose*>(tile + k * apart);
+    for (int k = 0; k < V; ++k) lines[k] = loose(READ ? line(k) : tile + k * apart);
     transpose_square<V / 2>(lines);
-    for (int k = 0; k < V; ++k)
-        *reinterpret_cast<Loose*>(READ ? tile + k * apart : line(k)) = lines[k];
+    for (int k = 0; k < V; ++k) loose(READ ? tile + k * apart : line(k)) = lines[k];
 }
 
-template <bool READ, class T>
+template <bool READ>
 inline void move_number(T& tile, T& memory) {
     READ ? tile = memory : memory = tile;
 }
 
+#if SIZE > 0
+
 // Matrices side by side ----------------------------------------------------------------------------
 
-template <class T, int P_, int W_>
-struct Lanes {
-    using Scalar = T;
-    static constexpr int W = W_, S = W_, P = P_, PP = P_ * P_;  // S: numbers in a vector
-    typedef T Vector __attribute__((vector_size(W_ * sizeof(T)), may_alias));
-    typedef double Doubles __attribute__((vector_size(W_ * sizeof(double))));
+struct L {
+    static constexpr int W = 64 / sizeof(T), S = W, P = SIZE, PP = P * P;  // S: numbers in a vector
+    static constexpr int COLUMNS = P;
+    static constexpr int CAPACITY = 512 * W;  // entries of a panel
+    static constexpr int SLICE = 128;         // entries of a lane, if one matrix has all of them
+    typedef T Vector __attribute__((vector_size(W * sizeof(T)), may_alias));
     struct alignas(64) Buffer {
         T v[PP * W];
     };
+    typedef Vector Element;  // an entry of A in A B
+    static constexpr int ROWS = P % 4 == 0 ? 4 : P % 3 == 0 ? 3 : P % 2 == 0 ? 2 : 1;  // of a block
     static constexpr int p() { return P; }
+    static constexpr int vectors() { return P; }   // in a row,
+    static constexpr int elements() { return P; }  // which has so many elements
     static constexpr int at(int i, int j) { return (i * P + j) * W; }
-    // An entry of each matrix.
-    static Vector number(const Buffer& A, int i, int j) { return vectors(A.v)[i * P + j]; }
-    static const Vector* vectors(const T* A) { return reinterpret_cast<const Vector*>(A); }
-    // A number for each matrix.
-    static Vector numbers(const T* values) {
-        Vector all;
-        std::memcpy(&all, values, sizeof(all));
-        return all;
-    }
+    static constexpr int height() { return 512 / P; }
+    static void resize(int) {}
 
     // f(entry, lane) for every entry of the tile.
     template <class F>
@@ -129,80 +132,56 @@ struct Lanes {
         }
     }
 
-    // f(entry, transposed entry, lane).
-    template <class F>
-    static inline void each_pair(F f) {
+    // To = from^T, or its lower triangle only.
+    static void transpose(Buffer& to, const Buffer& from, bool lower) {
+        Vector* place = reinterpret_cast<Vector*>(to.v);
+        const Vector* entries = reinterpret_cast<const Vector*>(from.v);
         for (int i = 0; i < P; ++i)
-            for (int j = 0; j < P; ++j) {
-#pragma omp simd
-                for (int l = 0; l < W; ++l) f((i * P + j) * W + l, (j * P + i) * W + l, l);
-            }
-    }
-
-    static inline void clear_padding(Buffer&) {}  // there is none
-
-    // C = A B. Compiled once where it is long: it is asked for in many places.
-    static void product(Buffer& C, const Buffer& A, const Buffer& B) {
-        if constexpr (P <= 3)
-            inlined_product(C, A, B);
-        else
-            long_product(C, A, B);
-    }
-
-    __attribute__((noinline)) static void long_product(Buffer& C, const Buffer& A,
-                                                       const Buffer& B) {
-        inlined_product(C, A, B);
-    }
-
-    static inline void inlined_product(Buffer& C, const Buffer& A, const Buffer& B) {
-        const Vector *a = vectors(A.v), *b = vectors(B.v);
-        Vector* c = reinterpret_cast<Vector*>(C.v);
-#pragma GCC unroll 8
-        for (int i = 0; i < P; ++i)
-#pragma GCC unroll 8
-            for (int j = 0; j < P; ++j) {
-                Vector sum = a[i * P] * b[j];
-#pragma GCC unroll 8
-                for (int k = 1; k < P; ++k) sum += a[i * P + k] * b[k * P + j];
-                c[i * P + j] = sum;
-            }
+            for (int j = 0; j < (lower ? i : P); ++j) place[i * P + j] = entries[j * P + i];
     }
 
     // Reads rows, or writes those of matrices that are `taken`. Lanes that are not there are zero.
     template <bool READ>
-    static void move(T* tile, const Piece<T>& piece, T* Matrix<T>::*which, const bool* taken) {
-        const Parameter& first = *piece.matrices[0].parameter;
-        const int64_t down = first.row_stride, across = first.column_stride;
+    static void move(T* tile, const Piece& piece, T* Matrix::*which, const int64_t* taken) {
+        const int64_t down = piece.strides(0).first, across = piece.strides(0).second;
         bool alike = piece.filled == W;
-        for (int l = 0; l < piece.filled; ++l) {
-            const Parameter& other = *piece.matrices[l].parameter;
-            alike &= other.row_stride == down && other.column_stride == across && (READ || taken[l]);
-        }
         T* starts[W];
-        for (int l = 0; l < piece.filled; ++l) starts[l] = piece.start(which, l);
+        for (int l = 0; l < piece.filled; ++l) {
+            alike &= READ || taken[l];
+            starts[l] = piece.start(which, l);
+        }
+        // They are in the order of their parameters.
+        const bool same = piece.matrices[0].parameter == piece.matrices[piece.filled - 1].parameter;
+        for (int l = 0; l < piece.filled && !same; ++l) {
+            alike &= piece.strides(l) == piece.strides(0);
+        }
         if (alike && across == 1 && down == P) {
-            move_runs<READ>(tile, W, starts, piece.rows * P);
+            move_run<READ>(tile, W, starts, piece.rows * P);
+        } else if (alike && down == 1 && across == P && piece.rows == P) {
+            // Squares lie in memory as one run, transposed.
+            if (!READ) turn(tile);
+            move_run<READ>(tile, W, starts, PP);
+            if (READ) turn(tile);
         } else if (alike && down == 1) {
             for (int j = 0; j < P; ++j) {
-                move_runs<READ>(tile + j * W, P * W, starts, piece.rows);
+                move_run<READ>(tile + j * W, P * W, starts, piece.rows);
                 for (int l = 0; l < W; ++l) starts[l] += across;
             }
         } else {
             if (READ && piece.filled < W) std::fill_n(tile, piece.rows * P * W, T(0));
             for (int l = 0; l < piece.filled; ++l) {
                 if (!READ && !taken[l]) continue;
-                const Parameter& own = *piece.matrices[l].parameter;
+                const int64_t down = piece.strides(l).first, across = piece.strides(l).second;
                 for (int r = 0; r < piece.rows; ++r)
                     for (int j = 0; j < P; ++j)
-                        move_number<READ>(tile[at(r, j) + l],
-                                          starts[l][r * own.row_stride + j * own.column_stride]);
+                        move_number<READ>(tile[at(r, j) + l], starts[l][r * down + j * across]);
             }
         }
     }
 
     // Numbers that are next to each other in memory, and so far apart in the tile.
     template <bool READ>
-    static void move_runs(T* tile, int64_t apart, T* const* starts, int length) {
+    static void move_run(T* tile, int64_t apart, T* const* starts, int length) {
         int e = 0;
         for (; e + V <= length; e += V)
             for (int l = 0; l < W; l += V)
@@ -211,25 +190,35 @@ struct Lanes {
         for (; e < length; ++e)
             for (int l = 0; l < W; ++l) move_number<READ>(tile[e * apart + l], starts[l][e]);
     }
+
+    static void turn(T* tile) {
+        for (int i = 0; i < P; ++i)
+            for (int j = 0; j < i; ++j)
+                std::swap(*reinterpret_cast<Vector*>(tile + at(i, j)),
+                          *reinterpret_cast<Vector*>(tile + at(j, i)));
+    }
 };
+
+#else
 
 // One matrix ---------------------------------------------------------------------------------------
 
-template <class T>
-struct Single {
-    using Scalar = T;
-    static constexpr int W = 1, S = V;
-    typedef T Vector __attribute__((vector_size(32), aligned(32), may_alias));
-    typedef double Doubles __attribute__((vector_size(256 / sizeof(T))));
-    static constexpr int LARGEST_P = 128;
+struct L {
+    static constexpr int W = 1, S = V, COLUMNS = 128;
+    static constexpr int TALLEST = 240, ENTRIES = 32768 / sizeof(T), SLICE = 0;
+    static constexpr int CAPACITY = ENTRIES + 12 * COLUMNS;  // with rows that fill blocks
+    typedef Short Vector;
+    typedef T Element;
+    static constexpr int ROWS = 4;
     struct alignas(32) Buffer {
-        T v[LARGEST_P * LARGEST_P];
+        T v[(COLUMNS + 4) * COLUMNS];
     };
     static inline thread_local int size = 0, stride = 0;
     static int p() { return size; }
+    static int vectors() { return stride / V; }
+    static int elements() { return stride; }
     static int at(int i, int j) { return i * stride + j; }
-    static T number(const Buffer& A, int i, int j) { return A.v[at(i, j)]; }
-    static T numbers(const T* values) { return *values; }
+    static int height() { return std::min(TALLEST, ENTRIES / stride / 12 * 12); }
     static void resize(int p) {
         size = p;
         stride = (p + V - 1) / V * V;
@@ -242,261 +231,304 @@ struct Single {
         for (int e = 0; e < n; ++e) f(e, 0);
     }
 
-    template <class F>
-    static inline void each_pair(F f) {
-        // In blocks: a column of a whole matrix would be a cache line for every entry.
-        constexpr int B = 16;
-        for (int ib = 0; ib < size; ib += B)
-            for (int jb = 0; jb < size; jb += B)
-                for (int i = ib; i < std::min(ib + B, size); ++i)
-                    for (int j = jb; j < std::min(jb + B, size); ++j)
-                        f(i * stride + j, j * stride + i, 0);
-    }
-
-    // What fills the rows up to whole vectors must be zero; each_pair leaves it as it was, which
-    // may be NaN from the matrix before.
-    static inline void clear_padding(Buffer& A) {
+    // As that of lanes. What fills the rows up to whole vectors must be zero.
+    static void transpose(Buffer& to, const Buffer& from, bool lower) {
+        T* entries = const_cast<T*>(from.v);
+        const int step = stride;
+        for (int i = 0; i < step; i += V)
+            for (int j = 0; j < (lower ? i : step); j += V)
+                move_square<true>(to.v + i * step + j, step,
+                                  [=](int k) { return entries + (j + k) * step + i; });
         for (int i = 0; i < size; ++i)
-            std::fill(A.v + i * stride + size, A.v + (i + 1) * stride, T(0));
+            std::fill(to.v + i * step + size, to.v + (i + 1) * step, T(0));
     }
 
-    // R rows by N vectors of C, held in registers while k runs.
-    template <int R, int N>
-    static inline void block(T* C, const T* A, const T* B) {
-        const int size = Single::size, stride = Single::stride;
-        Vector sum[R][N] = {};
-        for (int k = 0; k < size; ++k) {
-            Vector b[N];
-            for (int n = 0; n < N; ++n)
-                b[n] = *reinterpret_cast<const Vector*>(B + k * stride + n * V);
-            for (int r = 0; r < R; ++r) {
-                const T a = A[r * stride + k];
-                for (int n = 0; n < N; ++n) sum[r][n] += a * b[n];
-            }
-        }
-        for (int r = 0; r < R; ++r)
-            for (int n = 0; n < N; ++n)
-                *reinterpret_cast<Vector*>(C + r * stride + n * V) = sum[r][n];
-    }
-
-    template <int R>
-    static inline void rows(T* C, const T* A, const T* B) {
-        int j = 0;
-        for (; j + 2 * V <= stride; j += 2 * V) block<R, 2>(C + j, A, B + j);
-        if (j < stride) block<R, 1>(C + j, A, B + j);
-    }
-
-    __attribute__((noinline)) static void product(Buffer& C, const Buffer& A, const Buffer& B) {
-        int i = 0;
-        for (; i + 6 <= size; i += 6) rows<6>(C.v + i * stride, A.v + i * stride, B.v);
-        T *c = C.v + i * stride;
-        const T *a = A.v + i * stride;
-        switch (size - i) {
-            case 5: return rows<5>(c, a, B.v);
-            case 4: return rows<4>(c, a, B.v);
-            case 3: return rows<3>(c, a, B.v);
-            case 2: return rows<2>(c, a, B.v);
-            case 1: return rows<1>(c, a, B.v);
-        }
-    }
-
-    // As that of Lanes; what fills up the rows of a tile is zero.
+    // As that of lanes; what fills up the rows of a tile is zero.
     template <bool READ>
-    static void move(T* tile, const Piece<T>& piece, T* Matrix<T>::*which, const bool* taken) {
+    static void move(T* tile, const Piece& piece, T* Matrix::*which, const int64_t* taken) {
         if (!READ && !taken[0]) return;
-        const int size = Single::size, stride = Single::stride;
-        const Parameter& own = *piece.matrices[0].parameter;
+        const int size = L::size, stride = L::stride, rows = piece.rows;
+        const int64_t down = piece.strides(0).first, across = piece.strides(0).second;
         T* memory = piece.start(which, 0);
-        const int64_t down = own.row_stride;
-        if (own.column_stride == 1 && down == size && size == stride)
-            std::memcpy(READ ? tile : memory, READ ? memory : tile, sizeof(T) * stride * piece.rows);
-        else if (own.column_stride == 1)
-            for (int r = 0; r < piece.rows; ++r)
-                move_row<READ>(tile + r * stride, memory + r * down,
-                               READ && (piece.rows - r - 1) * down + size >= stride, size, stride);
-        else
-            move_columns<READ>(tile, memory, piece.rows, down, own.column_stride);
-    }
-
-    // A row that lies in memory as it does here. Vectors may be read beyond its end if there are
-    // further rows.
-    template <bool READ>
-    static void move_row(T* tile, T* memory, bool beyond, int size, int stride) {
-        int j = 0;
-        for (; j + V <= (beyond ? stride : size); j += V)
-            *reinterpret_cast<Loose*>(READ ? tile + j : memory + j) =
-                *reinterpret_cast<const Loose*>(READ ? memory + j : tile + j);
-        for (; j < size; ++j) move_number<READ>(tile[j], memory[j]);
-        if (READ)
-            for (j = size; j < stride; ++j) tile[j] = T(0);
-    }
-
-    template <bool READ>
-    static void move_columns(T* tile, T* memory, int rows, int64_t down, int64_t across) {
-        const int size = Single::size, stride = Single::stride;
-        for (int r = 0; r < rows; r += V)
-            for (int j = 0; j < size; j += V) {
-                T *from = memory + r * down + j * across, *to = tile + r * stride + j;
-                if (down == 1 && r + V <= rows && j + V <= size) {
-                    move_square<READ>(to, stride, [=](int k) { return from + k * across; });
-                    continue;
+        for (int r = 0; READ && size < stride && r < rows; ++r)
+            loose(tile + (r + 1) * stride - V) = Loose{};
+        // The last vector of a row or column ends where that ends; some numbers are moved twice.
+        if (across == 1 && size >= V)
+            for (int r = 0; r < rows; ++r)
+                for (int j = 0; j < size; j += V) {
+                    const int column = std::min(j, size - V);
+                    T *here = tile + r * stride + column, *there = memory + r * down + column;
+                    loose(READ ? here : there) = loose(READ ? there : here);
                 }
-                for (int i = 0; i < std::min(V, rows - r); ++i)
-                    for (int k = 0; k < V; ++k) {
-                        if (j + k < size)
-                            move_number<READ>(to[i * stride + k], from[i * down + k * across]);
-                        else if (READ)
-                            to[i * stride + k] = T(0);
-                    }
-            }
+        else if (down == 1 && size >= V && rows >= V)
+            for (int r = 0; r < rows; r += V)
+                for (int j = 0; j < size; j += V) {
+                    const int row = std::min(r, rows - V), column = std::min(j, size - V);
+                    move_square<READ>(tile + row * stride + column, stride,
+                                      [=](int k) { return memory + row + (column + k) * across; });
+                }
+        else
+            for (int r = 0; r < rows; ++r)
+                for (int j = 0; j < size; ++j)
+                    move_number<READ>(tile[r * stride + j], memory[r * down + j * across]);
     }
 };
 
-#if SIZE > 0
-using Layout = Lanes<SCALAR, SIZE, 64 / sizeof(SCALAR)>;
-#else
-using Layout = Single<SCALAR>;
 #endif
 
-// What is asked of tiles of any layout -------------------------------------------------------------
+// What is done with tiles of any layout ------------------------------------------------------------
 
-// Raises W values to the largest moduli of entries whose matrices take turns; NaN stays.
-template <int W, class T>
-void raise_to_largest(double* values, const T* A, int64_t entries) {
-    for (int64_t e = 0; e < entries; e += W)
-        for (int l = 0; l < W; ++l) {
-            const double size = std::abs(double(A[e + l]));
-            values[l] = size <= values[l] ? values[l] : size;
+using Buffer = L::Buffer;
+using Vector = L::Vector;
+constexpr int W = L::W, S = L::S;
+typedef double Doubles __attribute__((vector_size(S * sizeof(double))));
+
+// A number for each matrix; or whether something holds, 1 or 0, which is as wide, for vectors.
+template <class Number>
+struct Each {
+    Number v[W];
+    Each() = default;
+    Each(Number x) { std::fill(v, v + W, x); }
+    Number& operator[](int l) { return v[l]; }
+    const Number& operator[](int l) const { return v[l]; }
+};
+using Numbers = Each<double>;
+using Flags = Each<int64_t>;
+
+// f(lane) of all lanes.
+template <class Result, class F>
+inline Result each_lane(F f) {
+    Result all;
+#pragma omp simd
+    for (int l = 0; l < W; ++l) all.v[l] = f(l);
+    return all;
+}
+
+#define EACH(Result, Given, op)                                        \
+    inline Result operator op(const Given& x, const Given& y) {        \
+        return each_lane<Result>([&](int l) { return x[l] op y[l]; }); \
+    }
+EACH(Numbers, Numbers, +)
+EACH(Numbers, Numbers, -)
+EACH(Numbers, Numbers, *)
+EACH(Numbers, Numbers, /)
+EACH(Flags, Numbers, <)
+EACH(Flags, Numbers, <=)
+EACH(Flags, Numbers, >)
+EACH(Flags, Numbers, >=)
+EACH(Flags, Flags, &)
+EACH(Flags, Flags, |)
+EACH(Flags, Flags, <)
+#undef EACH
+
+inline Numbers choice(const Flags& first, const Numbers& x, const Numbers& y) {
+    return each_lane<Numbers>([&](int l) { return first[l] ? x[l] : y[l]; });
+}
+// Bounds that let NaN pass, as torch's clamp does.
+inline Numbers at_least(const Numbers& x, const Numbers& low) { return choice(x < low, low, x); }
+inline Numbers at_most(const Numbers& x, const Numbers& high) { return choice(x > high, high, x); }
+inline Numbers root(const Numbers& x) {
+    return each_lane<Numbers>([&](int l) { return std::sqrt(x[l]); });
+}
+inline Each<T> rounded(const Numbers& x) {
+    return each_lane<Each<T>>([&](int l) { return T(x[l]); });
+}
+inline bool all(const Flags& flags) {
+    int64_t so = 1;
+#pragma omp simd reduction(& : so)
+    for (int l = 0; l < W; ++l) so &= flags[l];
+    return so;
+}
+
+inline Vector* vectors(T* A) { return reinterpret_cast<Vector*>(A); }
+inline const Vector* vectors(const T* A) { return reinterpret_cast<const Vector*>(A); }
+inline const L::Element* elements(const T* A) { return reinterpret_cast<const L::Element*>(A); }
+
+// To multiply vectors with.
+inline L::Element element(const T* values) {
+    L::Element all;
+    std::memcpy(&all, values, sizeof(all));
+    return all;
+}
+
+// f(first vector of a row, how many) for blocks of up to three vectors, none alone but one.
+template <class F>
+inline void each_block(int first, F f) {
+    for (int j = first, left = L::vectors() - first; left > 0;) {
+        const int now = left == 4 ? 2 : std::min(left, 3);
+        switch (now) {
+            case 3: f(j, std::integral_constant<int, 3>()); break;
+            case 2: f(j, std::integral_constant<int, 2>()); break;
+            default: f(j, std::integral_constant<int, 1>());
+        }
+        j += now, left -= now;
+    }
+}
+
+// Some rows by N vectors of C += A^T B, held in registers while the rows of a panel run by: even and
+// odd ones apart if there are few, because additions wait for each other.
+template <int N, class Count>
+inline void gram_block(Vector* C, const L::Element* A, const Vector* B, Count rows, int width,
+                       int step) {
+    constexpr int R = L::ROWS, APART = R * N <= 4 ? 2 : 1;
+    Vector sum[APART][R][N] = {};
+    const auto add = [&](Vector(&to)[R][N], int k) {
+        for (int r = 0; r < R; ++r)
+            for (int n = 0; n < N; ++n) to[r][n] += A[k * step + r] * B[k * width + n];
+    };
+    int k = 0;
+    for (; k + APART <= rows; k += APART)
+        for (int u = 0; u < APART; ++u) add(sum[u], k + u);
+    for (; k < rows; ++k) add(sum[0], k);
+    for (int r = 0; r < R; ++r)
+        for (int n = 0; n < N; ++n) {
+            for (int u = 1; u < APART; ++u) sum[0][r][n] += sum[u][r][n];
+            C[r * width + n] += sum[0][r][n];
         }
 }
 
-template <class L>
-struct Tiles {
-    using T = typename L::Scalar;
-    using Buffer = typename L::Buffer;
-    static constexpr int W = L::W, S = L::S;
+// C += A^T B; of a symmetric one the blocks above the diagonal only.
+__attribute__((noinline)) void gram(T* C, const T* A, const T* B, int rows, bool symmetric) {
+    const int p = L::p(), width = L::vectors(), step = L::elements();
+    const auto blocks = [=](auto rows) {
+        for (int i = 0; i < p; i += L::ROWS)
+            each_block(symmetric ? i * width / step : 0, [=](int j, auto number) {
+                gram_block<number()>(vectors(C) + i * width + j, elements(A) + i, vectors(B) + j,
+                                     rows, width, step);
+            });
+    };
+    if (L::W > 1 && rows == p)
+        blocks(std::integral_constant<int, SIZE>());
+    else
+        blocks(rows);
+}
 
-    static void read(Buffer& A, const Piece<T>& piece, T* Matrix<T>::*which) {
-        L::template move<true>(A.v, piece, which, nullptr);
+// R rows by N vectors of Y = start + X a + B b.
+template <int R, int N, bool BOTH>
+inline void combine_block(Vector* Y, const Vector* start, const L::Element* X, const Vector* a,
+                          const L::Element* B, const Vector* b, int p, int width, int step) {
+    Vector sum[R][N] = {};
+    if (start)
+        for (int r = 0; r < R; ++r)
+            for (int n = 0; n < N; ++n) sum[r][n] = start[r * width + n];
+    const auto add = [&](const L::Element* left, const Vector* right, int k) {
+        for (int r = 0; r < R; ++r)
+            for (int n = 0; n < N; ++n) sum[r][n] += left[r * step + k] * right[k * width + n];
+    };
+    for (int k = 0; k < p; ++k) {
+        add(X, a, k);
+        if constexpr (BOTH) add(B, b, k);
     }
-    static void write(Buffer& A, const Piece<T>& piece, T* Matrix<T>::*which, const bool* taken) {
-        L::template move<false>(A.v, piece, which, taken);
-    }
+    for (int r = 0; r < R; ++r)
+        for (int n = 0; n < N; ++n) Y[r * width + n] = sum[r][n];
+}
 
-    static inline void copy(Buffer& to, const Buffer& from) {
-        std::copy_n(from.v, L::at(L::p(), 0), to.v);
-    }
+// Y = start + X a + B b, or without the last; nothing to start with is zero. Of a single matrix
+// twelve vectors are in registers, or six; rows that fill a block up are no one's.
+template <bool BOTH>
+__attribute__((noinline)) void combine(T* Y, const T* start, const T* X, const T* a, const T* B,
+                                       const T* b, int rows) {
+    const int p = L::p(), width = L::vectors(), step = L::elements();
+    each_block(0, [=](int j, auto number) {
+        constexpr int N = number(), R = W > 1 ? 1 : 12 / N;
+        const auto block = [=](int r, auto some) {
+            const Vector* first = start ? vectors(start) + r * width + j : nullptr;
+            combine_block<some(), N, BOTH>(vectors(Y) + r * width + j, first,
+                                           elements(X) + r * step, vectors(a) + j,
+                                           elements(B) + r * step, vectors(b) + j, p, width, step);
+        };
+        for (int r = 0; r < rows; r += R)
+            if (R == 1 || rows - r > R / 2)
+                block(r, std::integral_constant<int, R>());
+            else
+                block(r, std::integral_constant<int, (R + 1) / 2>());
+    });
+}
 
-    static inline void transpose(Buffer& to, const Buffer& from) {
-        L::each_pair([&](int e, int t, int) { to.v[e] = from.v[t]; });
-        L::clear_padding(to);
-    }
+// C = A B
+inline void product(Buffer& C, const Buffer& A, const Buffer& B) {
+    combine<false>(C.v, nullptr, A.v, B.v, A.v, B.v, L::p());
+}
 
-    static void symmetric_part(Buffer& to, const Buffer& from) {
-        L::each_pair([&](int e, int t, int) { to.v[e] = T(0.5) * (from.v[e] + from.v[t]); });
-        L::clear_padding(to);
-    }
+// Raises values to the largest moduli of entries whose matrices take turns; NaN stays.
+inline void raise_to_largest(Numbers& values, const T* A, int64_t entries) {
+    for (int64_t e = 0; e < entries; e += W)
+        values = each_lane<Numbers>([&](int l) {
+            const double size = std::abs(double(A[e + l]));
+            return size <= values[l] ? values[l] : size;
+        });
+}
 
-    static inline void add_to_diagonal(Buffer& A, const T* values) {
-        for (int i = 0; i < L::p(); ++i) {
+// The symmetric part of A, times a number.
+inline void symmetric_part(Buffer& to, const Buffer& A, T times = 1) {
+    const T half = times / 2;
+    L::transpose(to, A, false);
+    L::each([&](int e, int) { to.v[e] = half * (A.v[e] + to.v[e]); });
+}
+
+inline Numbers diagonal(const Buffer& A, int i) {
+    return each_lane<Numbers>([&](int l) { return A.v[L::at(i, i) + l]; });
+}
+
+inline void add_to_diagonal(Buffer& A, const Each<T>& values) {
+    for (int i = 0; i < L::p(); ++i)
+        for (int l = 0; l < W; ++l) A.v[L::at(i, i) + l] += values[l];
+}
+
+inline Numbers trace(const Buffer& A) {
+    Numbers sums = 0;
+    for (int i = 0; i < L::p(); ++i) sums = sums + diagonal(A, i);
+    return sums;
+}
+
+// tr(A^T B)
+inline Numbers inner(const Buffer& A, const Buffer& B) {
+    double part[S] = {};
+    for (int e = 0, entries = L::at(L::p(), 0); e < entries; e += S) {
 #pragma omp simd
-            for (int l = 0; l < W; ++l) A.v[L::at(i, i) + l] += values[l];
-        }
+        for (int s = 0; s < S; ++s) part[s] += double(A.v[e + s]) * double(B.v[e + s]);
     }
+    for (int s = W; s < S; ++s) part[s % W] += part[s];
+    return each_lane<Numbers>([&](int l) { return part[l]; });
+}
 
-    static inline void add_identity(Buffer& A, T times) {
-        T values[W];
-        std::fill(values, values + W, times);
-        add_to_diagonal(A, values);
-    }
+inline Numbers norms(const Buffer& A) { return root(inner(A, A)); }
 
-    static inline void trace(const Buffer& A, double* sums) {
-        for (int l = 0; l < W; ++l) sums[l] = 0;
-        for (int i = 0; i < L::p(); ++i)
-            for (int l = 0; l < W; ++l) sums[l] += A.v[L::at(i, i) + l];
-    }
-
-    // sum(a b) over some entries of each matrix, whole vectors.
-    static inline void inner(const T* a, const T* b, int entries, double* sums) {
-        double part[S] = {};
-        for (int e = 0; e < entries; e += S) {
-#pragma omp simd
-            for (int s = 0; s < S; ++s) part[s] += double(a[e + s]) * double(b[e + s]);
-        }
-        for (int l = 0; l < W; ++l) sums[l] = part[l];
-        for (int s = W; s < S; ++s) sums[s % W] += part[s];
-    }
-
-    // tr(A^T B)
-    static inline void inner(const Buffer& A, const Buffer& B, double* sums) {
-        inner(A.v, B.v, L::at(L::p(), 0), sums);
-    }
-    static inline void sum_of_squares(const Buffer& A, double* sums) { inner(A, A, sums); }
-
-    static inline void norms(double* values, const Buffer& M) {
-        sum_of_squares(M, values);
-#pragma omp simd
-        for (int l = 0; l < W; ++l) values[l] = std::sqrt(values[l]);
-    }
-
-    // The diagonal of D = Y Y^T - I, summed in double precision.
-    static inline void sharpen_diagonal(Buffer& D, const Buffer& Y) {
-        for (int i = 0; i < L::p(); ++i) {
-            double sums[W];
-            inner(Y.v + L::at(i, 0), Y.v + L::at(i, 0), L::at(1, 0), sums);
-            for (int l = 0; l < W; ++l) D.v[L::at(i, i) + l] = T(sums[l] - 1);
-        }
-    }
-
-    // A becomes S^-1 A, by elimination: S is positive definite, so no pivot is exchanged. S is
-    // overwritten; an entry of its diagonal is not positive if S was not.
-    __attribute__((noinline)) static void solve(Buffer& S, Buffer& A) {
-        using Vector = typename L::Vector;
-        const int p = L::p(), vectors = L::at(1, 0) * sizeof(T) / sizeof(Vector);
-        const auto row = [](Buffer& M, int i) { return reinterpret_cast<Vector*>(M.v + L::at(i, 0)); };
-        for (int k = 0; k < p; ++k)
-            for (int i = 0; i < p; ++i) {
-                if (i == k) continue;
-                const auto factor = L::number(S, i, k) / L::number(S, k, k);
-                for (int j = 0; j < vectors; ++j) {
-                    row(S, i)[j] -= factor * row(S, k)[j];
-                    row(A, i)[j] -= factor * row(A, k)[j];
-                }
-            }
+// A becomes S^-1 A, by elimination: S is positive definite, so no pivot is exchanged. S is
+// overwritten; an entry of its diagonal is not positive if S was not.
+__attribute__((noinline)) void solve(Buffer& S, Buffer& A) {
+    const int p = L::p(), vectors = L::at(1, 0) * sizeof(T) / sizeof(Vector);
+    const auto row = [](Buffer& M, int i) { return reinterpret_cast<Vector*>(M.v + L::at(i, 0)); };
+    for (int k = 0; k < p; ++k)
         for (int i = 0; i < p; ++i) {
-            const auto pivot = L::number(S, i, i);
-            for (int j = 0; j < vectors; ++j) row(A, i)[j] /= pivot;
+            if (i == k) continue;
+            const auto factor = element(S.v + L::at(i, k)) / element(S.v + L::at(k, k));
+            for (int j = 0; j < vectors; ++j) {
+                row(S, i)[j] -= factor * row(S, k)[j];
+                row(A, i)[j] -= factor * row(A, k)[j];
+            }
         }
+    for (int i = 0; i < p; ++i) {
+        const auto pivot = element(S.v + L::at(i, i));
+        for (int j = 0; j < vectors; ++j) row(A, i)[j] /= pivot;
     }
+}
 
-    // The largest entry of each matrix, in modulus.
-    static void largest(double* values, const Buffer& M) {
-        std::fill(values, values + W, 0.0);
-        raise_to_largest<W>(values, M.v, L::at(L::p(), 0));
-    }
+// E becomes E - m I, m its mean eigenvalue, or zero if that is negative. The norm of E.
+inline Numbers centre(Buffer& E, Numbers& m) {
+    const Each<T> minus = rounded(-1 * at_least(trace(E) / L::p(), 0));
+    m = each_lane<Numbers>([&](int l) { return -double(minus[l]); });
+    add_to_diagonal(E, minus);
+    return norms(E);
+}
 
-    // E becomes E - m I, m its mean eigenvalue, or zero if that is negative; `norm` is its norm.
-    static inline void centre(Buffer& E, double* m, double* norm) {
-        T minus[W];
-        trace(E, m);
-        for (int l = 0; l < W; ++l) {
-            minus[l] = T(-at_least(m[l] / L::p(), 0));
-            m[l] = -double(minus[l]);
-        }
-        add_to_diagonal(E, minus);
-        norms(norm, E);
-    }
-
-    // Bounds of the norms ||A||_2 of symmetric matrices: ||A^2||_F^(1/2), or sharper ||A^4||_F^(1/4).
-    // `square` becomes A^2.
-    static void bounds(double* values, const Buffer& A, Buffer& square, Buffer& scratch, bool sharp) {
-        L::product(square, A, A);
-        if (sharp) L::product(scratch, square, square);
-        norms(values, sharp ? scratch : square);
-        for (int l = 0; l < W; ++l) values[l] = std::sqrt(values[l]);
-        if (sharp)
-            for (int l = 0; l < W; ++l) values[l] = std::sqrt(values[l]);
-    }
-};
+// Bounds of the norms ||A||_2 of symmetric matrices: ||A^2||_F^(1/2), or sharper ||A^4||_F^(1/4).
+// `square` becomes A^2.
+inline Numbers bounds(const Buffer& A, Buffer& square, Buffer& scratch, bool sharp) {
+    product(square, A, A);
+    if (!sharp) return root(norms(square));
+    product(scratch, square, square);
+    return root(root(norms(scratch)));
+}
 
 }  // namespace

@@ -18,18 +18,14 @@ from ortholand.geometry.precision import without_autocast
 from ortholand.landing.attraction import redefined
 from ortholand.landing.description import LandingStep
 from ortholand.landing.step import LIMITED, SKIPPED, MatrixStep, Slot, StateKind
-from ortholand.optim.checks import check_common_options, scalar_lr
 from ortholand.optim.engines import claimed, claimed_plain
 from ortholand.optim.journal import FIRST_LOOK, LATER_LOOKS, Journal
 from ortholand.optim.loading import load_bit_for_bit
-from ortholand.optim.options import COMMON
+from ortholand.optim.options import COMMON, CONSTRAINT, Group, check_each, scalar_lr
 from ortholand.optim.plain import Agreement
-from ortholand.optim.plan import Plan, can_last, make_plan
+from ortholand.optim.plan import Plan, can_last
 from ortholand.optim.start import check_change, check_group
-from ortholand.sharding.agreement import compare_terms, terms_of
 from ortholand.sharding.placement import is_dtensor
-
-Group = Mapping[str, Any]
 
 
 class OrthogonalOptimizer(Optimizer):
@@ -37,7 +33,7 @@ class OrthogonalOptimizer(Optimizer):
 
     # Options that constructors take beside their own arguments, with defaults.
     further_options: ClassVar[Mapping[str, Any]] = COMMON
-    # Methods that a landing step replaces, unless they are newer than ``landing_step``.
+    # Methods that a landing step replaces, unless they are newer than it and its ``moments``.
     hooks: ClassVar = ("matrix_step", "move", "generator", "transport", "state_kinds")
     warns_of_frozen_weights: ClassVar[bool] = True
     keeps_generators: ClassVar[bool] = False  # whether ``generator`` is the library's
@@ -46,11 +42,12 @@ class OrthogonalOptimizer(Optimizer):
     _is_starting = False  # whether the constructor is adding groups, which it checks afterwards
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
-        defaults = {**self.further_options, **defaults}
+        given = {**self.further_options, **defaults}
+        self.defaults = {name: self.converted(name, value) for name, value in given.items()}
         self._journal = Journal()
-        self._check_all_options(defaults)
+        self._check_all_options(self.defaults)
         self._is_starting = True
-        super().__init__(params, defaults)
+        super().__init__(params, self.defaults)
         del self._is_starting
         # Before weights are checked, because with other groups there would be other messages.
         self._compare_ranks()
@@ -59,9 +56,13 @@ class OrthogonalOptimizer(Optimizer):
 
     # What a method provides.
 
+    @classmethod
+    def converted(cls, name: str, value: Any) -> Any:  # noqa: ARG003
+        """The value of an option as a group keeps it."""
+        return value
+
     def check_options(self, options: Group) -> None:
-        """Raise on invalid options of this method."""
-        raise NotImplementedError
+        """Raise on invalid options of this method, beyond those of :mod:`.options`."""
 
     def start_radius(self, group: Group) -> float:
         """How far from the manifold an orthogonal parameter may start."""
@@ -96,16 +97,16 @@ class OrthogonalOptimizer(Optimizer):
         """
         return {**group, "lr": scalar_lr(group["lr"]) / scale}
 
-    def landing_step(self, group: Group) -> LandingStep | None:  # noqa: ARG002
+    def landing_step(self, group: Group) -> LandingStep | None:
         """A description of ``matrix_step`` for engines; if None, they must call the method."""
-        return None
 
     # The step.
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step every parameter that has a gradient; return the closure's value, if given."""
         compiling, journal = torch.compiler.is_compiling(), self._journal
-        if not compiling and torch.is_inference_mode_enabled() and not self._made_in_inference():
+        inside = not compiling and torch.is_inference_mode_enabled()
+        if inside and not any(p.is_inference() for p in self._weights()):
             with torch.inference_mode(False):  # else new state could not be written to outside it
                 return self._step_without_hooks(closure)
         loss = None
@@ -143,47 +144,48 @@ class OrthogonalOptimizer(Optimizer):
         """How the weights of the group step: checked and remade when the group changes."""
         journal = self._journal
         if torch.compiler.is_compiling():
-            return make_plan(self, group, journal.warned)
+            return Plan(self, group, journal.warned)
+        is_patched = not self.__dict__.keys().isdisjoint(self.hooks)
         plan, names, values = journal.plans.get(id(group), (None, (), ()))
-        if (
-            plan is not None
-            and names == (*group,)
-            and all(map(is_, group.values(), values))
-            and self.__dict__.keys().isdisjoint(self.hooks)
-        ):
+        if plan and names == (*group,) and all(map(is_, group.values(), values)) and not is_patched:
             return plan
         self._check_all_options(group)
         if plan is not None:
             check_change(group, plan, self.state, lambda: self._check_group(group))
-        plan = make_plan(self, group, journal.warned)
+        plan = Plan(self, group, journal.warned)
         lasting = (*group,) if can_last(group) else ()  # else the next step plans again
-        if self.__dict__.keys().isdisjoint(self.hooks):
+        if not is_patched:
             journal.plans[id(group)] = plan, lasting, (*group.values(),)
         return plan
 
-    def is_overridden(self, hook: str, derived: str) -> bool:
-        """Whether a method is newer than what was made for the method it replaces."""
-        return hook in self.__dict__ or redefined(type(self), hook, derived)
+    def is_overridden(self, hook: str, *made_for_it: str) -> bool:
+        """Whether a method is newer than all that was made for the method it replaces."""
+        newer = (redefined(type(self), hook, made) for made in made_for_it)
+        return hook in self.__dict__ or all(newer)
+
+    def overridden_parts(self) -> list[str]:
+        """The methods that keep engines from taking the landing step."""
+        return [hook for hook in self.hooks if self.is_overridden(hook, "landing_step", "moments")]
 
     @property
     def makes_generators(self) -> bool:
         """Whether the buffers hold the library's own generators, skew if square."""
         return self.keeps_generators and not self.is_overridden("generator", "keeps_generators")
 
-    def _made_in_inference(self) -> bool:
-        return any(p.is_inference() for p in self._weights())
-
     def _weights(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
     def _compare_ranks(self) -> None:
         """Raise if ranks that share weights have other options or groups."""
-        spread = [p for p in self._weights() if is_dtensor(p)]
-        if spread:
+        if spread := [p for p in self._weights() if is_dtensor(p)]:
+            from ortholand.sharding.agreement import compare_terms  # not before a DTensor
+
             compare_terms(spread, self.terms)
 
     def terms(self, ranks: Any) -> Any:
         """What the ranks of a process group must agree on in this step."""
+        from ortholand.sharding.agreement import terms_of
+
         known = self._journal.terms
         if ranks not in known:
             known[ranks] = terms_of(self.param_groups, ranks)
@@ -211,14 +213,12 @@ class OrthogonalOptimizer(Optimizer):
     def _count(self, name: str) -> int:
         return sum(int(state[name]) for state in self.state.values() if name in state)
 
-    def limited_share(self, p: Tensor, matrices: int) -> float | None:
-        """Share of a weight's steps that :meth:`limited_steps` counts; None if there is none."""
-        return self._journal.limited_share(p, self.state.get(p, {}), matrices)
-
     # Groups and state.
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, after checking all of it."""
+        if isinstance(param_group, dict):  # else torch raises
+            param_group.update({k: self.converted(k, v) for k, v in param_group.items()})
         super().add_param_group(param_group)
         if self._is_starting:
             return
@@ -229,13 +229,13 @@ class OrthogonalOptimizer(Optimizer):
             raise
 
     def _check_all_options(self, options: Group) -> None:
-        check_common_options(options)
+        check_each(options, self.defaults)
         self.check_options(options)
 
     def _check_group(self, group: Group) -> None:
         self._check_all_options(group)
-        spectral = self.is_ball_spectral(group)
-        self._awaits_values |= check_group(group, self.start_radius(group), spectral=spectral)
+        radius, spectral = self.start_radius(group), self.is_ball_spectral(group)
+        self._awaits_values |= check_group(group, radius, spectral=spectral)
 
     def _check_values(self) -> None:
         """Check, at their first step, weights that had no values when they were added."""
@@ -254,19 +254,15 @@ class OrthogonalOptimizer(Optimizer):
             ValueError: if the state is another optimizer's, or does not fit a weight. Nothing has
                 changed then. torch's SGD can be continued, and Adam in plain groups.
         """
-        constraints = self._constraints()
+        before = self._constraints()
         with torch.inference_mode(False):
-            load_bit_for_bit(self, super().load_state_dict, state_dict)
+            load = super().load_state_dict
+            load_bit_for_bit(self, load, self._check_all_options, state_dict)
         # The weights that meet another constraint may come later, but before the next step.
-        self._awaits_values |= self._constraints() != constraints
+        self._awaits_values |= before != self._constraints()
 
-    def checked_state_kinds(self, group: Group) -> Mapping[str, StateKind]:
-        """The kinds of state of a group whose options are checked first."""
-        self._check_all_options(group)
-        return self.state_kinds(group) if group["orthogonal"] else {}
-
-    def _constraints(self) -> list[tuple[Any, ...]]:
-        return [(g["orthogonal"], g["view"], g["scale"]) for g in self.param_groups]
+    def _constraints(self) -> list[list[Any]]:
+        return [[group[name] for name in CONSTRAINT] for group in self.param_groups]
 
     def __getstate__(self) -> dict[str, Any]:
         """What is copied and pickled: also whether weights are still to be checked."""

@@ -1,17 +1,17 @@
 """Which engine steps each weight, and why a faster one does not."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ortholand.landing.step import COUNTS, Slot
+from ortholand.landing.step import Slot
 from ortholand.optim.base import OrthogonalOptimizer
 from ortholand.optim.engines import ENGINES, SHARDED
-from ortholand.optim.plan import Plan
-from ortholand.optim.weights import name_of, number_of_matrices, zero_state
+from ortholand.optim.plan import Plan, name_of
+from ortholand.optim.weights import number_of_matrices, state_layout, zero_state
 from ortholand.sharding.placement import is_dtensor
 
 UNCONSTRAINED = "torch"
@@ -45,12 +45,9 @@ class Explanation(tuple[WeightExplained, ...]):
             names.remove("scale")
         if all(row.limited is None for row in self):  # nothing has stepped yet
             names.remove("limited")
-        lines = [names, *([_cell(row, name) for name in names] for row in self)]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(names))]
-        table = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        ]
+        columns = [[name, *(_cell(row, name) for row in self)] for name in names]
+        padded = [[cell.ljust(max(map(len, cells))) for cell in cells] for cells in columns]
+        table = ["  ".join(line).rstrip() for line in zip(*padded, strict=True)]
         table.insert(1, "-" * max(map(len, table)))
         return "\n".join([self.optimizer, *table])
 
@@ -86,9 +83,10 @@ def explain(optimizer: OrthogonalOptimizer) -> Explanation:
 
 
 def _rows(optimizer: OrthogonalOptimizer, group: dict[str, Any]) -> Iterator[WeightExplained]:
-    # A separate plan, which counts every warning as already given.
-    plan = replace(optimizer.plan(group), warned=_Everything(), notes={})
+    optimizer.plan(group)  # checks the options
+    plan = Plan(optimizer, group, _Everything())  # which has given every warning already
     params, view, matrices, form = group["params"], "", 0, ""
+    share = optimizer._journal.limited_share
     for i, p in enumerate(params):
         engine, reason = UNCONSTRAINED, "orthogonal=False"
         if plan.orthogonal:
@@ -105,7 +103,7 @@ def _rows(optimizer: OrthogonalOptimizer, group: dict[str, Any]) -> Iterator[Wei
             engine=engine,
             form=form,
             reason=reason,
-            limited=optimizer.limited_share(p, matrices) if plan.orthogonal else None,
+            limited=share(p, optimizer.state.get(p, {}), matrices) if plan.orthogonal else None,
             scale=plan.scale_of(p.shape) if plan.orthogonal else 1.0,
         )
 
@@ -132,8 +130,8 @@ def _who(slot: Slot, plan: Plan, *, alone: bool) -> tuple[str, str, str]:
 def _slot(optimizer: OrthogonalOptimizer, p: Tensor, plan: Plan) -> Slot:
     """The weight with its state, or with the state it would get; nothing is changed."""
     state = dict(optimizer.state.get(p, {}))
-    for name in {*plan.state_kinds, *COUNTS} - state.keys():
-        state[name] = zero_state(p, plan.state_kinds.get(name), plan.view)
+    for name, (shape, dtype) in state_layout(p.shape, p.dtype, plan.state_kinds, plan.view).items():
+        state.setdefault(name, zero_state(p, shape, dtype, plan.view))
     gradient = p.grad if p.grad is not None else torch.empty_like(p.detach())
     return Slot(p, gradient, state)
 

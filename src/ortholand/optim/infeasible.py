@@ -1,18 +1,13 @@
 """PLAM and the penalty method: the infeasible methods that landing is compared with."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
 from ortholand.fields import Field, penalty_field, plam_field
 from ortholand.geometry.matrices import finite_matrices
-from ortholand.optim.checks import check_finite, descends, scalar_lr
-from ortholand.optim.options import GroupOptions, options_of
+from ortholand.optim.options import Group, GroupOptions, descends, options_of, scalar_lr
 from ortholand.optim.sgd import OrthogonalSGD
-from ortholand.safe_step import check_ball
 
 
 class FieldSGD(OrthogonalSGD):
@@ -44,13 +39,7 @@ class FieldSGD(OrthogonalSGD):
     ) -> None:
         super().__init__(params, options_of(locals()))
 
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """Check SGD's conditions and the attraction."""
-        super().check_options(options)
-        check_finite("lam", options["lam"])
-        check_ball(options["lam"], eps=0.5)
-
-    def start_radius(self, group: Mapping[str, Any]) -> float:  # noqa: ARG002
+    def start_radius(self, group: Group) -> float:  # noqa: ARG002
         """Infinite: weights may start anywhere, since nothing is guaranteed."""
         return float("inf")
 
@@ -62,7 +51,7 @@ class FieldSGD(OrthogonalSGD):
         """The buffer itself: Euclidean gradients are accumulated unchanged."""
         return buffer
 
-    def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    def move(self, X: Tensor, B: Tensor, group: Group) -> tuple[Tensor, Tensor]:
         """A step along the field."""
         lr = scalar_lr(group["lr"])
         moved = X - lr * type(self).field(X, B, group["lam"])

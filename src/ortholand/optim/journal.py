@@ -10,16 +10,15 @@ from typing import Any
 from torch import Tensor
 
 from ortholand.landing.step import LIMITED, SKIPPED
-from ortholand.optim.plan import Plan
-from ortholand.optim.weights import name_of, number_of_matrices
+from ortholand.optim.options import Group
+from ortholand.optim.plan import Plan, name_of
+from ortholand.optim.weights import number_of_matrices
 from ortholand.sharding.placement import is_dtensor
 
-Group = Mapping[str, Any]
 States = Mapping[Tensor, Mapping[str, Any]]
 # After how many steps to check for frozen weights, and how often from then on.
 FIRST_LOOK, LATER_LOOKS = 20, 100
-FROZEN = "frozen"
-FROZEN_MESSAGE = (
+FROZEN = (
     "{name} of shape {shape} is frozen: most of its latest steps were skipped, because they would "
     "not have been finite, or no step from there is safe. Look for NaN or infinite gradients; if "
     "the weight was replaced, project it with ortholand.orthogonalize_(weight), or set scale=... "
@@ -36,6 +35,7 @@ class Journal:
         self.plans: dict[int, tuple[Plan, tuple[str, ...], tuple[Any, ...]]] = {}
         self.terms: dict[Any, Any] = {}  # what ranks must agree on in this step, by process group
         self.warned: set[str] = set()
+        self.tried: dict[Any, Any] = {}  # functions of the user's, by what they have been given
         self.steps = 0
         self._last_look = 0
         self._skipped: dict[Tensor, int] = {}  # at the last look
@@ -66,14 +66,10 @@ class Journal:
                 skipped = self._skipped.get(p, 0) - before.get(p, 0)
                 if skipped > matrices * window / 2 and FROZEN not in self.warned:
                     self.warned.add(FROZEN)
-                    message = FROZEN_MESSAGE.format(name=name_of(group, i), shape=tuple(p.shape))
+                    message = FROZEN.format(name=name_of(group, i), shape=tuple(p.shape))
                     warnings.warn(message, stacklevel=4)
 
 
 def _counts(name: str, states: States) -> dict[Tensor, int]:
-    counts = {p: state.get(name) for p, state in states.items()}
-    return {
-        p: int(count.numpy())
-        for p, count in counts.items()
-        if type(count) is Tensor and count.device.type == "cpu"
-    }
+    counts = [(p, state.get(name)) for p, state in states.items()]
+    return {p: int(c.numpy()) for p, c in counts if type(c) is Tensor and c.device.type == "cpu"}

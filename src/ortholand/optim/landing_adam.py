@@ -1,7 +1,6 @@
 """LandingAdam: Adam that lands on the manifold."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -9,12 +8,10 @@ from typing_extensions import Unpack
 
 from ortholand.geometry.derivatives import relative_gradient, remove_normal
 from ortholand.geometry.matrices import frobenius_norm, is_square, per_matrix
-from ortholand.landing.description import LandingStep
 from ortholand.landing.moments import AdamMoments
-from ortholand.landing.step import MatrixStep, StateKind
-from ortholand.optim.checks import plain_betas
+from ortholand.landing.step import MatrixStep
 from ortholand.optim.landing_optimizer import LandingWithAdam
-from ortholand.optim.options import AdamGroupOptions, options_of
+from ortholand.optim.options import AdamGroupOptions, Group, options_of
 
 
 class LandingAdam(LandingWithAdam):
@@ -63,16 +60,12 @@ class LandingAdam(LandingWithAdam):
         attraction: str = "after",
         **options: Unpack[AdamGroupOptions],
     ) -> None:
-        betas = plain_betas(betas)
         super().__init__(params, options_of(locals()))
 
-    def landing_step(self, group: Mapping[str, Any]) -> LandingStep:
-        """Adam's moments, then the attraction's move."""
-        return LandingStep(moments_of(group), self.how_it_lands(group))
-
-    def state_kinds(self, group: Mapping[str, Any]) -> Mapping[str, StateKind]:
-        """Adam's two moments, and the number of steps that each matrix has taken."""
-        return moments_of(group).state_kinds
+    def moments(self, group: Group) -> AdamMoments:
+        """Adam's moments."""
+        beta1, beta2 = group["betas"]
+        return AdamMoments((beta1, beta2), group["adam_eps"])
 
     keeps_generators = True
 
@@ -81,16 +74,10 @@ class LandingAdam(LandingWithAdam):
         return relative_gradient(X, G) if is_square(X) else remove_normal(X, G)
 
     def matrix_step(
-        self, X: Tensor, G: Tensor, state: dict[str, Tensor], group: Mapping[str, Any]
+        self, X: Tensor, G: Tensor, state: dict[str, Tensor], group: Group
     ) -> MatrixStep:
         """Moments, direction, landing step."""
         B = self.generator(X, G)
-        mean, length, numbers = moments_of(group).mean(B, frobenius_norm(B), state)
+        mean, length, numbers = self.moments(group).mean(B, frobenius_norm(B), state)
         move = self.move(X, mean * per_matrix(length, X), group)
         return MatrixStep.of(move, {"exp_avg": mean, **numbers})
-
-
-def moments_of(group: Mapping[str, Any]) -> AdamMoments:
-    """Adam's part of a group's options."""
-    beta1, beta2 = group["betas"]
-    return AdamMoments((beta1, beta2), group["adam_eps"])

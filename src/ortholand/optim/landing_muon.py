@@ -1,24 +1,24 @@
 """LandingMuon: steepest descent in the spectral norm that lands on the manifold."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
-from ortholand.geometry.matrices import frobenius_norm
-from ortholand.geometry.polar import STEPS, check_steps
+from ortholand.geometry.matrices import frobenius_norm, working_dtype
+from ortholand.geometry.polar import SKEW_STEPS, check_steps
+from ortholand.geometry.views import matrices_shape
 from ortholand.landing.attraction import LandingOptions
-from ortholand.landing.description import LandingStep
 from ortholand.landing.moments import generator, transport
-from ortholand.landing.muon import MuonMoments
+from ortholand.landing.muon import MuonMoments, called
 from ortholand.landing.point import Point
-from ortholand.landing.step import MatrixStep, StateKind
-from ortholand.optim.checks import check_bool, check_finite, plain_betas
+from ortholand.landing.step import MatrixStep
 from ortholand.optim.landing_optimizer import LandingWithAdam
-from ortholand.optim.options import AdamGroupOptions, options_of
+from ortholand.optim.options import AdamGroupOptions, Group, options_of
 
 
 class LandingMuon(LandingWithAdam):
@@ -49,8 +49,12 @@ class LandingMuon(LandingWithAdam):
             has the line by which momentum follows.
         nesterov: look ahead, as ``torch.optim.Muon`` does by default.
         weight_decay: for groups with ``orthogonal=False`` only.
-        steps: steps of msign, from 1 to 11. With 7 steps, singular values of psi above 8e-4 times
-            the largest become 1; fewer steps leave small ones smaller, and none exceeds 1.
+        steps: steps of msign, of three products each, from 1 to 11. With 5 steps, singular values
+            of psi above 2e-3 times the largest become 1; fewer steps leave small ones smaller, and
+            none exceeds 1.
+        msign: a function to take in place of ours: from a batch of skew matrices ``(..., m, m)``,
+            whose type may be float64, to their polar factors, of the same type, shape and device.
+            A step with a result that is not finite is skipped. State dicts leave it out.
         betas: AdamW's, for groups with ``orthogonal=False`` only.
         attraction: as in :class:`ortholand.LandingSGD`, except for the default: ``"after"``, which
             moves, then lands, and leaves an orthogonality error at rounding level.
@@ -75,27 +79,51 @@ class LandingMuon(LandingWithAdam):
         nesterov: bool = True,
         weight_decay: float = 0.0,
         *,
-        steps: int = STEPS,
+        steps: int = SKEW_STEPS,
+        msign: Callable[[Tensor], Tensor] | None = None,
         betas: Sequence[float | Tensor] = (0.9, 0.999),
         attraction: str = "after",
         **options: Unpack[AdamGroupOptions],
     ) -> None:
-        betas = plain_betas(betas)
         super().__init__(params, options_of(locals()))
 
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """Check Muon's, AdamW's and landing's conditions."""
-        check_finite("momentum", options["momentum"])
+    def check_options(self, options: Group) -> None:
+        """Check Muon's conditions, and AdamW's."""
         if not 0 <= options["momentum"] < 1:
             raise ValueError(
                 f"momentum must be in [0, 1), got {float(options['momentum'])}: it is the decay of "
                 "a mean, which would never change at 1."
             )
-        check_bool("nesterov", options["nesterov"])
         check_steps(options["steps"])
+        self._try_msign(options)
         super().check_options(options)
 
-    def how_it_lands(self, group: Mapping[str, Any]) -> LandingOptions:
+    @torch.no_grad()
+    def _try_msign(self, options: Group) -> None:
+        """Let a user's msign take matrices of every size it will get, before weights move."""
+        msign, tried = options["msign"], self._journal.tried
+        if msign is None:
+            return
+        if not callable(msign):
+            raise TypeError(f"msign must be a function of skew matrices or None, got {msign!r}.")
+        params = options.get("params", ()) if options["orthogonal"] else ()
+        for p in (p for p in params if isinstance(p, Tensor) and not p.is_meta):
+            rows, columns = matrices_shape(p.shape, options["view"])[-2:]
+            m = rows if rows == columns else 2 * min(rows, columns)
+            key = m, working_dtype(p.dtype), p.device
+            if tried.get(key) is not msign:
+                called(msign, torch.zeros(1, m, m, dtype=key[1], device=p.device))
+                tried[key] = msign
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state without a user's msign: when it is loaded, the optimizer keeps its own."""
+        state = super().state_dict()
+        for group in state["param_groups"]:
+            if group.get("msign") is not None:
+                del group["msign"]
+        return state
+
+    def how_it_lands(self, group: Group) -> LandingOptions:
         """How matrices land: with "after", twice.
 
         A move is as long as lr, however small the gradient, and if the gradient has low rank,
@@ -105,17 +133,13 @@ class LandingMuon(LandingWithAdam):
         """
         return replace(super().how_it_lands(group), landings=2, turns_alike=True)
 
-    def options_at_scale(self, group: Mapping[str, Any], scale: float) -> Mapping[str, Any]:  # noqa: ARG002
+    def options_at_scale(self, group: Group, scale: float) -> Group:  # noqa: ARG002
         """The group's own options: an angle is the same at every scale."""
         return group
 
-    def landing_step(self, group: Mapping[str, Any]) -> LandingStep:
-        """Muon's mean and its polar factor, then the attraction's move."""
-        return LandingStep(moments_of(group), self.how_it_lands(group))
-
-    def state_kinds(self, group: Mapping[str, Any]) -> Mapping[str, StateKind]:
-        """The momentum buffer, if there is momentum."""
-        return moments_of(group).state_kinds
+    def moments(self, group: Group) -> MuonMoments:
+        """Muon's moments."""
+        return MuonMoments(group["momentum"], group["nesterov"], group["steps"], group["msign"])
 
     keeps_generators = True
 
@@ -128,18 +152,13 @@ class LandingMuon(LandingWithAdam):
         return transport(X, buffer)
 
     def matrix_step(
-        self, X: Tensor, G: Tensor, state: dict[str, Tensor], group: Mapping[str, Any]
+        self, X: Tensor, G: Tensor, state: dict[str, Tensor], group: Group
     ) -> MatrixStep:
         """Mean, polar factor, landing step."""
-        moments, new_state = moments_of(group), {}
+        moments, new_state = self.moments(group), {}
         B = self.generator(X, G)
         if group["momentum"]:
             B, total = moments.averaged(B, state["momentum_buffer"])
             new_state["momentum_buffer"] = self.transport(X, total)
         direction = moments.polar_direction(Point(X, group["eps"]), B, frobenius_norm(G))
-        return MatrixStep.of(self.move(X, direction.B, group), new_state)
-
-
-def moments_of(group: Mapping[str, Any]) -> MuonMoments:
-    """Muon's part of a group's options."""
-    return MuonMoments(group["momentum"], group["nesterov"], group["steps"])
+        return MatrixStep.of(self.move(X, direction.of_length_one(X).B, group), new_state)

@@ -6,10 +6,10 @@ from typing import Any
 from torch import Tensor
 
 from ortholand.landing import LandingOptions, find_attraction
-from ortholand.landing.step import Slot
+from ortholand.landing.description import LandingStep, Moments
+from ortholand.landing.step import Slot, StateKind
 from ortholand.optim.base import OrthogonalOptimizer
-from ortholand.optim.checks import check_adam_options, check_landing_options, plain_betas, scalar_lr
-from ortholand.optim.options import ADAM, LANDING
+from ortholand.optim.options import ADAM, LANDING, Group, plain_betas, scalar_lr
 from ortholand.optim.plain import Agreement, plain_adam_step
 from ortholand.safe_step import find_rule
 
@@ -21,7 +21,15 @@ class LandingOptimizer(OrthogonalOptimizer):
 
     further_options = LANDING
 
-    def how_it_lands(self, group: Mapping[str, Any]) -> LandingOptions:
+    def moments(self, group: Group) -> Moments:
+        """What makes directions of gradients, with the group's options."""
+        raise NotImplementedError
+
+    def landing_step(self, group: Group) -> LandingStep:
+        """Moments, then the attraction's move."""
+        return LandingStep(self.moments(group), self.how_it_lands(group))
+
+    def how_it_lands(self, group: Group) -> LandingOptions:
         """The group's landing options."""
         safe_step = group["safe_step"]
         return LandingOptions(
@@ -33,15 +41,19 @@ class LandingOptimizer(OrthogonalOptimizer):
             omega=group["omega"],
         )
 
-    def start_radius(self, group: Mapping[str, Any]) -> float:
+    def start_radius(self, group: Group) -> float:
         """The radius of the ball, outside which no safe step holds; infinite without one."""
         return self.how_it_lands(group).start_radius
 
-    def is_ball_spectral(self, group: Mapping[str, Any]) -> bool:
+    def is_ball_spectral(self, group: Group) -> bool:
         """Whether the safe-step rule uses the spectral norm."""
         return self.how_it_lands(group).is_ball_spectral
 
-    def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    def state_kinds(self, group: Group) -> Mapping[str, StateKind]:
+        """The state of the moments."""
+        return self.moments(group).state_kinds
+
+    def move(self, X: Tensor, B: Tensor, group: Group) -> tuple[Tensor, Tensor]:
         """The landing step."""
         options = self.how_it_lands(group)
         return options.attraction.move(X, B, options)
@@ -52,24 +64,19 @@ class LandingWithAdam(LandingOptimizer):
 
     further_options = ADAM
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its betas become a tuple."""
-        if "betas" in param_group:
-            param_group["betas"] = plain_betas(param_group["betas"])
-        super().add_param_group(param_group)
+    @classmethod
+    def converted(cls, name: str, value: Any) -> Any:
+        """An option as it is kept: betas become a tuple."""
+        return plain_betas(value) if name == "betas" else value
 
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """Check Adam's and landing's conditions."""
-        check_adam_options(options)
-        check_landing_options(options)
+    def check_options(self, options: Group) -> None:
+        """Check Adam's conditions."""
         if options["eps"] < SMALLEST_EPS:
             raise ValueError(
                 f"eps is the radius of the ball ||X^T X - I|| <= eps, at least {SMALLEST_EPS}, "
                 f"got {options['eps']}. Adam's own eps is adam_eps here."
             )
 
-    def plain_step(
-        self, slots: list[Slot], group: Mapping[str, Any], agree: Agreement | None = None
-    ) -> None:
+    def plain_step(self, slots: list[Slot], group: Group, agree: Agreement | None = None) -> None:
         """The step of ``torch.optim.AdamW`` (or Adam)."""
         plain_adam_step(slots, group, agree)

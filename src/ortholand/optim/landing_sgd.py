@@ -1,17 +1,12 @@
 """LandingSGD: stochastic gradient descent that lands on the manifold."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
-from ortholand.landing.description import LandingStep
 from ortholand.landing.moments import Momentum
-from ortholand.optim.checks import check_landing_options
 from ortholand.optim.landing_optimizer import LandingOptimizer
-from ortholand.optim.options import LandingGroupOptions, options_of
+from ortholand.optim.options import Group, LandingGroupOptions, options_of
 from ortholand.optim.sgd import OrthogonalSGD
 
 
@@ -75,12 +70,6 @@ class LandingSGD(LandingOptimizer, OrthogonalSGD):
     ) -> None:
         super().__init__(params, options_of(locals()))
 
-    def check_options(self, options: Mapping[str, Any]) -> None:
-        """Check SGD's and landing's conditions."""
-        super().check_options(options)
-        check_landing_options(options)
-
-    def landing_step(self, group: Mapping[str, Any]) -> LandingStep:
-        """Momentum, then the attraction's move."""
-        moments = Momentum(group["momentum"], group["dampening"], group["nesterov"])
-        return LandingStep(moments, self.how_it_lands(group))
+    def moments(self, group: Group) -> Momentum:
+        """SGD's momentum."""
+        return Momentum(group["momentum"], group["dampening"], group["nesterov"])

@@ -1,5 +1,6 @@
 """Loading a state dict so that state comes back as it was saved, hooks included.
 
+An optimizer can continue from its own state, and from those of torch that mean the same to it.
 Everything is checked and copied before anything is loaded: an error leaves the optimizer as it was.
 """
 
@@ -14,25 +15,38 @@ import torch
 from torch import Tensor
 
 from ortholand.geometry.derivatives import relative_gradient
-from ortholand.geometry.matrices import is_square, real_dtype, working_dtype
+from ortholand.geometry.matrices import is_square, working_dtype
 from ortholand.geometry.rounding import COMPENSATION, ROUNDING_STATE, SEED
 from ortholand.geometry.scales import scale_of, unscaled
 from ortholand.geometry.views import as_matrices, as_weight
 from ortholand.landing.step import COUNTS, StateKind
-from ortholand.optim.origins import ADAM_STATE, NO_OPTIONS, completed_groups
-from ortholand.optim.weights import NO_DIMENSIONS, batch_shape, name_of
+from ortholand.optim.options import Group
+from ortholand.optim.plan import name_of
+from ortholand.optim.weights import NO_DIMENSIONS, Layout, state_layout
 from ortholand.sharding.placement import is_dtensor, local_part, restored
 
-Group = Mapping[str, Any]
+NO_OPTIONS = {"params", "param_names"}
+# Options that say what is accumulated: an optimizer and the source of its state share them.
+MOMENTS = ("momentum", "dampening", "betas")
+SKEW = ("safe_step", "retraction")  # options of optimizers whose buffers of square weights are skew
+
+# What torch's SGD and Adam have that means the same here; eps is called adam_eps.
+SGD = {"lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"}
+ADAM = {"lr", "betas", "eps", "weight_decay", "decoupled_weight_decay", "maximize"}
+ADAM_STATE = {"exp_avg", "exp_avg_sq", "step"}
+HOW_TORCH_STEPS = {"foreach", "fused", "capturable", "differentiable"}
+OF_SCHEDULERS = ("_lr", "_momentum")  # endings of the names of what they keep in groups
+
 # Accumulations of generators, which for square weights are skew.
 GENERATORS = ("momentum_buffer", "exp_avg")
-INTEGERS = (*COUNTS, SEED)
-KEPT_AS_SAVED = (*COUNTS, *ROUNDING_STATE)
-NEVER_NEGATIVE = (*INTEGERS, "exp_avg_sq", "step")
+NEVER_NEGATIVE = (*COUNTS, SEED, "exp_avg_sq", "step")
 
 
 def load_bit_for_bit(
-    optimizer: Any, load: Callable[[dict[str, Any]], None], state_dict: dict[str, Any]
+    optimizer: Any,
+    load: Callable[[dict[str, Any]], None],
+    check_options: Callable[[Group], None],
+    state_dict: dict[str, Any],
 ) -> None:
     """Let torch load all but the tensors, which it would cast; add these before post-hooks run.
 
@@ -45,7 +59,8 @@ def load_bit_for_bit(
         groups = completed_groups(optimizer, loaded)
         others = dict(loaded["state"])
         for saved, group in zip(groups, optimizer.param_groups, strict=True):
-            kinds = optimizer.checked_state_kinds(saved)
+            check_options(saved)
+            kinds = optimizer.state_kinds(saved) if saved["orthogonal"] else {}
             named = {**saved, **{name: group[name] for name in NO_OPTIONS & group.keys()}}
             for i, (key, p) in enumerate(zip(saved["params"], group["params"], strict=True)):
                 if key in others:
@@ -74,6 +89,91 @@ def load_bit_for_bit(
             handle.remove()
 
 
+# --- groups: whose state it is
+
+
+def completed_groups(optimizer: Any, loaded: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A state's groups, with the optimizer's own options where they lack them.
+
+    Raises:
+        ValueError: if it is no state, the state of another optimizer, or one of other groups.
+    """
+    kind, groups = type(optimizer).__name__, optimizer.param_groups
+    saved_groups, states = loaded.get("param_groups"), loaded.get("state")
+    if not isinstance(saved_groups, list) or not isinstance(states, Mapping):
+        raise ValueError(
+            "A state must be what an optimizer's state_dict() returns, with a dictionary 'state' "
+            f"and a list 'param_groups', but got {reprlib.repr(dict(loaded))}. The state_dict() of "
+            "a model is loaded into the model."
+        )
+    completed = []
+    for number, saved in enumerate(saved_groups):
+        group = groups[min(number, len(groups) - 1)]
+        if "orthogonal" in saved:
+            options, strange = saved, _strange_moments(saved, group, optimizer.makes_generators)
+        else:
+            options, strange = _translated(saved, group, optimizer.defaults, states)
+        if strange:
+            raise ValueError(
+                f"A {kind} can continue only from a state whose options and buffers are its own, "
+                f"but group {number} of this state has {', '.join(map(repr, sorted(strange)))} of "
+                "another optimizer. Load the model's weights instead, then train them with a new "
+                f"{kind}, without this state."
+            )
+        own = {name: value for name, value in group.items() if name not in NO_OPTIONS}
+        completed.append({**own, **options})
+    sizes, saved_sizes = ([len(g["params"]) for g in each] for each in (groups, saved_groups))
+    if sizes != saved_sizes:
+        raise ValueError(
+            f"A state must have the optimizer's groups, but this {kind} has groups of {sizes} "
+            f"parameters, and the state has groups of {saved_sizes}. Make the groups as they were "
+            "when it was saved, or train the weights with a new optimizer, without this state."
+        )
+    return completed
+
+
+def _strange_moments(saved: Group, group: Group, makes_generators: bool) -> set[str]:
+    """The options which show that a state of this library accumulates something else.
+
+    A state may lack options that are newer than itself, but not the decay of its moments.
+    """
+    telling = set(MOMENTS if makes_generators else (*MOMENTS, *SKEW)) & saved.keys()
+    lacks_decay = any(name in group and name not in saved for name in ("momentum", "betas"))
+    return telling if lacks_decay else telling - group.keys()
+
+
+def _translated(
+    saved: Group, group: Group, defaults: Group, states: Mapping[Any, Any]
+) -> tuple[dict[str, Any], set[str]]:
+    """The options to take from a group of torch's SGD or Adam, and what neither of them has."""
+    is_adam, known, meaningful = _is_adam(group), set(), set()
+    if is_adam and "betas" in saved:
+        known, meaningful = ADAM, ADAM_STATE
+    elif "dampening" in saved:
+        known, is_sgd = SGD, "momentum" in group and not is_adam
+        meaningful = {"momentum_buffer"} if is_sgd else set()
+    kept = NO_OPTIONS | (group.keys() - defaults.keys())  # the latter are the user's own
+    kept |= {name for name in saved if name.endswith(OF_SCHEDULERS)}
+    strange = saved.keys() - known - kept - HOW_TORCH_STEPS
+    if not saved.get("amsgrad"):
+        strange.discard("amsgrad")
+    strange = strange - (SGD & ADAM) or strange  # what all optimizers have shows nothing
+    for key in saved["params"]:
+        state = states.get(key)
+        if isinstance(state, Mapping):
+            strange |= {k for k, v in state.items() if v is not None and k not in meaningful}
+    here = {("adam_eps" if k == "eps" else k): v for k, v in saved.items() if k in known | kept}
+    return {name: value for name, value in here.items() if name in group or name in kept}, strange
+
+
+def _is_adam(group: Group) -> bool:
+    """Whether weights of a group take AdamW's own step."""
+    return "betas" in group and not group["orthogonal"]
+
+
+# --- state: whether it fits its weight
+
+
 @dataclass
 class _Weight:
     """A weight whose state is loaded."""
@@ -96,41 +196,34 @@ class _Weight:
             is_none = value is None and name == "momentum_buffer"
             if name in self.expected and not is_none:
                 self._check(name, value)
-        is_adam = "betas" in self.group and not self.group["orthogonal"]
-        if is_adam and 0 < len(missing := ADAM_STATE - state.keys()) < len(ADAM_STATE):
+        missing = ADAM_STATE - state.keys()
+        if _is_adam(self.group) and 0 < len(missing) < len(ADAM_STATE):
             raise self._error(min(missing), "there, as the rest of Adam's state is", "not")
         return state
 
     @cached_property
-    def expected(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    def expected(self) -> Layout:
         """Shapes and types of the state that the weight may have. Other names are not checked."""
         shape, dtype = self.p.shape, working_dtype(self.p.dtype)
-        expected = dict.fromkeys((*GENERATORS, COMPENSATION), (shape, dtype))
+        expected: Layout = dict.fromkeys((*GENERATORS, COMPENSATION), (shape, dtype))
         if not self.group["orthogonal"]:
             expected |= {"exp_avg_sq": (shape, dtype), "step": (NO_DIMENSIONS, torch.float32)}
-        per_matrix = batch_shape(shape, self.group["view"]), real_dtype(dtype)
-        for name, kind in self.kinds.items():
-            expected[name] = (shape, dtype) if kind == "matrix" else per_matrix
-        return expected | dict.fromkeys(INTEGERS, (NO_DIMENSIONS, torch.int64))
+        expected |= state_layout(shape, dtype, self.kinds, self.group["view"])
+        return expected | {SEED: (NO_DIMENSIONS, torch.int64)}
 
     def _check(self, name: str, value: Any) -> None:
         """Raise if a value cannot be this state of the weight."""
         shape, dtype = self.expected[name]
-        is_integer = not dtype.is_floating_point and not dtype.is_complex
+        counts = dtype is torch.int64
         if isinstance(value, Tensor) and value.layout is torch.strided and value.shape == shape:
             found = value.dtype
-            if found.is_complex:
-                fits = dtype.is_complex
-            elif found.is_floating_point:
-                fits = not is_integer
-            else:
-                fits = found is not torch.bool and (is_integer or name == "step")
-            if fits and not _is_sound(name, value):
+            of_kind = name == "step" or counts != (found.is_floating_point or found.is_complex)
+            if found is not torch.bool and of_kind and torch.can_cast(found, dtype):
+                if _is_sound(name, value):
+                    return
                 sound = "finite" if name in GENERATORS else "at least 0"
                 raise self._error(name, f"{sound} in all entries", "not")
-            if fits:
-                return
-        numbers = "integers" if is_integer else "floating-point numbers"
+        numbers = "integers" if counts else "floating-point numbers"
         rule = f"a dense tensor of {numbers} of shape {tuple(shape)}"
         raise self._error(name, rule, _described(value))
 
@@ -149,7 +242,7 @@ class _Weight:
             # torch counts Adam's steps on the host.
             return restored(value, p, torch.device("cpu"))
         state = restored(value, p, p.device)
-        if name not in self.expected or name in KEPT_AS_SAVED:
+        if name not in self.expected or name in (*COUNTS, *ROUNDING_STATE):
             return state
         state = state.to(self.expected[name][1])
         if name in GENERATORS and orthogonal and makes_generators:

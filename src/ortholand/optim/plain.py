@@ -1,7 +1,6 @@
 """Steps for unconstrained parameters: torch's own, guarded against non-finite gradients."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,10 +11,9 @@ from ortholand.geometry.matrices import to_working_dtype, working_dtype
 from ortholand.geometry.rounding import exact_value, keep_
 from ortholand.landing.step import SKIPPED, Slot, count_of, count_skipped, descent
 from ortholand.native import all_below
-from ortholand.optim.checks import scalar_lr
+from ortholand.optim.options import Group, scalar_lr
 from ortholand.optim.weights import device_of_steps
 
-Group = Mapping[str, Any]
 Tensors = list[Tensor]
 Agreement = Callable[[Tensor], Tensor]  # which may step here -> which may step on all ranks
 MOVING = ("momentum_buffer", "exp_avg", "exp_avg_sq")

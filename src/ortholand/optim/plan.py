@@ -1,8 +1,6 @@
 """How the weights of a group step: all that engines need to know about an optimizer."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,37 +10,48 @@ from ortholand.geometry.scales import NUMBERS, Scale, scale_of
 from ortholand.geometry.views import View
 from ortholand.landing.description import LandingStep
 from ortholand.landing.step import MatrixStep, StateKind
-from ortholand.optim.weights import name_of, position_of
+from ortholand.optim.options import CONSTRAINT, Group
 
-Group = Mapping[str, Any]
-WholeStep = Callable[[Tensor, Tensor, dict[str, Tensor]], MatrixStep]
 # Not options, or read where they are used: a tensor lr may change in place.
 READ_IN_STEPS = ("params", "param_names", "lr")
 
 
-@dataclass(frozen=True)
 class Plan:
-    """How a group steps; remade when the group changes."""
+    """How a group of an :class:`ortholand.optim.base.OrthogonalOptimizer` steps."""
 
-    orthogonal: bool
-    view: View
-    maximize: bool
-    foreach: bool | None
-    fused: bool | None
-    sharded: str  # "rows", "owners" or "auto"
-    state_kinds: Mapping[str, StateKind]
-    matrix_step: WholeStep  # the optimizer's own; engines may step by something faster
-    landing: LandingStep | None  # a description of matrix_step, if known
-    name_of: Callable[[Tensor], str]  # of a weight, for messages
-    rescaled: Callable[[float], "Plan"]  # the plan of ``Z = W / scale``, made anew
-    terms: Callable[..., Any]  # ``agreement.TermsOf`` of the optimizer: what ranks must agree on
-    scale_option: Scale = 1.0  # weights are this multiple of orthonormal matrices
-    scale: float = 1.0  # and this times what steps by this plan; 1 before :meth:`at_scale`
-    lasts: bool = True  # whether results can be reused in the next step
-    why_not_landing: str = ""  # why engines must call matrix_step, where landing is None
-    warned: set[str] = field(default_factory=set)  # the optimizer's own: what it has warned of
-    notes: dict[str, Any] = field(default_factory=dict)  # what engines have found out about it
-    scaled: dict[float, "Plan"] = field(default_factory=dict)  # plans by scale, while they last
+    def __init__(self, optimizer: Any, group: Group, warned: set[str], scale: float = 1.0) -> None:
+        self._optimizer, self._group = optimizer, group
+        self.constraint = {name: group[name] for name in CONSTRAINT}
+        self.orthogonal: bool = group["orthogonal"]
+        self.view: View = group["view"]
+        self.maximize: bool = group["maximize"]
+        self.foreach: bool | None = group["foreach"]
+        self.fused: bool | None = group.get("fused", False)
+        self.sharded: str = group.get("sharded", "rows")  # or "owners", "auto"
+        self.scale_option: Scale = group["scale"]  # weights are this times orthonormal matrices,
+        self.scale = scale  # and this times what steps by this plan; 1 before :meth:`at_scale`
+        self.state_kinds: Mapping[str, StateKind] = (
+            optimizer.state_kinds(group) if self.orthogonal else {}
+        )
+        landing, stale = optimizer.landing_step(group), optimizer.overridden_parts()
+        self.landing: LandingStep | None = None if stale else landing  # matrix_step, described
+        # Why engines must call matrix_step, where landing is None.
+        self.why_not_landing = f"overridden {', '.join(stale)}" if stale else ""
+        if landing is None:
+            self.why_not_landing = f"{type(optimizer).__name__} has no landing step"
+        self.terms = optimizer.terms  # ``agreement.TermsOf``: what ranks must agree on
+        self.warned = warned  # what the optimizer has warned of
+        self.notes: dict[str, Any] = {}  # what engines have found out about the plan
+        self.layouts: dict[tuple[torch.Size, torch.dtype], Any] = {}  # of state, by its weight's
+        self._scaled: dict[float, Plan] = {}
+
+    def matrix_step(self, X: Tensor, G: Tensor, state: dict[str, Tensor]) -> MatrixStep:
+        """The optimizer's own step; engines may step by something faster."""
+        return self._optimizer.matrix_step(X, G, state, self._group)
+
+    def name_of(self, p: Tensor) -> str:
+        """The name of a weight, for messages."""
+        return name_of(self._group, position_of(p, self._group))
 
     def scale_of(self, shape: torch.Size) -> float:
         """The multiple of orthonormal matrices that weights of this shape are."""
@@ -53,47 +62,29 @@ class Plan:
         return self if self.scale_option == 1 else self.at_scale(self.scale_of(shape))
 
     def at_scale(self, scale: float) -> "Plan":
-        """The plan for steps of ``Z = W / scale``."""
+        """The plan for steps of ``Z = W / scale``; kept, unless a tensor lr may change in place."""
         if scale == 1:
             return self
-        plan = self.scaled.get(scale)
+        plan = self._scaled.get(scale)
         if plan is None:
-            plan = self.rescaled(scale)
-            if self.lasts:
-                self.scaled[scale] = plan
+            group = self._optimizer.options_at_scale(self._group, scale)
+            plan = Plan(self._optimizer, group, self.warned, scale)
+            if not isinstance(self._group["lr"], Tensor):
+                self._scaled[scale] = plan
         return plan
 
 
-def make_plan(optimizer: Any, group: Group, warned: set[str]) -> Plan:
-    """How an :class:`ortholand.optim.base.OrthogonalOptimizer` steps a group."""
-    landing = optimizer.landing_step(group)
-    changed = [name for name in optimizer.hooks if optimizer.is_overridden(name, "landing_step")]
-    why_not = f"overridden {', '.join(changed)}" if changed else ""
-    if landing is None:
-        why_not = f"{type(optimizer).__name__} has no landing step"
-    return Plan(
-        orthogonal=group["orthogonal"],
-        view=group["view"],
-        maximize=group["maximize"],
-        foreach=group["foreach"],
-        fused=group.get("fused", False),
-        sharded=group.get("sharded", "rows"),
-        state_kinds=optimizer.state_kinds(group) if group["orthogonal"] else {},
-        matrix_step=lambda X, G, state: optimizer.matrix_step(X, G, state, group),
-        landing=None if changed else landing,
-        why_not_landing=why_not,
-        name_of=lambda p: name_of(group, position_of(p, group)),
-        rescaled=partial(_rescaled, optimizer, group, warned),
-        terms=optimizer.terms,
-        scale_option=group["scale"],
-        lasts=not isinstance(group["lr"], Tensor),
-        warned=warned,
-    )
+def name_of(group: Group, i: int | None) -> str:
+    """The name of a weight of a group, for messages."""
+    if i is None:
+        return "a part of a weight"
+    names = group.get("param_names")
+    return repr(names[i]) if names else f"parameter {i} of the group"
 
 
-def _rescaled(optimizer: Any, group: Group, warned: set[str], scale: float) -> Plan:
-    options = optimizer.options_at_scale(group, scale)
-    return replace(make_plan(optimizer, options, warned), scale=scale)
+def position_of(p: Tensor, group: Group) -> int | None:
+    """The index of a weight in its group; None if it is a rank's part of one."""
+    return next((i for i, other in enumerate(group["params"]) if other is p), None)
 
 
 def can_last(group: Group) -> bool:
@@ -104,4 +95,4 @@ def can_last(group: Group) -> bool:
 def _is_lasting(value: object) -> bool:
     if type(value) is tuple:
         return all(map(_is_lasting, value))
-    return value is None or isinstance(value, (str, *NUMBERS))
+    return value is None or callable(value) or isinstance(value, (str, *NUMBERS))

@@ -1,6 +1,5 @@
 """RiemannianSGD: the retraction methods that landing is compared with."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,8 +8,7 @@ from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
 from ortholand.geometry.matrices import finite_matrices
-from ortholand.optim.checks import descends, scalar_lr
-from ortholand.optim.options import GroupOptions, options_of
+from ortholand.optim.options import Group, GroupOptions, descends, options_of, scalar_lr
 from ortholand.optim.sgd import OrthogonalSGD
 from ortholand.retractions import RETRACTIONS, Retraction, find_retraction
 
@@ -52,25 +50,23 @@ class RiemannianSGD(OrthogonalSGD):
         retraction: str | Retraction = "cayley",
         **options: Unpack[GroupOptions],
     ) -> None:
-        retraction = _registered(retraction)
         super().__init__(params, options_of(locals()))
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; a retraction given as a function is registered."""
-        if "retraction" in param_group:
-            param_group["retraction"] = _registered(param_group["retraction"])
-        super().add_param_group(param_group)
-
-    def check_options(self, options: Mapping[str, Any]) -> None:
+    def check_options(self, options: Group) -> None:
         """Check SGD's conditions, and that the retraction exists."""
         super().check_options(options)
         find_retraction(options["retraction"])
 
-    def start_radius(self, group: Mapping[str, Any]) -> float:  # noqa: ARG002
+    @classmethod
+    def converted(cls, name: str, value: Any) -> Any:
+        """An option as it is kept: a retraction that is a function is registered."""
+        return _registered(value) if name == "retraction" else value
+
+    def start_radius(self, group: Group) -> float:  # noqa: ARG002
         """Small, with room for bfloat16: no retraction repairs a start off the manifold."""
         return 0.1
 
-    def move(self, X: Tensor, B: Tensor, group: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    def move(self, X: Tensor, B: Tensor, group: Group) -> tuple[Tensor, Tensor]:
         """The retracted point."""
         lr = scalar_lr(group["lr"])
         A = -lr * B

@@ -4,7 +4,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ortholand.optim.checks import check_finite
+from ortholand.optim.options import check_finite
 
 
 class PowerLawLR(LRScheduler):

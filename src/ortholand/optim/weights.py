@@ -1,11 +1,11 @@
-"""A weight and its state: names, shapes, types and memory."""
+"""A weight and its state: shapes, types and memory."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ortholand.geometry.matrices import real_dtype, working_dtype
 from ortholand.geometry.rounding import (
@@ -17,46 +17,58 @@ from ortholand.geometry.rounding import (
 )
 from ortholand.geometry.views import View, matrices_shape
 from ortholand.landing.step import COUNTS, Slot, StateKind
-from ortholand.native import PLAIN_TYPES
-from ortholand.sharding.exchange import same_on_all_ranks
+from ortholand.optim.options import Group
+from ortholand.optim.plan import Plan, name_of, position_of
 from ortholand.sharding.placement import is_dtensor, is_here, zeros_per_matrix
 
 State = dict[str, Any]
-Group = Mapping[str, Any]
-NO_BUFFERS = ("step", *COUNTS, *ROUNDING_STATE)  # in the state of an unconstrained weight
+Layout = dict[str, tuple[torch.Size, torch.dtype]]  # of a weight's state, by name
+NOT_BUFFERS = frozenset(("step", *COUNTS, *ROUNDING_STATE))  # state that depends on no view
 NO_DIMENSIONS = torch.Size()
+PLAIN_TYPES = frozenset((Tensor, nn.Parameter))  # subclasses may have no memory of their own
 
 
-def prepare_state(
-    p: Tensor, state: State, kinds: Mapping[str, StateKind], view: View, group: Group
-) -> None:
+def state_layout(
+    shape: torch.Size, dtype: torch.dtype, kinds: Mapping[str, StateKind], view: View
+) -> Layout:
+    """Shape and type of all the state of an orthogonal weight, except for its rounding."""
+    dtype = working_dtype(dtype)
+    per_matrix = NO_DIMENSIONS if view == "matrix" else shape[:-2], real_dtype(dtype)
+    layout = {k: (shape, dtype) if kind == "matrix" else per_matrix for k, kind in kinds.items()}
+    return layout | dict.fromkeys(COUNTS, (NO_DIMENSIONS, torch.int64))
+
+
+def prepare_state(p: Tensor, state: State, plan: Plan, group: Group) -> None:
     """Give a weight all the state that it needs, of the right types and shapes.
 
     New state is zero. If the weight's type or device has changed, its state follows, as in
     torch's own optimizers; if its shape has changed, the state no longer applies.
     """
-    shape, device, on_cpu = p.shape, p.device, p.is_cpu
-    is_half = p.dtype in HALF_TYPES
-    dtype = torch.float32 if is_half else p.dtype
-    for name in (*kinds, *COUNTS):
-        value, kind = state.get(name), kinds.get(name)
+    layout, device, on_cpu = plan.layouts.get((p.shape, p.dtype)), p.device, p.is_cpu
+    if layout is None:
+        layout = state_layout(p.shape, p.dtype, plan.state_kinds, plan.view)
+        plan.layouts[p.shape, p.dtype] = layout
+    for name, (shape, dtype) in layout.items():
+        value = state.get(name)
         if value is None:
-            state[name] = zero_state(p, kind, view)
+            state[name] = zero_state(p, shape, dtype, plan.view)
             continue
-        if kind == "matrix":
-            wanted_shape, wanted = shape, dtype
-        elif kind == "number":
-            wanted_shape = NO_DIMENSIONS if view == "matrix" else shape[:-2]
-            wanted = real_dtype(dtype) if dtype.is_complex else dtype
-        else:
-            wanted_shape, wanted = NO_DIMENSIONS, torch.int64
-        if value.shape != wanted_shape:
-            raise state_error(p, view, name, value, wanted_shape, group)
+        if value.shape != shape:
+            raise state_error(p, plan.view, name, value, shape, group)
         here = value.is_cpu if on_cpu else value.device == device  # devices are slow to compare
-        if value.dtype is not wanted or not here:
-            state[name] = value.to(device, wanted)
-    if is_half or COMPENSATION in state or SEED in state:
+        if value.dtype is not dtype or not here:
+            state[name] = value.to(device, dtype)
+    if p.dtype in HALF_TYPES or COMPENSATION in state or SEED in state:
         _prepare_rounding(p, state, group)
+
+
+def zero_state(p: Tensor, shape: torch.Size, dtype: torch.dtype, view: View) -> Tensor:
+    """New state of a weight: all zero."""
+    if shape == p.shape:
+        return torch.zeros_like(p, dtype=dtype)
+    if shape and is_dtensor(p) and is_here(p, view):
+        return zeros_per_matrix(p, dtype)
+    return torch.zeros(shape, dtype=dtype, device=p.device)
 
 
 def prepare_plain_state(p: Tensor, state: State, group: Group) -> None:
@@ -65,7 +77,7 @@ def prepare_plain_state(p: Tensor, state: State, group: Group) -> None:
     for name, value in state.items():
         if name == "step" and isinstance(value, Tensor):
             state[name] = value.to(device_of_steps(p, group))
-        if not isinstance(value, Tensor) or name in NO_BUFFERS or value.ndim == 0 < p.ndim:
+        if not isinstance(value, Tensor) or name in NOT_BUFFERS or value.ndim == 0 < p.ndim:
             continue
         if value.shape != p.shape:
             raise state_error(p, "", name, value, p.shape, group)
@@ -89,46 +101,17 @@ def _prepare_rounding(p: Tensor, state: State, group: Group) -> None:
     is_new = SEED not in state
     prepare_rounding(p, state, group.get("rounding"))
     if is_new and SEED in state and is_dtensor(p):
+        from ortholand.sharding.exchange import same_on_all_ranks  # not before a DTensor
+
         state[SEED] = same_on_all_ranks(state[SEED], p)
     for name, dtype in ((COMPENSATION, p.dtype), (SEED, torch.int64)):
         if name in state:
             state[name] = state[name].to(p.device, dtype)
 
 
-def zero_state(p: Tensor, kind: StateKind | None, view: View) -> Tensor:
-    """New state of a kind, or a count: all zero."""
-    if kind is None:
-        return torch.zeros((), dtype=torch.int64, device=p.device)
-    dtype = working_dtype(p.dtype)
-    if kind == "matrix":
-        return torch.zeros_like(p, dtype=dtype)
-    shape = batch_shape(p.shape, view)
-    if shape and is_dtensor(p) and is_here(p, view):
-        return zeros_per_matrix(p, real_dtype(dtype))
-    return torch.zeros(shape, dtype=real_dtype(dtype), device=p.device)
-
-
-def batch_shape(shape: torch.Size, view: View) -> torch.Size:
-    """The shape of a state with one number per matrix of a weight."""
-    return NO_DIMENSIONS if view == "matrix" else shape[:-2]
-
-
 def number_of_matrices(p: Tensor, view: View) -> int:
     """How many matrices a weight holds."""
     return matrices_shape(p.shape, view)[:-2].numel()
-
-
-def name_of(group: Group, i: int | None) -> str:
-    """The name of a weight of a group, for messages."""
-    if i is None:
-        return "a part of a weight"
-    names = group.get("param_names")
-    return repr(names[i]) if names else f"parameter {i} of the group"
-
-
-def position_of(p: Tensor, group: Group) -> int | None:
-    """The index of a weight in its group; None if it is a rank's part of one."""
-    return next((i for i, other in enumerate(group["params"]) if other is p), None)
 
 
 def gradient_error(p: Tensor, G: Tensor, name: str) -> TypeError | ValueError:
@@ -172,8 +155,9 @@ def check_memory(slot: Slot, name: Callable[[Tensor], str]) -> None:
             continue
         is_contiguous, span = tensor.is_contiguous(), tensor.numel()
         if span and not tensor.is_meta:
-            if not is_contiguous:
-                span = _span(tensor)
+            if not is_contiguous:  # from the first entry to the last
+                sizes = zip(tensor.shape, tensor.stride(), strict=True)
+                span = 1 + sum([(size - 1) * stride for size, stride in sizes])
             end = (tensor.storage_offset() + span) * tensor.itemsize
             if tensor.untyped_storage().nbytes() < end or not tensor.data_ptr():
                 raise ValueError(
@@ -183,12 +167,6 @@ def check_memory(slot: Slot, name: Callable[[Tensor], str]) -> None:
                 )
         if not is_contiguous and tensor is not G:
             check_entries_apart(tensor, lambda: f"{name(p)} or its state")
-
-
-def _span(tensor: Tensor) -> int:
-    """How far the last entry is from before the first, in entries."""
-    sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in sizes)
 
 
 def check_entries_apart(tensor: Tensor, name: Callable[[], str]) -> None:

@@ -1,7 +1,7 @@
 """Whether ranks that share weights step them with the same options.
 
 A rank whose lr or groups differ would step its part of a matrix differently, without any error. All
-ranks compare their options before the first step (:func:`compare_terms`); from then on, a mark of
+ranks compare their options before the first step (:func:`compare_terms`). From then on, a mark of
 them travels with the messages that a step sends anyway, and every rank that gets such a message
 finds any difference at the same time as the others.
 """
@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import reprlib
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ortholand.sharding.placement import is_dtensor
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
 EXACT = 2**24  # integers up to this are exact in float32, in which messages may be
 
@@ -32,14 +29,17 @@ class Terms(NamedTuple):
     mark: int  # a checksum of them, below EXACT
 
 
-TermsOf = Callable[["ProcessGroup"], Terms]
+TermsOf = Callable[["dist.ProcessGroup"], Terms]
 
 
-def terms_of(groups: Iterable[Mapping[str, Any]], ranks: ProcessGroup) -> Terms:
+def terms_of(groups: Iterable[Mapping[str, Any]], ranks: dist.ProcessGroup) -> Terms:
     """The options of all groups that have weights spread over these ranks."""
     found = []
     for group in groups:
-        shapes = [tuple(p.shape) for p in group["params"] if ranks in _meshed_with(p)]
+        shapes = []
+        for mesh, weights in by_mesh(group["params"]):
+            if ranks in mesh.get_all_groups():
+                shapes += [tuple(p.shape) for p in weights]
         if shapes:
             terms: dict[str, Any] = {"weights": shapes}
             for name in sorted(group.keys() - _NO_TERMS):
@@ -53,27 +53,28 @@ _NO_TERMS = {"params", "param_names", "initial_lr"}
 _PRINTED_ALIKE = (float, str, bool, type(None))
 
 
-def _meshed_with(p: Tensor) -> Sequence[ProcessGroup]:
-    if not is_dtensor(p) or p.device_mesh.get_coordinate() is None:  # this rank has no part of it
-        return ()
-    return p.device_mesh.get_all_groups()
+def by_mesh(weights: Iterable[Tensor]) -> list[tuple[Any, list[Tensor]]]:
+    """The DTensors among some weights, for each mesh that this rank is in."""
+    found: dict[int, tuple[Any, list[Tensor]]] = {}
+    for p in weights:
+        if is_dtensor(p):
+            found.setdefault(id(p.device_mesh), (p.device_mesh, []))[1].append(p)
+    return [pair for pair in found.values() if pair[0].get_coordinate() is not None]
 
 
 def _plain(value: Any) -> Any:
     """A value that prints alike on all ranks; a tensor elsewhere is not read, nor an object."""
-    if type(value) in _PRINTED_ALIKE:
-        return value
     if isinstance(value, Tensor):
         return value.tolist() if value.is_cpu else None
     if isinstance(value, list | tuple):
         return tuple(map(_plain, value))
     try:
-        return float(value)
+        return value if type(value) in _PRINTED_ALIKE else float(value)
     except (TypeError, ValueError):
         return value if isinstance(value, str) else type(value).__name__
 
 
-def shares(terms: Terms, ranks: ProcessGroup, like: Tensor) -> Tensor:
+def shares(terms: Terms, ranks: dist.ProcessGroup, like: Tensor) -> Tensor:
     """Two numbers whose sums over the ranks are zero if all have the same mark.
 
     The last rank subtracts its mark for each of the others. So a sum that is zero although marks
@@ -82,11 +83,10 @@ def shares(terms: Terms, ranks: ProcessGroup, like: Tensor) -> Tensor:
     size = dist.get_world_size(ranks)
     base = EXACT // size  # sums of this many are exact
     factor = 1 - size if dist.get_rank(ranks) == size - 1 else 1
-    digits = terms.mark % base, terms.mark // base % base
-    return like.new_tensor([factor * digit for digit in digits])
+    return like.new_tensor([factor * (terms.mark % base), factor * (terms.mark // base % base)])
 
 
-def check(differences: Tensor, terms: Terms, ranks: ProcessGroup) -> None:
+def check(differences: Tensor, terms: Terms, ranks: dist.ProcessGroup) -> None:
     """Raise unless they are zero: sums of :func:`shares`, or marks less one's own."""
     if differences.numpy().any():
         raise ValueError(_difference(terms, ranks))
@@ -94,8 +94,8 @@ def check(differences: Tensor, terms: Terms, ranks: ProcessGroup) -> None:
 
 def compare_terms(weights: Iterable[Tensor], terms: TermsOf) -> None:
     """Raise, on all ranks of the weights' meshes, if the terms of some differ: a message each."""
-    on_devices = (p for p in weights if p.device.type != "meta")
-    device_of = {ranks: p.device for p in on_devices for ranks in _meshed_with(p)}
+    on_devices = by_mesh(p for p in weights if p.device.type != "meta")
+    device_of = {g: some[-1].device for mesh, some in on_devices for g in mesh.get_all_groups()}
     error = ""
     for ranks, device in device_of.items():
         own = terms(ranks)
@@ -111,7 +111,7 @@ def compare_terms(weights: Iterable[Tensor], terms: TermsOf) -> None:
         raise ValueError(error)
 
 
-def _difference(terms: Terms, ranks: ProcessGroup) -> str:
+def _difference(terms: Terms, ranks: dist.ProcessGroup) -> str:
     """What differs between the ranks, which all call this."""
     everywhere: list[Any] = [None] * dist.get_world_size(ranks)
     dist.all_gather_object(everywhere, terms.groups, group=ranks)

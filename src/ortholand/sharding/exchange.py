@@ -1,44 +1,45 @@
 """Messages between ranks: sums (all-reduce), and rows that change places (all-to-all).
 
 They use ``torch.distributed``, on lists of tensors packed into one message. Where ``terms`` are
-given, every rank raises if those of the ranks differ. (Only on the CPU: elsewhere, to read
-anything would be a wait.)
+given, every rank raises if those of the ranks differ. (Only on the CPU, because elsewhere the
+host would have to wait for the answer.)
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ortholand.landing.step import GramSums, MatrixStep, PendingStep
 from ortholand.sharding.agreement import TermsOf, check, shares
-from ortholand.sharding.placement import Layout, chunk_sizes
+from ortholand.sharding.placement import Layout
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
     from torch.distributed.tensor import DTensor
 
 
 def sums_over_ranks(
-    parts: Sequence[Tensor], group: ProcessGroup, terms: TermsOf | None = None
+    parts: Sequence[Tensor], group: dist.ProcessGroup, terms: TermsOf | None = None
 ) -> list[Tensor]:
     """The sum over all ranks of each tensor, all of one type: one all-reduce."""
     own = terms(group) if terms is not None and parts[0].is_cpu else None
-    sent = [*parts] if own is None else [*parts, shares(own, group, parts[0])]
-    packed = torch.cat([part.reshape(-1) for part in sent])
+    sent = parts if own is None else [*parts, shares(own, group, parts[0])]
+    packed = torch.cat([*map(torch.flatten, sent)])
     dist.all_reduce(packed, group=group)
-    pieces = packed.split([part.numel() for part in sent])
+    pieces = packed.split([*map(Tensor.numel, sent)])
     if own is not None:
         check(pieces[-1], own, group)
-    return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=False)]
+    return [*map(Tensor.view_as, pieces, parts)]
 
 
 def sum_over_groups(
-    tensor: Tensor, groups: Sequence[ProcessGroup], terms: TermsOf | None = None
+    tensor: Tensor, groups: Sequence[dist.ProcessGroup], terms: TermsOf | None = None
 ) -> Tensor:
     """The sum of a tensor over the ranks of a mesh: one all-reduce for each of its dimensions."""
     for group in groups:
@@ -51,11 +52,44 @@ def same_on_all_ranks(number: Tensor, weight: DTensor) -> Tensor:
     return sum_over_groups(number, weight.device_mesh.get_all_groups())
 
 
+def finished(
+    steps: Sequence[MatrixStep | PendingStep], group: dist.ProcessGroup, terms: TermsOf
+) -> list[MatrixStep]:
+    """The steps with their sums over the ranks: one message for all, as often as any waits."""
+    done: list[Any] = [*steps]
+    while waiting := [k for k, step in enumerate(done) if isinstance(step, PendingStep)]:
+        messages = [message_of(done[k].sums) for k in waiting]
+        sums = iter(sums_over_ranks([*chain.from_iterable(messages)], group, terms))
+        for k, message in zip(waiting, messages, strict=True):
+            done[k] = done[k].finish(sums_of([*islice(sums, len(message))]))
+    return done
+
+
+def message_of(sums: GramSums) -> list[Tensor]:
+    """What is sent of Gram matrices: only half of the Hermitian ones.
+
+    The diagonal of the second takes a row of its own.
+    """
+    D, T = sums.hermitian
+    diagonal = T.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
+    return [torch.cat([D.triu() + T.tril(-1), diagonal], dim=-2), *sums.others]
+
+
+def sums_of(message: Sequence[Tensor]) -> GramSums:
+    """Undo :func:`message_of`."""
+    packed, *others = message
+    M = packed[..., :-1, :]
+    D, T = M.triu() + M.triu(1).mH, M.tril(-1)
+    T = T + T.mH
+    T.diagonal(dim1=-2, dim2=-1).copy_(packed[..., -1, :])
+    return GramSums((D, T), tuple(others))
+
+
 def exchange(
     outgoing: Sequence[Sequence[Tensor]],
     incoming: Sequence[Sequence[tuple[int, ...]]],
     like: Tensor,
-    group: ProcessGroup,
+    group: dist.ProcessGroup,
     terms: TermsOf | None = None,
 ) -> list[list[Tensor]]:
     """Send tensors to each rank and get those of the given shapes from each: one all-to-all."""
@@ -66,24 +100,40 @@ def exchange(
         received = exchange(marked, [[*shapes, (1,)] for shapes in incoming], like, group)
         check(torch.cat([tensors.pop() for tensors in received]) - own.mark, own, group)
         return received
-    sent = [tensor.reshape(-1) for tensors in outgoing for tensor in tensors]
-    sent_sizes = [sum(tensor.numel() for tensor in tensors) for tensors in outgoing]
-    sizes = [[math.prod(shape) for shape in shapes] for shapes in incoming]
-    received_sizes = [sum(numbers) for numbers in sizes]
-    flat = like.new_empty(sum(received_sizes))
-    packed = torch.cat(sent) if sent else like.new_empty(0)
-    dist.all_to_all_single(flat, packed, received_sizes, sent_sizes, group=group)
-    return [
-        [piece.view(shape) for piece, shape in zip(block.split(numbers), shapes, strict=True)]
-        for block, numbers, shapes in zip(flat.split(received_sizes), sizes, incoming, strict=True)
+    packed = torch.cat([like.new_empty(0), *map(torch.flatten, chain.from_iterable(outgoing))])
+    sent = [sum(map(Tensor.numel, tensors)) for tensors in outgoing]
+    shapes = [*chain.from_iterable(incoming)]
+    numbers = [*map(math.prod, shapes)]
+    flat = like.new_empty(sum(numbers))
+    sizes = [sum(map(math.prod, of_rank)) for of_rank in incoming]
+    dist.all_to_all_single(flat, packed, sizes, sent, group=group)
+    pieces = map(Tensor.view, flat.split(numbers), shapes)
+    return [[*islice(pieces, len(of_rank))] for of_rank in incoming]
+
+
+def rows_of_transposes(
+    parts: Sequence[Tensor], layouts: Sequence[Layout], terms: TermsOf | None = None
+) -> list[Tensor]:
+    """From this rank's rows ``(..., rows, columns)`` of matrices, its rows of their transposes.
+
+    One all-to-all. The layouts differ in sizes only; those of the results are ``transposed``.
+    """
+    layout = layouts[0]
+    both = [(part, k.sizes, k.transposed.sizes) for part, k in zip(parts, layouts, strict=True)]
+    outgoing = zip(*[part.split(widths, dim=-1) for part, _, widths in both], strict=True)
+    incoming = [
+        [(*part.shape[:-2], heights[r], widths[layout.rank]) for part, heights, widths in both]
+        for r in range(layout.ranks)
     ]
+    received = exchange([*outgoing], incoming, parts[0], layout.group, terms)
+    return [torch.cat(blocks, dim=-2).mT for blocks in zip(*received, strict=True)]
 
 
 class Owners(NamedTuple):
     """Matrices that are gathered on one rank each, and scattered again: an all-to-all each way.
 
     Matrix k has the layout ``layouts[k]`` (they differ in sizes only) and goes to ``owners[k]``.
-    What belongs to it (weight, gradient, state) is a list of tensors of one shape.
+    What belongs to it (weight, gradient, state) is a tensor ``(fields, rows, columns)``.
     """
 
     layouts: Sequence[Layout]
@@ -93,80 +143,37 @@ class Owners(NamedTuple):
         """The matrices of a rank."""
         return [k for k, owner in enumerate(self.owners) if owner == rank]
 
-    def gather(
-        self, parts: Sequence[Sequence[Tensor]], terms: TermsOf | None = None
-    ) -> list[list[Tensor]]:
-        """The matrices this rank owns, from every rank's rows ``parts[k]``."""
-        layout, ranks = self.layouts[0], range(self.layouts[0].ranks)
-        outgoing = [[t for k in self.owned(r) for t in parts[k]] for r in ranks]
-        mine = [(k, part) for k in self.owned(layout.rank) for part in parts[k]]
-        incoming = [
-            [(self.layouts[k].sizes[r], *part.shape[1:]) for k, part in mine] for r in ranks
-        ]
-        received = exchange(outgoing, incoming, parts[0][0], layout.group, terms)
-        wholes = iter([torch.cat(blocks) for blocks in zip(*received, strict=True)])
-        return [[next(wholes) for _ in parts[k]] for k in self.owned(layout.rank)]
+    def shapes(self, owner: int, rank: int, fields: int) -> list[tuple[int, ...]]:
+        """What a rank has of the matrices of an owner."""
+        theirs = [self.layouts[k] for k in self.owned(owner)]
+        return [(fields, layout.sizes[rank], layout.shape[1]) for layout in theirs]
+
+    def gather(self, parts: Sequence[Tensor], terms: TermsOf | None = None) -> list[Tensor]:
+        """The matrices that this rank owns, from every rank's rows ``parts[k]``."""
+        group, me, ranks, *_ = self.layouts[0]
+        outgoing = [[parts[k] for k in self.owned(r)] for r in range(ranks)]
+        incoming = [self.shapes(me, r, len(parts[0])) for r in range(ranks)]
+        received = exchange(outgoing, incoming, parts[0], group, terms)
+        return [torch.cat(blocks, dim=1) for blocks in zip(*received, strict=True)]
 
     def spread(
-        self,
-        wholes: Sequence[Sequence[Tensor]],
-        numbers: Tensor,
-        parts: Sequence[Sequence[Tensor]],
-    ) -> tuple[list[list[Tensor]], list[Tensor]]:
-        """This rank's rows of each matrix, from those that each rank owns, and their numbers.
+        self, wholes: Sequence[Tensor], numbers: Tensor, fields: int
+    ) -> list[tuple[Tensor, Tensor]]:
+        """This rank's rows ``(fields, rows, columns)`` of each matrix, and the matrix's numbers.
 
-        ``numbers`` has a row for each matrix this rank owns; all ranks receive it. ``parts[k]`` are
-        tensors of the shapes that this rank receives.
+        ``wholes`` are those that this rank owns, and ``numbers`` has a row for each of them.
         """
-        layout, ranks = self.layouts[0], range(self.layouts[0].ranks)
-        mine = zip(self.owned(layout.rank), wholes, strict=True)
-        split = [t.split(self.layouts[k].sizes) for k, whole in mine for t in whole]
-        outgoing = [[*(rows[r] for rows in split), numbers] for r in ranks]
-        incoming = [
-            [
-                *(tuple(part.shape) for k in self.owned(r) for part in parts[k]),
-                (len(self.owned(r)), numbers.shape[1]),
-            ]
-            for r in ranks
-        ]
-        rows: dict[int, list[Tensor]] = {}
-        all_numbers: dict[int, Tensor] = {}
-        received = exchange(outgoing, incoming, numbers, layout.group)
-        for r, (*blocks, own_numbers) in enumerate(received):
-            remaining = iter(blocks)
-            for k, row in zip(self.owned(r), own_numbers, strict=True):
-                rows[k], all_numbers[k] = [next(remaining) for _ in parts[k]], row
-        order = range(len(parts))
-        return [rows[k] for k in order], [all_numbers[k] for k in order]
-
-
-def rows_to_columns(
-    parts: Sequence[Tensor], layouts: Sequence[Layout], terms: TermsOf | None = None
-) -> list[Tensor]:
-    """From this rank's rows of each matrix, its columns ``(n, columns)``. One all-to-all.
-
-    The layouts differ in sizes only.
-    """
-    layout = layouts[0]
-    widths = [chunk_sizes(k.shape[1], k.ranks) for k in layouts]
-    split = [part.split(width, dim=1) for part, width in zip(parts, widths, strict=True)]
-    incoming = [
-        [(k.sizes[r], width[layout.rank]) for k, width in zip(layouts, widths, strict=True)]
-        for r in range(layout.ranks)
-    ]
-    outgoing = list(zip(*split, strict=True))
-    received = exchange(outgoing, incoming, parts[0], layout.group, terms)
-    return [torch.cat(blocks) for blocks in zip(*received, strict=True)]
-
-
-def columns_to_rows(parts: Sequence[Tensor], layouts: Sequence[Layout]) -> list[Tensor]:
-    """Undo :func:`rows_to_columns`. One all-to-all."""
-    layout = layouts[0]
-    widths = [chunk_sizes(k.shape[1], k.ranks) for k in layouts]
-    split = [part.split(k.sizes) for part, k in zip(parts, layouts, strict=True)]
-    incoming = [
-        [(k.sizes[layout.rank], width[r]) for k, width in zip(layouts, widths, strict=True)]
-        for r in range(layout.ranks)
-    ]
-    received = exchange(list(zip(*split, strict=True)), incoming, parts[0], layout.group)
-    return [torch.cat(blocks, dim=1) for blocks in zip(*received, strict=True)]
+        group, me, ranks, *_ = self.layouts[0]
+        mine = zip(wholes, self.owned(me), strict=True)
+        split = [whole.split(self.layouts[k].sizes, dim=1) for whole, k in mine]
+        outgoing = [[*(rows[r] for rows in split), *numbers] for r in range(ranks)]
+        incoming = []
+        for r in range(ranks):
+            shapes = self.shapes(r, me, fields)
+            incoming.append(shapes + [numbers.shape[1:]] * len(shapes))
+        found: dict[int, tuple[Tensor, Tensor]] = {}
+        for r, received in enumerate(exchange(outgoing, incoming, numbers, group)):
+            half = len(received) // 2
+            pairs = zip(received[:half], received[half:], strict=True)
+            found.update(zip(self.owned(r), pairs, strict=True))
+        return [found[k] for k in range(len(found))]

@@ -17,18 +17,19 @@ from ortholand.geometry.manifold import (
 from ortholand.geometry.matrices import shared_gram_minus_identity, to_working_dtype
 from ortholand.geometry.scales import unscaled
 from ortholand.geometry.views import View
-from ortholand.sharding.exchange import Owners, rows_to_columns, sums_over_ranks
+from ortholand.sharding.exchange import Owners, rows_of_transposes, sums_over_ranks
 from ortholand.sharding.placement import (
     Layout,
     from_rows,
-    gathered_numbers,
     is_elsewhere,
     is_here,
     layout_of,
     local_part,
     part_of,
+    placed_like,
     rows_of,
     whole_of,
+    zeros_per_matrix,
 )
 
 if TYPE_CHECKING:
@@ -48,14 +49,14 @@ def sharded_distances(weight: DTensor, view: View, *, spectral: bool, scale: flo
         return torch.zeros((), device=weight.device)
     if is_here(weight, view):
         d = weight_distances(local_part(weight), view, spectral=spectral, scale=scale)
-        return gathered_numbers(d, weight) if d.ndim else d
+        return whole_of(placed_like(d, zeros_per_matrix(weight, d.dtype))) if d.ndim else d
     layout = layout_of(weight)
     if layout is None:
         return weight_distances(whole_of(weight), view, spectral=spectral, scale=scale)
-    X = unscaled(to_working_dtype(rows_of(local_part(weight), layout)), scale)
+    X = unscaled(to_working_dtype(rows_of([local_part(weight)], layout)[0]), scale)
     if layout.shape[0] < layout.shape[1]:
-        X = rows_to_columns([X], [layout])[0].mT
-    D = shared_gram_minus_identity(X, X.shape[0] / max(layout.shape))
+        X, layout = rows_of_transposes([X], [layout])[0], layout.transposed
+    D = shared_gram_minus_identity(X, X.shape[0] / layout.shape[0])
     return residual_norm(*sums_over_ranks([D], layout.group), spectral=spectral)
 
 
@@ -90,9 +91,10 @@ def project_sharded_(weights: Sequence[tuple[DTensor, float]], view: View) -> No
 def _project_whole(members: Sequence[Spread]) -> None:
     """Project matrices, at most one per rank, each on a different rank."""
     owners = Owners([layout for _, layout, _ in members], range(len(members)))
-    parts = [[to_working_dtype(rows_of(local_part(w), layout))] for w, layout, _ in members]
-    wholes = [[polar_projection(X)] for (X,) in owners.gather(parts)]
-    rows, _ = owners.spread(wholes, parts[0][0].new_empty(len(wholes), 0), parts)
-    for (weight, layout, scale), (X,) in zip(members, rows, strict=True):
+    parts = [to_working_dtype(rows_of([local_part(w)], layout)) for w, layout, _ in members]
+    wholes = [polar_projection(X) for X in owners.gather(parts)]
+    rows = owners.spread(wholes, parts[0].new_empty(len(wholes), 0), fields=1)
+    for (weight, layout, scale), (X, _) in zip(members, rows, strict=True):
         here = local_part(weight)
-        here.copy_(from_rows(X * scale, here, layout))
+        (new,) = from_rows(X * scale, here.shape, layout)
+        here.copy_(new)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ortholand.geometry.views import View
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    import torch.distributed as dist
     from torch.distributed.tensor import DTensor
 
 
@@ -36,12 +36,18 @@ class Layout(NamedTuple):
     For a matrix sharded by columns these are the rows of its transpose (``turned``).
     """
 
-    group: ProcessGroup
+    group: dist.ProcessGroup
     rank: int  # in the group
     ranks: int  # that share the weight
     sizes: list[int]  # rows of each rank; the last ranks may have fewer, or none
     shape: tuple[int, int]  # rows and columns of the whole matrix
     turned: bool
+
+    @property
+    def transposed(self) -> Layout:
+        """The layout of the transpose, if its rows are shared out instead."""
+        rows, columns = self.shape
+        return self._replace(sizes=chunk_sizes(columns, self.ranks), shape=(columns, rows))
 
 
 def layout_of(weight: DTensor) -> Layout | None:
@@ -52,23 +58,19 @@ def layout_of(weight: DTensor) -> Layout | None:
     """
     from torch.distributed.tensor import Shard
 
-    dims = split_dims(weight)
-    if len(dims) != 1:
+    mesh, dims = weight.device_mesh, split_dims(weight)
+    place = weight.placements[dims[0]] if len(dims) == 1 else None
+    turned = place == Shard(1) and weight.ndim == 2
+    if place != Shard(0) and not turned:
         return None
-    mesh, (dim,) = weight.device_mesh, dims
-    turned = weight.placements[dim] == Shard(1) and weight.ndim == 2
-    if weight.placements[dim] != Shard(0) and not turned:
-        return None
-    rows, ranks = weight.shape[int(turned)], mesh.size(dim)
-    shape = (rows, weight.numel() // rows)
+    (dim,), rows = dims, weight.shape[int(turned)]
+    ranks, shape = mesh.size(dim), (rows, weight.numel() // rows)
     sizes = chunk_sizes(rows, ranks)
     return Layout(mesh.get_group(dim), mesh.get_local_rank(dim), ranks, sizes, shape, turned)
 
 
 def is_elsewhere(tensor: Tensor) -> bool:
     """Whether this rank is outside a DTensor's mesh, and so has no part of it."""
-    if type(tensor) in (Tensor, nn.Parameter):
-        return False
     return is_dtensor(tensor) and tensor.device_mesh.get_coordinate() is None
 
 
@@ -78,7 +80,7 @@ def split_dims(weight: DTensor) -> list[int]:
     return [i for i, p in enumerate(weight.placements) if not p.is_replicate() and mesh.size(i) > 1]
 
 
-def sharing_groups(weight: Tensor) -> tuple[ProcessGroup, ...]:
+def sharing_groups(weight: Tensor) -> tuple[dist.ProcessGroup, ...]:
     """The ranks that have different parts of the weight, for each dimension of the mesh.
 
     Empty for a plain tensor, and on a rank outside the mesh.
@@ -93,11 +95,8 @@ def is_here(weight: DTensor, view: View) -> bool:
     from torch.distributed.tensor import Shard
 
     matrices = weight.ndim - 2 if view == "kernel" else 0  # sharding these dimensions is harmless
-    for dim, place in enumerate(weight.placements):
-        is_whole = place.is_replicate() or weight.device_mesh.size(dim) == 1
-        if not is_whole and (type(place) is not Shard or place.dim >= matrices):
-            return False
-    return True
+    places = [weight.placements[dim] for dim in split_dims(weight)]
+    return all(type(place) is Shard and place.dim < matrices for place in places)
 
 
 def chunk_sizes(total: int, ranks: int) -> list[int]:
@@ -111,17 +110,19 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local().detach() if is_dtensor(tensor) else tensor
 
 
-def rows_of(here: Tensor, layout: Layout) -> Tensor:
-    """What this rank holds, as rows of a matrix."""
-    return here.mT if layout.turned else here.flatten(1)
+def rows_of(here: list[Tensor], layout: Layout) -> Tensor:
+    """What this rank holds of equal weights, as rows of matrices: ``(k, rows, columns)``."""
+    M = here[0].unsqueeze(0) if len(here) == 1 else torch.stack(here)
+    return M.mT if layout.turned else M.flatten(2)
 
 
-def from_rows(rows: Tensor, here: Tensor, layout: Layout) -> Tensor:
-    """Undo :func:`rows_of`: rows in the shape of what this rank holds."""
-    return rows.mT if layout.turned else rows.reshape(here.shape)
+def from_rows(rows: Tensor, shape: torch.Size, layout: Layout) -> tuple[Tensor, ...]:
+    """Undo :func:`rows_of`: tensors of the shape of what this rank holds of a weight."""
+    M = rows.mT if layout.turned else rows
+    return M.reshape(len(rows), *shape).unbind()
 
 
-def placed_like(local: Tensor, weight: DTensor) -> Tensor:
+def placed_like(local: Tensor, weight: Tensor) -> Tensor:
     """A DTensor placed like the weight, whose part on this rank is ``local``.
 
     Made from the weight, whose parts may be on a different device from its mesh (CPU offload).
@@ -134,19 +135,6 @@ def placed_like(local: Tensor, weight: DTensor) -> Tensor:
 def zeros_per_matrix(weight: DTensor, dtype: torch.dtype) -> Tensor:
     """A zero for each matrix of a weight ``(..., n, p)``, placed like the weight."""
     return torch.zeros_like(weight.detach()[..., 0, 0], dtype=dtype)
-
-
-def gathered_numbers(local: Tensor, weight: DTensor) -> Tensor:
-    """The numbers of all matrices, on every rank, from those of this rank's matrices."""
-    from torch.distributed.tensor import DTensor
-
-    shape = weight.shape[:-2]
-    stride = torch.empty(shape, device="meta").stride()
-    mesh, placements = weight.device_mesh, weight.placements
-    numbers = DTensor.from_local(
-        local, mesh, placements, run_check=False, shape=shape, stride=stride
-    )
-    return numbers.full_tensor()
 
 
 def whole_of(tensor: Tensor) -> Tensor:
@@ -175,19 +163,14 @@ def restored(value: Tensor, weight: Tensor, device: torch.device) -> Tensor:
             "options=StateDictOptions(full_state_dict=True)) of "
             "torch.distributed.checkpoint.state_dict."
         )
-    copied = value.detach().to(device, copy=True)
-    return _placed(copied, weight) if is_dtensor(weight) else copied
-
-
-def _placed(state: Tensor, weight: DTensor) -> Tensor:
-    if is_dtensor(state):
-        if state.device_mesh == weight.device_mesh:
-            return state.redistribute(placements=weight.placements)
-        state = state.full_tensor()
+    state = value.detach().to(device, copy=True)
+    if not is_dtensor(weight):
+        return state
+    if is_dtensor(state) and state.device_mesh == weight.device_mesh:
+        return state.redistribute(placements=weight.placements)
+    state = whole_of(state)
     if state.shape == weight.shape:
         return placed_like(part_of(state, weight), weight)
-    if state.ndim == 0 or not is_here(weight, "kernel"):
-        return state  # a number, or numbers that all ranks have
-    numbers = zeros_per_matrix(weight, state.dtype)
-    local_part(numbers).copy_(part_of(state, weight))
-    return numbers
+    if state.ndim and is_here(weight, "kernel"):
+        return placed_like(part_of(state, weight), zeros_per_matrix(weight, state.dtype))
+    return state  # a number, or numbers that all ranks have

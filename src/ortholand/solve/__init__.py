@@ -3,7 +3,6 @@
 from ortholand.solve.check import check_gradient, check_hessian
 from ortholand.solve.finite_sum import minimize_finite_sum
 from ortholand.solve.manifolds import (
-    Covariance,
     Euclidean,
     GeneralizedStiefel,
     Grassmann,
@@ -11,6 +10,8 @@ from ortholand.solve.manifolds import (
     Sphere,
     Stiefel,
 )
+from ortholand.solve.manifolds.operators import Covariance
+from ortholand.solve.method import Method
 from ortholand.solve.minimize import METHODS, minimize
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Euclidean",
     "GeneralizedStiefel",
     "Grassmann",
+    "Method",
     "Rotations",
     "Sphere",
     "Stiefel",

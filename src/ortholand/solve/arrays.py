@@ -134,6 +134,11 @@ def _precision(dtype: Any) -> float:
     return float(library.finfo(dtype).eps)
 
 
+def all_finite(A: Any) -> bool:
+    """Whether no entry is infinite or NaN."""
+    return bool((np.isfinite(A) if isinstance(A, ndarray) else A.isfinite()).all())
+
+
 def zeros(shape: tuple[int, ...], like: Any) -> Any:
     """Zeros of the type of ``like``."""
     if isinstance(like, np.ndarray):

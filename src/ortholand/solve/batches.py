@@ -19,43 +19,6 @@ from ortholand.solve.variables import Variables
 DEFAULT_BATCHES = 100  # if the batch size is left open
 
 
-class Indices:
-    """Batches of indices."""
-
-    def __init__(
-        self,
-        n_terms: int,
-        batch_size: int,
-        shuffle: bool,
-        random: torch.Generator,
-        variables: Variables,
-    ) -> None:
-        self.n_terms, self.batch_size, self.shuffle = n_terms, batch_size, shuffle
-        self.random, self.variables = random, variables
-        self.batches = self._split()
-
-    def _split(self) -> list[Array]:
-        order = torch.arange(self.n_terms)
-        if self.shuffle:
-            order = torch.randperm(self.n_terms, generator=self.random)
-        device = self.variables.start.device
-        blocks = order.split(self.batch_size)
-        return [block.numpy() if self.variables.numpy else block.to(device) for block in blocks]
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __getitem__(self, k: int) -> Array:
-        return self.batches[k]
-
-    def __iter__(self) -> Iterator[tuple[int, Array]]:
-        return ((len(batch), batch) for batch in self.batches)
-
-    def epoch(self) -> Iterator[Array]:
-        """New batches of reshuffled terms: stochastic steps need no fixed ones."""
-        return iter(self._split())
-
-
 class Batches:
     """Batches that can be read by number."""
 
@@ -76,6 +39,34 @@ class Batches:
         n = len(self.batches)
         order = torch.randperm(n, generator=self.random).tolist() if self.shuffle else range(n)
         return (self.batches[k] for k in order)
+
+
+class Indices(Batches):
+    """Batches of indices."""
+
+    def __init__(
+        self,
+        n_terms: int,
+        batch_size: int,
+        shuffle: bool,
+        random: torch.Generator,
+        variables: Variables,
+    ) -> None:
+        self.n_terms, self.batch_size, self.variables = n_terms, batch_size, variables
+        self.shuffle, self.random = shuffle, random
+        super().__init__(self._split(), shuffle, random)
+
+    def _split(self) -> list[Array]:
+        order = torch.arange(self.n_terms)
+        if self.shuffle:
+            order = torch.randperm(self.n_terms, generator=self.random)
+        device = self.variables.start.device
+        blocks = order.split(self.batch_size)
+        return [block.numpy() if self.variables.numpy else block.to(device) for block in blocks]
+
+    def epoch(self) -> Iterator[Array]:
+        """New batches of reshuffled terms: stochastic steps need no fixed ones."""
+        return iter(self._split())
 
 
 class Stream:
@@ -108,7 +99,7 @@ class LoaderBatches(Sequence[Any]):
         return self.loader.collate_fn([dataset[i] for i in key] if together else dataset[key])
 
 
-Source: TypeAlias = Indices | Batches | Stream
+Source: TypeAlias = Batches | Stream
 
 
 def open_source(

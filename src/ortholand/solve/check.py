@@ -9,7 +9,7 @@ of second order, so the Hessian's line is straight even where the gradient is no
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,9 +18,9 @@ from torch import Tensor
 from ortholand.geometry.derivatives import remove_normal, riemannian_hessian
 from ortholand.geometry.manifold import polar_projection
 from ortholand.geometry.matrices import is_square, sym
-from ortholand.solve.arrays import Array, inner, norm, precision
+from ortholand.solve.arrays import Array, all_finite, inner, norm, precision
+from ortholand.solve.manifolds import one_matrix
 from ortholand.solve.objective import HessianProduct, Objective
-from ortholand.solve.variables import one_matrix
 
 Curve = Callable[[float], Tensor]
 Verdict = Literal["right", "wrong", "undecided"]
@@ -136,33 +136,30 @@ def check_gradient(
     >>> "jac must be multiplied by 2" in result.message
     True
     """
-    objective, X, random = _prepare(fun, x0, jac, None, args, seed)
-    value, G = objective.value_and_gradient(X)
-    directions = [_tangent(X, random) for _ in range(_n_directions(X))]
-    N = _normal(X, random)
-    curves = [(_along(X, xi), [value, inner(G, xi)]) for xi in directions]
-    tangent = _expand(objective, curves, norm(G))
-    normal = _expand(objective, [(lambda t: X + t * N, [value, inner(G, N)])], norm(G))
+    probe = Probe(fun, x0, jac, None, args, seed)
+    X, G, value = probe.X, probe.G, probe.value
+    N = probe.normal()
+    curves = [(probe.along(xi), [value, inner(G, xi)]) for xi in probe.directions]
+    tangent = probe.expand(curves, norm(G))
+    normal = probe.expand([(lambda t: X + t * N, [value, inner(G, N)])], norm(G))
     gradient_norm = norm(remove_normal(X, G))
     sentences = [
         f"The gradient {_verdict(tangent, normal)}. Along the manifold f differs from its Taylor "
         f"polynomial {tangent.finding}; across it, {normal.finding}.",
-        _explain_gradient(objective, X, G, tangent, normal, random),
+        _explain_gradient(probe, tangent, normal),
     ]
-    if gradient_norm <= torch.finfo(X.dtype).eps ** 0.5 * norm(G):
+    if gradient_norm <= probe.eps**0.5 * norm(G):
         sentences.append(
             "This says little: the Riemannian gradient is zero at x0 up to rounding, and any "
             "multiple of it would pass. Check at a random x0."
         )
     return GradientCheck(
-        ok=tangent.verdict == normal.verdict == "right",
-        slope=tangent.slope,
-        steps=tangent.steps,
-        errors=tangent.errors,
-        message=" ".join(filter(None, sentences)),
+        tangent.verdict == normal.verdict == "right",
+        *tangent.measured,
+        " ".join(filter(None, sentences)),
         normal_slope=normal.slope,
         normal_errors=normal.errors,
-        gradient_norm=gradient_norm * objective.scale,
+        gradient_norm=gradient_norm * probe.objective.scale,
     )
 
 
@@ -199,40 +196,135 @@ def check_hessian(
     >>> result.ok, round(result.slope)
     (True, 3)
     """
-    objective, X, random = _prepare(fun, x0, jac, hessp, args, seed)
-    value, G = objective.value_and_gradient(X)
-    product = objective.hessian(X, G)
+    probe = Probe(fun, x0, jac, hessp, args, seed)
+    X, G = probe.X, probe.G
+    product = probe.objective.hessian(X, G)
 
     def hessian(V: Tensor) -> Tensor:
         return riemannian_hessian(X, V, gradient=G, hessian_product=product(V))
 
-    directions = [_tangent(X, random) for _ in range(_n_directions(X))]
-    polynomials = [[value, inner(G, xi), inner(hessian(xi), xi) / 2] for xi in directions]
-    curves = zip([_along(X, xi) for xi in directions], polynomials, strict=True)
-    size = norm(G) + norm(product(directions[0]))
-    tangent = _expand(objective, list(curves), size)
-    symmetry, linearity = _algebra(hessian, _tangent(X, random), _tangent(X, random), size)
-    tolerance = torch.finfo(X.dtype).eps ** 0.4  # differences of gradients are good to eps^(1/2)
+    curves = [
+        (probe.along(xi), [probe.value, inner(G, xi), inner(hessian(xi), xi) / 2])
+        for xi in probe.directions
+    ]
+    size = norm(G) + norm(product(probe.directions[0]))
+    tangent = probe.expand(curves, size)
+    symmetry, linearity = _algebra(hessian, probe.tangent(), probe.tangent(), size)
+    tolerance = probe.eps**0.4  # differences of gradients are good to eps^(1/2)
     algebra = _explain_algebra(symmetry, linearity, tolerance)
     sentences = [
         f"The Hessian {'is wrong' if algebra else _verdict(tangent)}. Along the manifold f differs "
         f"from its Taylor polynomial {tangent.finding}.",
-        _explain_hessian(objective, X, G, product, tangent, random),
+        _explain_hessian(probe, product, tangent),
         algebra,
     ]
     return HessianCheck(
-        ok=tangent.verdict == "right" and not algebra,
-        slope=tangent.slope,
-        steps=tangent.steps,
-        errors=tangent.errors,
-        message=" ".join(filter(None, sentences)),
+        tangent.verdict == "right" and not algebra,
+        *tangent.measured,
+        " ".join(filter(None, sentences)),
         symmetry_error=symmetry,
         linearity_error=linearity,
     )
 
 
-@dataclass(frozen=True)
-class Expansion:
+class Probe:
+    """f, its gradient G at the orthonormal X nearest to x0, and random directions there.
+
+    Attributes:
+        directions: tangent vectors; in single precision a mean over several is needed, because f
+            itself is not smooth enough.
+    """
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        x0: Array,
+        jac: Callable[..., Any] | bool | None,
+        hessp: Callable[..., Any] | None,
+        args: Sequence[Any],
+        seed: int | torch.Generator,
+    ) -> None:
+        variables = one_matrix(x0)
+        self.objective = Objective(fun, variables, jac=jac, hessp=hessp, args=args)
+        start = variables.start
+        sizes = torch.linalg.svdvals(start) if all_finite(start) else torch.zeros(1)
+        if not sizes[-1] > 1e-3 * sizes[0]:
+            raise ValueError(
+                "x0 must be finite and of full rank, so that it has a nearest orthonormal matrix, "
+                f"but its smallest singular value is {float(sizes[-1]):.1e}. Use a random one: "
+                f"ortholand.random_orthogonal({variables.shape[0]}, {variables.shape[1]}, seed=0)."
+            )
+        self.X, self.eps = polar_projection(start), precision(start)
+        # Not the seed itself: if x0 was drawn with it, directions would depend on x0.
+        is_seed = not isinstance(seed, torch.Generator)
+        self.random = torch.Generator().manual_seed(seed + SEED_OFFSET) if is_seed else seed
+        self.value, self.G = self.objective.value_and_gradient(self.X)
+        self.directions = [self.tangent() for _ in range(2 if self.eps < 1e-10 else 8)]
+
+    def _noise(self, rows: int) -> Tensor:
+        shape, random = (rows, self.X.shape[1]), self.random
+        noise = torch.randn(shape, generator=random, dtype=self.X.dtype, device=random.device)
+        return noise.to(self.X.device)
+
+    def tangent(self) -> Tensor:
+        """A random tangent vector as long as X: its entries are of the size of X's."""
+        V = remove_normal(self.X, self._noise(len(self.X)))
+        if norm(V) < 1e-3:  # a real 1 x 1 matrix cannot move
+            return torch.zeros_like(self.X)
+        return V * (self.X.shape[-1] ** 0.5 / norm(V))
+
+    def normal(self) -> Tensor:
+        """A random normal vector ``X S``, S Hermitian."""
+        S = sym(self._noise(self.X.shape[1]))
+        return self.X @ S * (NORMAL_LENGTH / norm(S))
+
+    def along(self, xi: Tensor) -> Curve:
+        """The curve with velocity xi."""
+        return lambda t: polar_projection(self.X + t * xi)
+
+    def measured(self, order: int) -> tuple[list[Tensor], list[float]]:
+        """Tangent directions, and f's first or second derivatives along them by differences."""
+        h = self.eps ** (1 / (order + 2))
+        directions = [self.tangent() for _ in range(N_DIAGNOSTIC)]
+
+        def derivative(xi: Tensor) -> float:
+            after, before = (self._value(self.along(xi)(t)) for t in (h, -h))
+            if order == 1:
+                return (after - before) / (2 * h)
+            return (after - 2 * self._value(self.X) + before) / h**2
+
+        return directions, [derivative(xi) for xi in directions]
+
+    def _value(self, X: Tensor) -> float:
+        return self.objective.value_and_gradient(X)[0]
+
+    def expand(self, curves: list[tuple[Curve, list[float]]], size: float) -> "Expansion":
+        """Compare f along curves with ``taylor[0] + taylor[1] t + taylor[2] t^2 + ...``.
+
+        Errors are root mean squares over the curves: a single one passes through zero where terms
+        cancel. The size of the derivatives shows which terms of the polynomial are rounding.
+        """
+        eps, lowest = self.eps, round(math.log10(self.eps) / 2)
+        steps = np.logspace(lowest, 0, PER_DECADE * -lowest + 1)
+        # Where X hardly moves, f changes by rounding only.
+        tiny = eps * np.arange(1, 9)
+        t = np.concatenate([tiny, steps])
+        values = np.array([[self._value(curve(s)) for s in t] for curve, _ in curves])
+        polynomials = np.array(
+            [np.polynomial.polynomial.polyval(t, taylor) for _, taylor in curves]
+        )
+        with np.errstate(invalid="ignore", over="ignore"):
+            errors = np.sqrt(np.mean((values - polynomials) ** 2, axis=0))
+            noise = np.maximum(errors[: len(tiny)].max(), eps * np.abs(values).max(axis=0))
+        errors, noise = errors[len(tiny) :], noise[len(tiny) :]
+        terms = np.abs([taylor for _, taylor in curves]).max(axis=0)
+        terms[1:][terms[1:] < 100 * eps * size] = 0
+        slope, verdict, finding = _judge(steps, errors, noise, terms, eps)
+        errors = errors * self.objective.scale
+        return Expansion(tuple(steps.tolist()), tuple(errors.tolist()), slope, verdict, finding)
+
+
+class Expansion(NamedTuple):
     """How far f is from its Taylor polynomial along a curve, and the verdict."""
 
     steps: tuple[float, ...]
@@ -241,32 +333,10 @@ class Expansion:
     verdict: Verdict
     finding: str  # what was seen, to follow "f differs from its Taylor polynomial "
 
-
-def _expand(
-    objective: Objective, curves: list[tuple[Curve, list[float]]], size: float
-) -> Expansion:
-    """Compare f along curves with ``taylor[0] + taylor[1] t + taylor[2] t^2 + ...``.
-
-    Errors are root mean squares over the curves: a single one passes through zero where terms
-    cancel. The size of the derivatives shows which terms of the polynomial are rounding.
-    """
-    eps = precision(objective.variables.start)
-    lowest = round(math.log10(eps) / 2)
-    steps = np.logspace(lowest, 0, PER_DECADE * -lowest + 1)
-    # Where X hardly moves, f changes by rounding only.
-    tiny = eps * np.arange(1, 9)
-    t = np.concatenate([tiny, steps])
-    values = np.array([[objective.value_and_gradient(c(s))[0] for s in t] for c, _ in curves])
-    polynomials = np.array([np.polynomial.polynomial.polyval(t, taylor) for _, taylor in curves])
-    with np.errstate(invalid="ignore", over="ignore"):
-        errors = np.sqrt(np.mean((values - polynomials) ** 2, axis=0))
-        noise = np.maximum(errors[: len(tiny)].max(), eps * np.abs(values).max(axis=0))
-    errors, noise = errors[len(tiny) :], noise[len(tiny) :]
-    terms = np.abs([taylor for _, taylor in curves]).max(axis=0)
-    terms[1:][terms[1:] < 100 * eps * size] = 0
-    slope, verdict, finding = _judge(steps, errors, noise, terms, eps)
-    errors = errors * objective.scale
-    return Expansion(tuple(steps.tolist()), tuple(errors.tolist()), slope, verdict, finding)
+    @property
+    def measured(self) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
+        """Slope, steps and errors."""
+        return self.slope, self.steps, self.errors
 
 
 def _judge(
@@ -302,8 +372,7 @@ def _judge_noise(error: float, noise: float, term: float, eps: float) -> tuple[V
     return "undecided", "by hardly more than the noise of fun, too little to measure"
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """A line through the errors over a decade of steps, or half of one if short."""
 
     start: int
@@ -347,15 +416,9 @@ def _verdict(*expansions: Expansion) -> str:
     return "cannot be judged" if "undecided" in verdicts else "is right"
 
 
-def _explain_gradient(
-    objective: Objective,
-    X: Tensor,
-    G: Tensor,
-    tangent: Expansion,
-    normal: Expansion,
-    random: torch.Generator,
-) -> str:
+def _explain_gradient(probe: Probe, tangent: Expansion, normal: Expansion) -> str:
     """The mistake that explains the measurements, if there is one."""
+    X, G = probe.X, probe.G
     if "undecided" in (tangent.verdict, normal.verdict):
         return NOISY
     if tangent.verdict == normal.verdict == "right" or math.isnan(tangent.slope + normal.slope):
@@ -367,8 +430,7 @@ def _explain_gradient(
             "return the derivative with respect to the entries of X as if they were free. Solvers "
             "that leave the manifold need it."
         )
-    directions = [_tangent(X, random) for _ in range(N_DIAGNOSTIC)]
-    measured = _slopes(objective, X, directions)
+    directions, measured = probe.measured(1)
     candidates = {"jac": G}
     if X.is_complex():
         candidates["the conjugate of jac"] = G.conj()
@@ -385,25 +447,18 @@ def _explain_gradient(
     )
 
 
-def _explain_hessian(
-    objective: Objective,
-    X: Tensor,
-    G: Tensor,
-    product: HessianProduct,
-    tangent: Expansion,
-    random: torch.Generator,
-) -> str:
+def _explain_hessian(probe: Probe, product: HessianProduct, tangent: Expansion) -> str:
     """The mistake that explains the measurements, if there is one."""
+    X = probe.X
     if tangent.verdict == "undecided":
         return NOISY
     if tangent.verdict == "right" or math.isnan(tangent.slope):
         return ""
     if tangent.slope < 1.5:
         return "The gradient is wrong already: see check_gradient."
-    directions = [_tangent(X, random) for _ in range(N_DIAGNOSTIC)]
-    measured = _curvatures(objective, X, directions)
+    directions, measured = probe.measured(2)
     from_hessp = [inner(product(xi), xi) for xi in directions]
-    multiplier = sym(X.mH @ G)
+    multiplier = sym(X.mH @ probe.G)
     euclidean = [m + inner(xi @ multiplier, xi) for m, xi in zip(measured, directions, strict=True)]
     factor = _factor(euclidean, from_hessp, X)
     if factor is not None:
@@ -449,84 +504,5 @@ def _factor(measured: list[float], predicted: list[float], X: Tensor) -> float |
     if dimension < N_DIAGNOSTIC or not q @ q > 0:
         return None  # in few dimensions a factor may fit by chance
     factor = float(m @ q / (q @ q))
-    tolerance = 1e-4 if torch.finfo(X.dtype).eps < 1e-10 else 3e-2
+    tolerance = 1e-4 if precision(X) < 1e-10 else 3e-2
     return factor if np.linalg.norm(m - factor * q) <= tolerance * np.linalg.norm(m) else None
-
-
-def _slopes(objective: Objective, X: Tensor, directions: list[Tensor]) -> list[float]:
-    """First derivatives of f along tangent directions, by symmetric differences."""
-    h = torch.finfo(X.dtype).eps ** (1 / 3)
-    return [
-        (_value(objective, X, h * xi) - _value(objective, X, -h * xi)) / (2 * h)
-        for xi in directions
-    ]
-
-
-def _curvatures(objective: Objective, X: Tensor, directions: list[Tensor]) -> list[float]:
-    """Second derivatives of f along tangent directions, by symmetric differences."""
-    h = torch.finfo(X.dtype).eps ** 0.25
-    value = _value(objective, X, torch.zeros_like(X))
-    return [
-        (_value(objective, X, h * xi) - 2 * value + _value(objective, X, -h * xi)) / h**2
-        for xi in directions
-    ]
-
-
-def _value(objective: Objective, X: Tensor, xi: Tensor) -> float:
-    return objective.value_and_gradient(polar_projection(X + xi))[0]
-
-
-def _prepare(
-    fun: Callable[..., Any],
-    x0: Array,
-    jac: Callable[..., Any] | bool | None,
-    hessp: Callable[..., Any] | None,
-    args: Sequence[Any],
-    seed: int | torch.Generator,
-) -> tuple[Objective, Tensor, torch.Generator]:
-    variables = one_matrix(x0)
-    objective = Objective(fun, variables, jac=jac, hessp=hessp, args=args)
-    sizes = (
-        torch.linalg.svdvals(variables.start)
-        if variables.start.isfinite().all()
-        else torch.zeros(1)
-    )
-    if not sizes[-1] > 1e-3 * sizes[0]:
-        raise ValueError(
-            "x0 must be finite and of full rank, so that it has a nearest orthonormal matrix, "
-            f"but its smallest singular value is {float(sizes[-1]):.1e}. Use a random one: "
-            f"ortholand.random_orthogonal({variables.shape[0]}, {variables.shape[1]}, seed=0)."
-        )
-    if isinstance(seed, torch.Generator):
-        return objective, polar_projection(variables.start), seed
-    # Not the seed itself: if x0 was drawn with it, directions would depend on x0.
-    random = torch.Generator().manual_seed(seed + SEED_OFFSET)
-    return objective, polar_projection(variables.start), random
-
-
-def _n_directions(X: Tensor) -> int:
-    """How many directions: in single precision only a mean over several is smooth enough."""
-    return 2 if torch.finfo(X.dtype).eps < 1e-10 else 8
-
-
-def _along(X: Tensor, xi: Tensor) -> Curve:
-    return lambda t: polar_projection(X + t * xi)
-
-
-def _random_like(X: Tensor, random: torch.Generator) -> Tensor:
-    noise = torch.randn(X.shape, generator=random, dtype=X.dtype, device=random.device)
-    return noise.to(X.device)
-
-
-def _tangent(X: Tensor, random: torch.Generator) -> Tensor:
-    """A random tangent vector as long as X: its entries are of the size of X's."""
-    V = remove_normal(X, _random_like(X, random))
-    if norm(V) < 1e-3:  # a real 1 x 1 matrix cannot move
-        return torch.zeros_like(X)
-    return V * (X.shape[-1] ** 0.5 / norm(V))
-
-
-def _normal(X: Tensor, random: torch.Generator) -> Tensor:
-    """A random normal vector ``X S``, S Hermitian."""
-    S = sym(_random_like(X[: X.shape[-1]], random))
-    return X @ S * (NORMAL_LENGTH / norm(S))

@@ -53,7 +53,9 @@ class Block:
             self.squares = probe * probe
             return
         known = np.sqrt(self.squares)
-        self.agreement = _correlation(known, probe) if _uneven(known) else 0.0
+        # Numbers that hardly differ are not worth scaling by.
+        uneven = len(known) > 1 and known.std(ddof=1) > SPREAD * known.mean()
+        self.agreement = _correlation(known, probe) if uneven else 0.0
         self.squares = MEMORY * self.squares + (1 - MEMORY) * probe * probe
 
     @property
@@ -73,30 +75,26 @@ class Block:
         return scale / np.maximum(np.sqrt(self.squares), FLOOR * scale)
 
 
-def _uneven(a: np.ndarray) -> bool:
-    """Whether numbers differ enough for scaling by them to gain something."""
-    mean = a.sum() / len(a)
-    return len(a) > 1 and math.sqrt(_square(a - mean) / (len(a) - 1)) > SPREAD * mean
-
-
 def _correlation(a: np.ndarray, b: np.ndarray) -> float:
     a, b = np.sqrt(a), np.sqrt(b)
-    a, b = a - a.sum() / len(a), b - b.sum() / len(b)
-    scale = math.sqrt(_square(a) * _square(b))
+    a, b = a - a.mean(), b - b.mean()
+    scale = math.sqrt(a.dot(a) * b.dot(b))
     return float(a.dot(b)) / scale if scale > 0 else 0.0
-
-
-def _square(a: np.ndarray) -> float:
-    return float(a.dot(a))
 
 
 class Curvatures:
     """What is known about the Hessian's diagonal, in each frame that may suit it."""
 
     def __init__(self, geometry: Any, X: Any) -> None:
-        self.frames: list[Columns | SquareRotations] = _frames(geometry) if X.ndim == 2 else []
-        if X.shape[-1] == 1:
-            self.frames = []
+        self.frames: list[Columns | SquareRotations] = []
+        if X.ndim != 2 or X.shape[1] == 1:
+            pass
+        elif isinstance(geometry, SquareStiefel):
+            self.frames = [SquareRotations(of_columns=False), SquareRotations(of_columns=True)]
+        elif isinstance(geometry, Subspaces):
+            self.frames = [Columns(ritz=True, rotate=False)]
+        elif isinstance(geometry, TallStiefel):
+            self.frames = [Columns(ritz=True), Columns()]
         self.random = np.random.default_rng(0)
         self.best: Columns | SquareRotations | None = None
         self.plain_pace = 0.0  # of CG without a preconditioner: digits per product
@@ -131,14 +129,6 @@ class Curvatures:
             self.best, self.strikes = None, 0
 
 
-def _frames(geometry: Any) -> "list[Columns | SquareRotations]":
-    if isinstance(geometry, SquareStiefel):
-        return [SquareRotations(of_columns=False), SquareRotations(of_columns=True)]
-    if isinstance(geometry, Subspaces):
-        return [Columns(ritz=True, rotate=False)]
-    return [Columns(ritz=True), Columns()] if isinstance(geometry, TallStiefel) else []
-
-
 class Columns:
     """``V = X Omega + W``: rotations of pairs of columns, and moves out of their span.
 
@@ -154,26 +144,20 @@ class Columns:
 
     def learn(self, point: Point, hessian: Hessian, random: np.random.Generator) -> None:
         """One Hessian product along random rotations and moves at once."""
-        self.set_basis(point)
+        self.Q, self.X = None, point.X
+        if self.ritz:
+            self.Q = from_numpy(np.linalg.eigh(to_numpy(point.multiplier))[1], point.X)
+            self.X = point.X @ self.Q
         X = self.X
-        W = _normal(X, random)
+        W = from_numpy(random.standard_normal(tuple(X.shape)), X)
         W = minus_product(W, X, gram_product(X, W))
         Z = _random_signs(X, random)
         HV = self._from_frame(hessian, product(X, Z) + W if self.rotate else W)
         HZ = gram_product(X, HV)
         if self.rotate:
-            self.rotations.learn(_off_diagonal(to_numpy((Z.conj() * skew(HZ)).real)))
+            self.rotations.learn(to_numpy((Z.conj() * skew(HZ)).real)[_above_diagonal(len(Z))])
         moved = to_numpy((W.conj() * minus_product(HV, X, HZ)).real).sum(-2)
         self.moves.learn(moved / to_numpy((W.conj() * W).real).sum(-2))
-
-    def set_basis(self, point: Point) -> None:
-        """Set the frame at a point."""
-        self.Q = None
-        self.X = point.X
-        if self.ritz:
-            Q = np.linalg.eigh(to_numpy(point.multiplier))[1]
-            self.Q = from_numpy(Q, point.X)
-            self.X = point.X @ self.Q
 
     def _from_frame(self, hessian: Hessian, V: Any) -> Any:
         if self.Q is None:
@@ -215,7 +199,7 @@ class SquareRotations:
         self.X = point.X
         Z = _random_signs(self.X, random)
         HZ = self._to_frame(hessian(self._from_frame(Z)))
-        self.rotations.learn(_off_diagonal(to_numpy((Z.conj() * HZ).real)))
+        self.rotations.learn(to_numpy((Z.conj() * HZ).real)[_above_diagonal(len(Z))])
 
     @property
     def agreement(self) -> float:
@@ -250,20 +234,10 @@ def _random_signs(X: Any, random: np.random.Generator) -> Any:
     return from_numpy(Z - Z.conj().T, X)
 
 
-def _normal(X: Any, random: np.random.Generator) -> Any:
-    return from_numpy(random.standard_normal(tuple(X.shape)), X)
-
-
-def _off_diagonal(M: np.ndarray) -> np.ndarray:
-    """The entries above the diagonal."""
-    return M[_above_diagonal(len(M))]
-
-
 @lru_cache(maxsize=8)
 def _above_diagonal(p: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows and columns of the entries above the diagonal."""
-    rows, columns = np.triu_indices(p, 1)
-    return rows, columns
+    return np.triu_indices(p, 1)
 
 
 def _as_matrix(entries: np.ndarray, p: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""How far to go along a descent direction: Wolfe's conditions on the merit function.
+"""Descent directions, and how far to go along one: Wolfe's conditions on the merit function.
 
 A trial point is evaluated with its gradient, so slopes are known at every trial. Near a solution,
 where differences of f are rounding, slopes decide alone (Hager and Zhang's approximate conditions),
@@ -6,11 +6,10 @@ which lets a method reach a gradient of 1e-10.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from ortholand.solve.arrays import inner
-from ortholand.solve.manifold_cost import ManifoldCost, Point
-from ortholand.solve.targets import Targets
+from ortholand.solve.arrays import inner, norm
+from ortholand.solve.manifold_cost import ManifoldCost, Point, Targets
 
 DECREASE = 1e-4  # c_1: share of the decrease that the first slope promises
 FLATTENED = 0.9  # share of the first slope below which a step was not mere rounding
@@ -55,17 +54,10 @@ class Merit:
 
 
 class Search:
-    """A line search from a point along a direction.
+    """A line search from a point along a direction, given in coordinates.
 
-    Args:
-        cost: where trials are evaluated.
-        targets: say what is rounding.
-        start: the point.
-        direction: coordinates of the direction.
-        slope: slope of f in it, negative.
-        lam: weight of N in the merit function.
-        flatness: c_2, the largest share of the first slope that may remain; a small one makes the
-            search exact.
+    ``slope`` is that of f in it, negative; lam the weight of N in the merit function. ``flatness``
+    is c_2, the largest share of the slope that may remain: a small one makes the search exact.
     """
 
     def __init__(
@@ -144,3 +136,56 @@ def _next(low: Trial, high: Trial | None) -> float:
         return low.t + width / 3
     share = low.slope / (low.slope - high.slope)
     return low.t + width * min(max(share, 0.05), 0.95)
+
+
+class Descent:
+    """Directions from a subclass, and a line search on the merit function; beside ``Method``.
+
+    ``flatness`` sets how exact the line search is.
+    """
+
+    flatness: ClassVar[float] = 0.9
+
+    def __init__(self, lam: float | None = None) -> None:
+        self.merit = Merit(lam)
+        self.last: Trial | None = None
+
+    def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:  # noqa: ARG002
+        """Keep the problem and its targets."""
+        self.cost, self.targets = cost, targets
+        self.merit.start(cost)
+
+    def advance(self, point: Point, progress: Any) -> Any:  # noqa: ARG002
+        """One direction, one line search."""
+        direction = self.direction(point)
+        slope, length = inner(point.gradient, direction), norm(direction)
+        if not slope < -1e-10 * point.gradient_norm * length:
+            if not self.restart():
+                return None
+            direction, length = -point.gradient, point.gradient_norm
+            slope = -length * length
+        lam = self.merit.weight(point)
+        search = Search(self.cost, self.targets, point, direction, slope, lam, self.flatness)
+        self.last = search.run(self.first_step(point, slope, length))
+        self.merit.judge(search)
+        if self.last is None:
+            return None
+        self.remember(search, self.last)
+        return self.last.point
+
+    def direction(self, point: Point) -> Any:
+        """Coordinates of a tangent vector at the point."""
+        raise NotImplementedError
+
+    def first_step(self, point: Point, slope: float, length: float) -> float:
+        """Where the line search along a direction of this length starts."""
+        raise NotImplementedError
+
+    def remember(self, search: Search, trial: Trial) -> None:
+        """Learn from a search."""
+        raise NotImplementedError
+
+    def restart(self) -> bool:
+        """Forget the past; False if there was nothing to forget."""
+        forgot, self.last = self.last is not None, None
+        return forgot

@@ -1,84 +1,51 @@
-"""The cost on its manifold: points with all that is known there, and moves between them."""
+"""What methods work with: points, the cost on its manifold, and what counts as small."""
 
 import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ortholand.retractions import find_retraction, retract
-from ortholand.solve.arrays import Array, as_tensor, back_from_tensor, norm
-from ortholand.solve.manifolds import Geometry, Product
-from ortholand.solve.manifolds.euclidean import Flat
-from ortholand.solve.manifolds.generalized import GeneralizedColumns
-from ortholand.solve.manifolds.geometry import NEAR, Line
-from ortholand.solve.manifolds.stiefel import SquareStiefel
+from ortholand.solve.arrays import inner, norm, precision
+from ortholand.solve.manifolds.geometry import NEAR, Geometry, Line
 from ortholand.solve.objective import Objective
+from ortholand.solve.options import Limits
+
+POWER_ITERATIONS = 8
+FIRST_ANGLE = 0.2  # of a first step, in radians for each column
+RECENT = 3  # how many curvatures are remembered
+WARM = 0.01  # of the usual gradient: a start with less than this is near a solution
+SHARE = 0.3  # of the usual gradient, which then counts as the first one
+LOOKS = (10, 30, 100)  # iterations in vain after which X may have run out of digits
+
+Preconditioner = Callable[[Any, Any], Any]  # (X, V) -> V: an approximate inverse Hessian
 
 
+@dataclass(slots=True, eq=False)
 class Point:
-    """A point near the manifold with all that was computed there.
+    """A point near the manifold with all that was computed there."""
 
-    Attributes:
-        X: the point.
-        D: the residual, by which X misses the constraint.
-        value: f.
-        euclidean: the Euclidean gradient G.
-        gradient: coordinates of the Riemannian gradient.
-        multiplier: ``Sym(X^H G)``, ``Sym(G X^H)`` if square: ``G = X multiplier`` at critical X.
-        multiplier_norm: its norm.
-        normal_norm: norm of G's normal part; the same if columns are orthonormal.
-        distance: norm of D.
-        correction: ``<multiplier, D> / 2``.
-        gradient_norm: norm of the Riemannian gradient.
-        euclidean_norm: norm of G, up to the distance: its two parts are orthogonal.
-        finite: whether everything here is finite.
-        measured: whether D was measured at X; if not, it was derived, without the rounding of X.
-    """
+    X: Any
+    D: Any  # the residual, by which X misses the constraint
+    value: float
+    euclidean: Any  # the Euclidean gradient G
+    gradient: Any  # coordinates of the Riemannian gradient
+    multiplier: Any  # Sym(X^H G), Sym(G X^H) if square: G = X multiplier at critical X
+    multiplier_norm: float
+    distance: float  # norm of D
+    correction: float  # <multiplier, D> / 2
+    measured: bool  # if not, D was derived, without the rounding of X
+    euclidean_norm: float = math.nan  # of G, up to the distance: its two parts are orthogonal
+    gradient_norm: float = field(init=False)
+    finite: bool = field(init=False)  # whether everything here is
 
-    __slots__ = (
-        "D",
-        "X",
-        "correction",
-        "distance",
-        "euclidean",
-        "euclidean_norm",
-        "finite",
-        "gradient",
-        "gradient_norm",
-        "measured",
-        "multiplier",
-        "multiplier_norm",
-        "normal_norm",
-        "value",
-    )
-
-    def __init__(
-        self,
-        X: Any,
-        D: Any,
-        value: float,
-        euclidean: Any,
-        gradient: Any,
-        multiplier: Any,
-        multiplier_norm: float,
-        distance: float,
-        correction: float,
-        measured: bool,
-        normal_norm: float,
-    ) -> None:
-        self.X, self.D, self.value, self.euclidean = X, D, value, euclidean
-        self.gradient, self.multiplier = gradient, multiplier
-        self.multiplier_norm, self.normal_norm = multiplier_norm, normal_norm
-        self.distance, self.correction, self.measured = distance, correction, measured
-        self.gradient_norm = size = norm(gradient)
-        self.euclidean_norm = math.hypot(size, normal_norm)
-        self.finite = math.isfinite(value + size + distance + correction)
+    def __post_init__(self) -> None:
+        self.gradient_norm = size = norm(self.gradient)
+        self.finite = math.isfinite(self.value + size + self.distance + self.correction)
 
     def landed(self, X: Any, D: Any, distance: float) -> "Point":
         """The same values for the X that it was landed at, where D was measured."""
-        landed = object.__new__(Point)
-        for name in self.__slots__:
-            setattr(landed, name, getattr(self, name))
-        landed.X, landed.D, landed.distance, landed.measured = X, D, distance, True
-        return landed
+        return replace(self, X=X, D=D, distance=distance, measured=True)
 
     def merit(self, lam: float) -> float:
         """``f - <Sym(X^H G), X^H X - I> / 2 + lam N``.
@@ -98,9 +65,8 @@ class ManifoldCost:
         saw_non_finite: whether something was not finite since this was last reset.
     """
 
-    def __init__(self, objective: Objective, geometry: Geometry | None = None) -> None:
-        self.objective = objective
-        self.geometry: Any = geometry or objective.variables.geometry
+    def __init__(self, objective: Objective, geometry: Geometry) -> None:
+        self.objective, self.geometry = objective, geometry
         self.saw_non_finite = False
 
     def at(self, X: Any, D: Any = None, measured: bool = False) -> Point:
@@ -114,20 +80,10 @@ class ManifoldCost:
         """A point from f and its gradient, which are known already."""
         geometry = self.geometry
         gradient, multiplier, correction = geometry.differentiate(X, D, G)
-        normal = geometry.size(multiplier)
-        out = geometry.normal_norm(X, multiplier, normal)
-        point = Point(
-            X,
-            D,
-            value,
-            G,
-            gradient,
-            multiplier,
-            normal,
-            geometry.size(D),
-            correction,
-            measured,
-            out,
+        normal, distance = geometry.size(multiplier), geometry.size(D)
+        point = Point(X, D, value, G, gradient, multiplier, normal, distance, correction, measured)
+        point.euclidean_norm = math.hypot(
+            point.gradient_norm, geometry.normal_norm(X, multiplier, normal)
         )
         if not point.finite:
             self.saw_non_finite = True
@@ -165,55 +121,112 @@ class ManifoldCost:
         there, _ = self.go(self.line(point, direction), t)
         return self.geometry.tangent(point.X, there.gradient - point.gradient)
 
-    def columns(self, point: Point) -> float:
-        """How many vectors move."""
-        return self.geometry.columns(point.X)
+    def lipschitz_constant(self, point: Point) -> float:
+        """The largest curvature that power iterations on differences of gradients find."""
+        if point.distance > self.geometry.feasible(point.X):
+            point = self.settled(point)  # the trial points below are landed, so this must be too
+        direction, largest = point.gradient, 0.0
+        length = precision(point.X) ** 0.3 * math.sqrt(self.geometry.columns(point.X))
+        for _ in range(POWER_ITERATIONS):
+            size = norm(direction)
+            if size == 0:
+                break
+            direction = self.gradient_change(point, direction, length / size)
+            curvature = norm(direction) / length
+            if not curvature < math.inf:
+                break
+            largest = max(largest, curvature)
+        return largest or 1.0
 
+    def cautious_step(self, point: Point, length: float) -> float:
+        """The step by a fifth of a radian per column along a direction of this length."""
+        return FIRST_ANGLE * math.sqrt(self.geometry.columns(point.X)) / length
 
-class Retracting:
-    """A geometry that moves by a retraction, for the baselines in the same loop."""
-
-    def __init__(self, geometry: Any, kind: Any) -> None:
-        self.geometry, self.kind = geometry, kind
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.geometry, name)
-
-    def line(self, X: Array, D: Any, A: Array) -> "RetractedLine":  # noqa: ARG002
-        """The retraction's curve."""
-        if isinstance(self.geometry, SquareStiefel):
-            return RetractedLine(X, A, self)
-        # B with Skew(B X^H) X = A
-        return RetractedLine(X, 2 * A - X @ (X.swapaxes(-1, -2).conj() @ A), self)
-
-
-class RetractedLine:
-    """``R(X, t B)``."""
-
-    def __init__(self, X: Array, B: Array, geometry: Retracting) -> None:
-        self.X, self.B, self.geometry = X, B, geometry
-
-    def limit(self, t: float) -> float:
-        """t itself: a retraction sets no limit."""
-        return t
-
-    def at(self, t: float, near: float) -> tuple[Array, Any]:  # noqa: ARG002
-        """The point at t."""
-        moved = retract(as_tensor(self.X), t * as_tensor(self.B), self.geometry.kind)
-        X = back_from_tensor(moved, self.X)
-        return X, self.geometry.residual(X)
-
-
-def with_retraction(geometry: Any, kind: Any) -> Any:
-    """The same manifold, moving by a retraction."""
-    find_retraction(kind)
-    if isinstance(geometry, GeneralizedColumns):
-        raise ValueError(
-            "The methods 'retraction-*' need orthonormal columns, which only new variables have: "
-            "use ol.GeneralizedStiefel(B, form='cholesky') with a dense B, or another method, such "
-            "as 'lbfgs' or 'cg'."
+    def precondition(self, preconditioner: Preconditioner, point: Point, gradient: Any) -> Any:
+        """Apply the user's preconditioner to coordinates of a tangent vector."""
+        variables, geometry = self.objective.variables, self.geometry
+        V = geometry.ambient(point.X, gradient)
+        W = preconditioner(variables.outward(point.X), variables.outward(V, gradient=True))
+        scaled = geometry.coordinates(
+            point.X, variables.inward(W, "preconditioner", gradient=False)
         )
-    if isinstance(geometry, Product):
-        parts = [with_retraction(part, kind) for part in geometry.geometries]
-        return Product(parts, geometry.packing)
-    return geometry if isinstance(geometry, Flat) else Retracting(geometry, kind)
+        cosine = inner(gradient, scaled)
+        if not (cosine > 0 or norm(gradient) == 0):
+            raise ValueError(
+                "preconditioner(X, V) must be positive definite, <V, preconditioner(X, V)> > 0, "
+                f"got {cosine:.1e}. Shift or clip its eigenvalues."
+            )
+        return scaled
+
+
+class Targets:
+    """The gradient norm at which a run ends, and the rounding of f.
+
+    ``gtol`` is relative to the first Riemannian gradient, unless the start makes that much larger
+    (near a pole) or smaller (at a solution) than is usual here. The usual size is judged by two
+    measures that are hardly ever both misleading: the Euclidean gradient, whose normal part depends
+    on how f continues off the manifold; and the curvature along the last steps times ``||X||``,
+    which kinks and noise make large.
+    """
+
+    def __init__(self, limits: Limits, point: Point, unit: float) -> None:
+        self.eps = precision(point.X)
+        self.gtol = math.sqrt(self.eps) if limits.gtol is None else limits.gtol
+        self.atol, self.noise = limits.atol / unit, limits.noise / unit
+        self.first = point.gradient_norm
+        self.length = norm(point.X) or 1.0
+        self.magnitude = max(abs(point.value), point.euclidean_norm * self.length)
+        self.deadline = math.inf  # of time.perf_counter()
+        self.curvatures: deque[float] = deque(maxlen=RECENT)
+        self.seen = 0  # curvatures so far
+        self.curved = 0.0  # a gradient's norm that the curvature along the last steps explains
+
+    def saw(self, curvature: float, point: Point) -> None:
+        """Note how much the gradient changes per step, unless that may be rounding."""
+        clear = point.gradient_norm > 1e3 * self.eps * point.euclidean_norm
+        if clear and 0 < curvature < math.inf:
+            self.curvatures.append(curvature)
+            self.seen += 1
+            self.curved = max(self.curvatures) * self.length
+
+    def remember(self, seen: int, curvatures: Iterable[float]) -> None:
+        """Take over the curvatures that compiled code has seen."""
+        self.seen = seen
+        self.curvatures.extend(curvature for curvature in curvatures if curvature > 0)
+        self.curved = max(self.curvatures, default=0.0) * self.length
+
+    def goal(self, point: Point) -> float:
+        """The gradient norm to reach."""
+        return max(self.gtol * self._scale(point), self.atol)
+
+    def _scale(self, point: Point) -> float:
+        here, curved = point.euclidean_norm, self.curved
+        # Steps away from a pole are still curved by it: the first ones do not count.
+        usual = max(here, curved) if self.seen > RECENT else here
+        less = min(here, curved)
+        return min(self.first, usual) if self.first > WARM * less else SHARE * less
+
+    def is_stationary(self, point: Point, is_first: bool) -> bool:
+        """Whether the gradient is small enough, or zero up to rounding."""
+        size, scale = point.gradient_norm, self._scale(point)
+        if size <= max(self.gtol * scale, self.atol):
+            return True
+        # A Euclidean gradient that is almost all normal could hide much in its rounding.
+        return self.is_rounding(point) and (is_first or size <= math.sqrt(self.eps) * scale)
+
+    def is_rounding(self, point: Point) -> bool:
+        """Whether the gradient is mere rounding, so that nothing can be gained."""
+        return point.gradient_norm <= 8 * self.eps * point.euclidean_norm < math.inf
+
+    def is_rounding_of_x(self, point: Point, curvature: float) -> bool:
+        """Whether rounding of X explains the gradient, by a curvature that was just measured."""
+        return self.gtol > 0 and point.gradient_norm <= 8 * self.eps * curvature * self.length
+
+    def may_be_stationary(self, point: Point) -> bool:
+        """Whether it is worth an evaluation to learn the curvature at the first point."""
+        size = point.gradient_norm
+        return 8 * self.eps * point.euclidean_norm < size <= self.gtol * point.euclidean_norm
+
+    def rounding(self, value: float, roundings: float) -> float:
+        """The size up to which differences of f mean nothing."""
+        return max(roundings * max(abs(value), self.magnitude), self.noise)

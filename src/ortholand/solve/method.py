@@ -1,125 +1,75 @@
-"""What a method is to the loop that drives it, and what methods with a line search share."""
+"""What a method is to the loop that drives it. A new one is a subclass, in one file."""
 
 import math
-from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
-from ortholand.solve.arrays import inner, norm
-from ortholand.solve.line_search import Merit, Search, Trial
-from ortholand.solve.manifold_cost import ManifoldCost, Point
+import numpy as np
+
+from ortholand.solve.manifold_cost import ManifoldCost, Point, Targets
 from ortholand.solve.options import Rule
-from ortholand.solve.small import Passed, Progress
-from ortholand.solve.targets import Targets
-
-# Several iterations at once, where no callback needs each.
-RunAhead = Callable[[Point, Progress], Passed | None]
 
 
-class Method(Protocol):
-    """How to go from one point to the next; one file per method."""
+class Progress(NamedTuple):
+    """How a run is going, and how far it may go before returning to the loop."""
 
-    @property
-    def name(self) -> str:
-        """The name given in the result."""
-        ...
+    lowest: float  # value less correction
+    flattest: float  # smallest gradient norm
+    in_vain: int  # iterations since one of them was last improved
+    patience: float  # how many are usual
+    iterations: float = math.inf  # how many may follow
 
-    @property
-    def patience(self) -> float:
-        """How many iterations without progress are usual for the method."""
-        ...
+
+class Passed(NamedTuple):
+    """Several iterations at once."""
+
+    point: Point  # the last one
+    best: Point | None  # the lowest, if one was lower than all before
+    flattest: float
+    in_vain: int
+    rows: np.ndarray  # RECORDED of run.py for each; counted and timed from 0
+
+
+class Method:
+    """How to go from one point to the next: ``minimize(..., method=ASubclass)``.
+
+    Options of ``minimize`` are arguments of the constructor, beside lam.
+
+    Attributes:
+        name: the name given in the result.
+        rules: what each option must be, in words and as a test.
+        patience: how many iterations without progress are usual.
+        maxiter: how many iterations there may be if the user does not say.
+        begins_on_manifold: whether the start is landed first.
+    """
+
+    name: str = ""
+    rules: ClassVar[Mapping[str, Rule]] = {}
+    patience: float = 100
+    maxiter: float = 10_000
+    begins_on_manifold = True
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
         """Get ready at the first point. Evaluations here are counted too."""
-        ...
+        raise NotImplementedError
 
-    def advance(self, point: Point) -> Point | None:
-        """The next point; None if no better one was found."""
-        ...
-
-    def ahead(self, point: Point) -> RunAhead | None:
-        """A function that makes several iterations at once; None if the method cannot."""
-        ...
+    def advance(self, point: Point, progress: Progress) -> Point | Passed | None:
+        """The next point, or several iterations at once; None if no better point was found."""
+        raise NotImplementedError
 
     def restart(self) -> bool:
         """Forget the past; False if there was nothing to forget."""
-        ...
+        return False
 
 
-class StepByStep:
-    """A method that makes one iteration at a time."""
-
-    def ahead(self, point: Point) -> RunAhead | None:  # noqa: ARG002
-        """None: this method cannot run ahead."""
-        return None
-
-
-class Step(NamedTuple):
-    """A point and a direction from it."""
-
-    point: Point
-    direction: Any
-    slope: float  # of f along it
-    length: float
-
-
-class Descent(StepByStep):
-    """Directions from a subclass, and a line search on the merit function.
-
-    ``flatness`` sets how exact the line search is.
-    """
-
-    flatness: ClassVar[float] = 0.9
-    patience: float = 100
-    rules: ClassVar[dict[str, Rule]] = {}
-
-    def __init__(self, lam: float | None = None) -> None:
-        self.merit = Merit(lam)
-        self.last: Trial | None = None
-
-    def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:  # noqa: ARG002
-        """Keep the problem and its targets."""
-        self.cost, self.targets = cost, targets
-        self.merit.start(cost)
-
-    def advance(self, point: Point) -> Point | None:
-        """One direction, one line search."""
-        direction = self.direction(point)
-        slope, length = inner(point.gradient, direction), norm(direction)
-        if not slope < -1e-10 * point.gradient_norm * length:
-            if not self.restart():
-                return None
-            direction, length = -point.gradient, point.gradient_norm
-            slope = -length * length
-        lam = self.merit.weight(point)
-        search = Search(self.cost, self.targets, point, direction, slope, lam, self.flatness)
-        self.last = search.run(self.first_step(point, slope, length))
-        self.merit.judge(search)
-        if self.last is None:
-            return None
-        self.remember(Step(point, direction, slope, length), self.last)
-        return self.last.point
-
-    def direction(self, point: Point) -> Any:
-        """Coordinates of a tangent vector at the point."""
-        raise NotImplementedError
-
-    def first_step(self, point: Point, slope: float, length: float) -> float:
-        """Where the line search along a direction of this length starts."""
-        raise NotImplementedError
-
-    def remember(self, step: Step, trial: Trial) -> None:
-        """Learn from a step."""
-
-    def restart(self) -> bool:
-        """Forget the past."""
-        forgot, self.last = self.last is not None, None
-        return forgot
-
-    def cautious_step(self, point: Point, length: float) -> float:
-        """A first step along a direction of this length, while f is unknown."""
-        return cautious_step(self.cost, point, length)
-
-
-def cautious_step(cost: ManifoldCost, point: Point, length: float) -> float:
-    """The step by a fifth of a radian per column, along a direction of this length."""
-    return 0.2 * math.sqrt(cost.columns(point)) / length
+def check_method(method: Any, known: Mapping[str, Any], moved: Mapping[str, str] = {}) -> None:
+    """Raise unless there is such a method, or it is a subclass of :class:`Method`."""
+    if isinstance(method, type) and issubclass(method, Method):
+        return
+    if isinstance(method, str) and method in moved:
+        raise ValueError(f"method={method!r} {moved[method]}")
+    if not isinstance(method, str) or method not in known:
+        raise ValueError(
+            f"method must be one of {tuple(known)}, or a subclass of ortholand.solve.Method, got "
+            f"{method!r}."
+        )

@@ -7,39 +7,45 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ortholand.solve.automatic import Automatic
-from ortholand.solve.bb import BarzilaiBorwein
-from ortholand.solve.cg import ConjugateGradient, GradientDescent
-from ortholand.solve.landing import Landing
-from ortholand.solve.lbfgs import LBFGS
-from ortholand.solve.loop import Run, reporter
-from ortholand.solve.manifold_cost import ManifoldCost, with_retraction
-from ortholand.solve.newton import Newton
+from ortholand.solve.loop import Loop
+from ortholand.solve.manifold_cost import ManifoldCost
+from ortholand.solve.manifolds import geometry_of, variables_on
+from ortholand.solve.method import Method, check_method
+from ortholand.solve.methods.automatic import Automatic
+from ortholand.solve.methods.bb import BarzilaiBorwein
+from ortholand.solve.methods.landing import Landing
+from ortholand.solve.methods.lbfgs import LBFGS
+from ortholand.solve.methods.newton import Newton
 from ortholand.solve.objective import Objective
 from ortholand.solve.options import (
     check_callback,
     check_lam,
-    check_method,
     check_options,
     display_from,
     limits_from,
     one_of_two,
 )
-from ortholand.solve.result import best_on_manifold, intermediate_result, result_of
-from ortholand.solve.variables import Variables
+from ortholand.solve.result import best_on_manifold, reporter, result_of
+from ortholand.solve.run import Run
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
 
 # A method is a class; its options are the arguments of its constructor.
-METHODS: dict[str, Callable[..., Any]] = {
+METHODS: dict[str, type[Any]] = {
     "lbfgs": LBFGS,
     "bb": BarzilaiBorwein,
-    "cg": ConjugateGradient,
     "newton": Newton,
     "landing": Landing,
-    "retraction-gd": GradientDescent,
-    "retraction-cg": ConjugateGradient,
+}
+_IN_THE_LABORATORY = (
+    "is not in the library any more, because other methods need fewer evaluations. Use method="
+    "'bb', which takes a preconditioner too, or the class {0} of ortholand_lab.solvers as method."
+)
+MOVED = {
+    "cg": _IN_THE_LABORATORY.format("ConjugateGradient"),
+    "retraction-cg": _IN_THE_LABORATORY.format("RetractionCG"),
+    "retraction-gd": _IN_THE_LABORATORY.format("RetractionGD"),
 }
 
 
@@ -47,7 +53,7 @@ def minimize(
     fun: Callable[..., Any],
     x0: Any,
     args: Any = (),
-    method: str | None = None,
+    method: str | type[Method] | None = None,
     jac: Callable[..., Any] | bool | None = None,
     *,
     hessp: Callable[..., Any] | None = None,
@@ -69,9 +75,8 @@ def minimize(
             complex; X is of the same kind in all calls, and in the result. It may be off the
             manifold by at most 1/2 in ``||X^H X - I||``, and is landed first.
         args: tuple of further arguments of the functions.
-        method: ``"lbfgs"``, ``"bb"``, ``"cg"``, ``"newton"``, ``"landing"`` (the paper's), and for
-            comparison ``"retraction-gd"`` and ``"retraction-cg"``. None: chosen; the result's
-            ``method`` says which.
+        method: ``"lbfgs"``, ``"bb"``, ``"newton"``, ``"landing"`` (the paper's), or a subclass of
+            ``ortholand.solve.Method``. None: chosen; the result's ``method`` says which.
         jac: Euclidean gradient ``jac(X, *args)``, or True if fun returns (cost, gradient). With a
             tensor x0 it may be left out: autograd computes it. Complex X: ``df = Re <jac, dX>``.
         hessp: Euclidean Hessian times a matrix, ``hessp(X, V, *args)``, for ``"newton"``; without
@@ -91,9 +96,8 @@ def minimize(
         disp: True prints progress.
         options: ``gtol``, ``maxiter``, ``disp``; ``atol`` (a norm of the gradient that is small
             enough), ``maxtime`` (seconds), ``noise`` (smaller differences of f mean nothing);
-            the method's own: ``memory`` (lbfgs), ``preconditioner`` (cg, newton),
-            ``inner_maxiter`` (newton), ``step, momentum, eps, safe_step`` (landing),
-            ``retraction`` (retraction-*).
+            the method's own: ``memory`` (lbfgs), ``preconditioner`` (bb, newton),
+            ``inner_maxiter`` (newton), ``step, momentum, eps, safe_step`` (landing).
 
     Returns:
         SciPy's ``OptimizeResult``: ``x, fun, jac, grad_norm, distance, nit, nfev, njev, nhev,
@@ -109,33 +113,28 @@ def minimize(
     (True, 1.0)
     """
     if method is not None:
-        check_method(method, METHODS)
-    name = str(method)
-    constructor: Any = Automatic if method is None else METHODS[method]
+        check_method(method, METHODS, MOVED)
+    known: Any = METHODS[method] if isinstance(method, str) else method
     check_callback(callback)
     gtol = one_of_two("the tolerance", gtol, tol, ("gtol", "tol"))
-    limits, rest = limits_from(options, gtol, maxiter, 1_000 if method == "newton" else 10_000)
+    limits, rest = limits_from(options, gtol, maxiter, getattr(known, "maxiter", 10_000))
     display = display_from(rest, disp)
-    by_retraction = name.startswith("retraction")
-    retraction = rest.pop("retraction", "polar") if by_retraction else None
-    check_lam(name, lam)
-    check_options(name, constructor, rest)
-    solver = constructor(lam=lam, **rest)
-    variables = Variables(x0, manifold)
+    check_lam(lam)
+    rules = {**LBFGS.rules, **Newton.rules} if known is None else known.rules
+    check_options(method, rules, rest)
+    solver = Automatic(METHODS, lam, rest) if known is None else known(lam=lam, **rest)
+    variables = variables_on(x0, manifold)
     objective = Objective(fun, variables, jac=jac, hessp=hessp, args=args)
-    geometry = variables.geometry
-    if by_retraction:
-        geometry = with_retraction(geometry, retraction)
-        solver.name = name
-    variables.check_start()
+    geometry = geometry_of(variables)
     # NumPy's operations need no shield from autograd.
     shield = nullcontext() if variables.inside_numpy else torch.no_grad()
     with shield, np.errstate(all="ignore"):
         cost = ManifoldCost(objective, geometry)
         start = variables.start
-        start, D = (start, None) if method == "landing" else geometry.settle(start)
-        run = Run(cost, solver, limits, reporter(callback, intermediate_result, display))
-        status = run.from_point(cost.at(start, D, measured=True))
+        start, D = geometry.settle(start) if solver.begins_on_manifold else (start, None)
+        run = Run(cost, limits)
+        loop = Loop(run, solver, reporter(callback, display))
+        status = loop.from_point(cost.at(start, D, measured=True))
         result = result_of(run, best_on_manifold(run, status), status)
     if display:
         print(result.message)

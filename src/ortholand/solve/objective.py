@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ortholand.solve.arrays import Array, copy_of, norm, precision
+from ortholand.solve.arrays import copy_of, norm, precision
 from ortholand.solve.variables import Variables
 
 HessianProduct = Callable[[Any], Any]
@@ -117,7 +117,13 @@ class Objective:
     def hessian(self, X: Any, G: Any) -> HessianProduct:
         """``V -> Hess f(X)[V]``, by the user's ``hessp``, autograd, or differences of gradients."""
         if self.hessp is not None:
-            return self._counted(partial(self._hessian_product, self.variables.outward(X)))
+            x, variables = self.variables.outward(X), self.variables
+
+            def product(V: Any) -> Any:
+                H = self._call("hessp", self.hessp, x, variables.outward(V))
+                return variables.inward(H, "hessp")
+
+            return self._counted(product)
         if not self.jac:
             by_autograd = self._hessian_by_autograd(X)
             if by_autograd is not None:
@@ -137,20 +143,14 @@ class Objective:
         """Call a user's function, which may use autograd but must not modify X."""
         if self.variables.numpy:
             return self._as_caller(function, *points, *self.args)
-        tensors = [x for point in points for x in self._tensors(point)]
+        leaves = self.variables.structure.leaves
+        tensors = [x for point in points for x in leaves(point, "x0")]
         versions = [x._version for x in tensors]
         with torch.enable_grad():
             value = self._as_caller(function, *points, *self.args)
         if versions != [x._version for x in tensors]:
             raise ValueError(f"{name} must not modify X, but it did. Work on a copy: X.clone().")
         return value
-
-    def _tensors(self, point: Any) -> list[Tensor]:
-        return [point] if self.variables.single else self.variables.structure.leaves(point, "x0")
-
-    def _hessian_product(self, x: Any, V: Any) -> Any:
-        H = self._call("hessp", self.hessp, x, self.variables.outward(V))
-        return self.variables.inward(H, "hessp")
 
     def _hessian_by_autograd(self, X: Any) -> HessianProduct | None:
         """Hessian products by differentiating the gradient's graph, which serves all directions.
@@ -174,7 +174,7 @@ class Objective:
                 retain_graph=True,
                 materialize_grads=True,
             )
-            return variables.inward(variables.rebuild(products), "fun's second derivative")
+            return variables.inward(variables.structure.build(products), "fun's second derivative")
 
         return product
 
@@ -189,7 +189,7 @@ class Objective:
         variables = self.variables
         leaves = [x.detach().requires_grad_() for x in variables.outward_blocks(X)]
         with torch.enable_grad():
-            value = self._call("fun", self.fun, variables.rebuild(leaves))
+            value = self._call("fun", self.fun, variables.structure.build(leaves))
             number = _real_number(value)
             found: Any = [None]
             if isinstance(value, Tensor) and value.requires_grad:
@@ -203,7 +203,9 @@ class Objective:
                 "operations, or pass jac."
             )
         self._graph = (X, tuple(found), leaves) if self.keeps_graph else None
-        G = variables.inward(variables.rebuild([g.detach() for g in found]), "fun's derivative")
+        G = variables.inward(
+            variables.structure.build([g.detach() for g in found]), "fun's derivative"
+        )
         return number, G
 
 
@@ -234,19 +236,14 @@ def power_of_two_near(G: Any) -> float:
 def _real_number(value: Any) -> float:
     if isinstance(value, (float, np.floating)):
         return float(value)
-    is_tensor = isinstance(value, Tensor)
-    kind = "c" if is_tensor and value.is_complex() else "f" if is_tensor else _kind(value)
-    size = value.numel() if is_tensor else np.size(value)
-    if size != 1 or kind not in "fiub":
+    number = value if isinstance(value, Tensor) else np.asarray(value)
+    is_real = not number.is_complex() if isinstance(number, Tensor) else number.dtype.kind in "fiub"
+    if math.prod(number.shape) != 1 or not is_real:
         raise ValueError(
             f"fun must return one real number, got {_describe(value)}. Sum over the entries, "
             "and take the real part of a complex cost."
         )
-    return float(value.item()) if is_tensor else float(np.asarray(value).reshape(()))
-
-
-def _kind(value: Any) -> str:
-    return np.asarray(value).dtype.kind
+    return float(number.item())
 
 
 def _pair(value: Any) -> tuple[Any, Any]:
@@ -276,6 +273,3 @@ def _check_functions(fun: Any, jac: Any, hessp: Any, variables: Variables) -> No
             "(value, gradient). Or write fun with torch and pass a tensor x0: then autograd "
             "differentiates it."
         )
-
-
-__all__ = ["Array", "HessianProduct", "Objective", "power_of_two_near"]

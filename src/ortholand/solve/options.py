@@ -1,20 +1,24 @@
 """Checks of a solver's options, before anything runs. Methods have their own rules."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NamedTuple
 
-from ortholand.solve.targets import Limits
+from ortholand.safe_step import RULES as SAFE_STEP_RULES
 
 LOOP_OPTIONS = ("gtol", "maxiter", "atol", "maxtime", "noise", "disp")
 Rule = tuple[str, Callable[[Any], bool]]  # what a value must be, in words and as a test
 
 
-def check_method(method: Any, known: Collection[str]) -> None:
-    """Raise unless there is such a method."""
-    if not isinstance(method, str) or method not in known:
-        raise ValueError(f"method must be one of {tuple(known)}, got {method!r}.")
+class Limits(NamedTuple):
+    """When to stop, in the user's unit."""
+
+    gtol: float | None
+    maxiter: float
+    atol: float = 0.0
+    maxtime: float = math.inf
+    noise: float = 0.0
 
 
 def check_callback(callback: Any) -> None:
@@ -63,13 +67,8 @@ def display_from(options: dict[str, Any], disp: Any) -> bool:
     return bool(disp)
 
 
-def check_options(
-    method: str, constructor: Any, options: Mapping[str, Any], more: Mapping[str, Rule] = {}
-) -> None:
-    """Raise unless each option belongs to the method and is valid."""
-    if not options:
-        return
-    rules = {**constructor.rules, **more}
+def check_options(method: Any, rules: Mapping[str, Rule], options: Mapping[str, Any]) -> None:
+    """Raise unless each option has a rule of the method, and follows it."""
     for name, value in options.items():
         if name not in rules:
             raise ValueError(
@@ -80,14 +79,10 @@ def check_options(
             raise ValueError(f"options[{name!r}] must be {rule}, got {value!r}.")
 
 
-def check_lam(method: str, lam: Any) -> None:
+def check_lam(lam: Any) -> None:
     """Raise unless lam is a valid weight."""
-    if lam is None:
-        return
-    if not is_number(lam) or not 0 <= lam < math.inf:
+    if lam is not None and not (is_number(lam) and 0 <= lam < math.inf):
         raise ValueError(f"lam must be a number >= 0, or None for the method's own, got {lam!r}.")
-    if method == "landing" and lam == 0:
-        raise ValueError("lam must be > 0 for method='landing': without attraction nothing lands.")
 
 
 def is_number(value: Any) -> bool:
@@ -108,3 +103,10 @@ def is_count(value: Any) -> bool:
 def is_function_or_none(value: Any) -> bool:
     """Whether a value is a function or None."""
     return value is None or callable(value)
+
+
+MOMENTUM_RULE: Rule = ("a number in [0, 1)", lambda v: is_number(v) and 0 <= v < 1)
+BALL_RULES: dict[str, Rule] = {
+    "eps": ("a number in (0, 1)", lambda v: is_number(v) and 0 < v < 1),
+    "safe_step": (f"one of {tuple(SAFE_STEP_RULES)}", lambda v: v in tuple(SAFE_STEP_RULES)),
+}

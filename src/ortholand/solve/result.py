@@ -1,10 +1,14 @@
-"""What the user gets: the best point, on the manifold, and a message saying what happened."""
+"""What the user sees: reports on the way, and the best point with a message at the end."""
 
-from functools import cache
-from typing import TYPE_CHECKING
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from ortholand.solve.loop import Run, Status
+import numpy as np
+import torch
+
 from ortholand.solve.manifold_cost import Point
+from ortholand.solve.run import Run, Status
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
@@ -42,8 +46,10 @@ def _landed(run: Run, point: Point) -> Point:
     return point.landed(X, D, run.cost.geometry.size(D))
 
 
-def result_of(run: Run, point: Point, status: Status) -> "OptimizeResult":
-    """All fields of the result."""
+def result_of(
+    run: Run, point: Point, status: Status, advice: Mapping[Status, str] = {}
+) -> "OptimizeResult":
+    """All fields of the result; a caller may have its own messages, with a place for the rest."""
     objective = run.cost.objective
     if status is Status.STALLED and run.succeeded(point):
         status = Status.CONVERGED
@@ -52,10 +58,12 @@ def result_of(run: Run, point: Point, status: Status) -> "OptimizeResult":
     )
     if status is Status.CONVERGED and not distance <= allowed:
         status = Status.STALLED
-    return _optimize_result()(
+    from scipy.optimize import OptimizeResult  # here: importing ortholand must stay cheap
+
+    return OptimizeResult(
         x=objective.variables.owned(point.X),
         fun=point.value * objective.scale,
-        jac=objective.variables.owned_gradient(point.euclidean * objective.scale),
+        jac=objective.variables.owned(point.euclidean * objective.scale, gradient=True),
         grad_norm=point.gradient_norm * objective.scale,
         distance=distance,
         nit=run.nit,
@@ -64,41 +72,71 @@ def result_of(run: Run, point: Point, status: Status) -> "OptimizeResult":
         nhev=objective.nhev,
         success=status is Status.CONVERGED,
         status=int(status),
-        method=run.method.name,
-        message=_message(run, point, status),
-        history=run.history,
+        method=run.method,
+        message=_message(run, point, status, advice),
+        history=run.history(),
     )
 
 
 def intermediate_result(run: Run) -> "OptimizeResult":
     """What a callback sees."""
+    from scipy.optimize import OptimizeResult  # here: importing ortholand must stay cheap
+
     point, objective = run.point, run.cost.objective
-    return _optimize_result()(
+    return OptimizeResult(
         x=objective.variables.owned(point.X),  # a copy, which the callback may change
         fun=point.value * objective.scale,
         grad_norm=point.gradient_norm * objective.scale,
         distance=point.distance,
         nit=run.nit,
-        method=run.method.name,
+        method=run.method,
     )
 
 
-@cache
-def _optimize_result() -> "type[OptimizeResult]":
-    """SciPy's class, imported when it is first needed: importing ortholand must stay cheap."""
-    from scipy.optimize import OptimizeResult
+def reporter(
+    callback: Callable[..., Any] | None, display: bool = False
+) -> Callable[[Run], bool] | None:
+    """Call the user's callback as SciPy does: stop if it returns True or raises StopIteration."""
+    if callback is None:
+        return _display if display else None
+    try:
+        by_name = set(inspect.signature(callback).parameters) == {"intermediate_result"}
+    except (TypeError, ValueError):  # a builtin without a signature
+        by_name = False
 
-    return OptimizeResult
+    def report(run: Run) -> bool:
+        if display:
+            _display(run)
+        result = intermediate_result(run)
+        try:
+            answer = callback(intermediate_result=result) if by_name else callback(result.x)
+        except StopIteration:
+            return True
+        # True in Python, NumPy or torch, and not a number or a matrix.
+        if isinstance(answer, torch.Tensor):
+            return answer.dtype == torch.bool and answer.numel() == 1 and bool(answer)
+        return isinstance(answer, (bool, np.bool_)) and bool(answer)
+
+    return report
 
 
-def _message(run: Run, point: Point, status: Status) -> str:
-    unit = run.cost.objective.scale
-    reached = (
-        f"the Riemannian gradient's norm is {point.gradient_norm * unit:.1e}, "
-        f"asked for {run.targets.goal(point) * unit:.1e}"
-    )
+def _display(run: Run) -> bool:
+    """Print a line after iterations 1, 2, 4, 8, ..."""
+    if run.nit & (run.nit - 1) == 0:
+        fun, size, distance, *_, seconds = run.last
+        print(  # asked for by disp
+            f"{run.nit:7d}  f = {fun:.10g}  gradient {size:.2e}  distance {distance:.0e}  "
+            f"{seconds:.2f} s"
+        )
+    return False
+
+
+def _message(run: Run, point: Point, status: Status, advice: Mapping[Status, str]) -> str:
+    reached = run.reached(point)
     if status is Status.CONVERGED:
         return f"Converged: {reached}{_why(run, point)}."
+    if status in advice:
+        return advice[status].format(reached)
     return {
         Status.MAXITER: f"Stopped after maxiter={run.limits.maxiter} iterations: {reached}. Raise "
         "maxiter, start from this x, or try another method ('lbfgs' or 'newton').",

@@ -1,13 +1,34 @@
 """Points with several blocks: dicts, lists, tuples, and anything torch treats as a pytree."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ortholand.solve.manifolds import Manifold
+
+class Node(NamedTuple):
+    """The parts of a tree, and what makes such a tree of others."""
+
+    keys: list[Any]
+    parts: list[Any]
+    make: Callable[[list[Any]], Any]
+
+
+def opened(tree: Any) -> Node | None:
+    """The parts of a tree; None for a leaf."""
+    is_named = isinstance(tree, tuple) and hasattr(tree, "_fields")
+    kind: Any = pytree.namedtuple if is_named else type(tree)
+    node = pytree.SUPPORTED_NODES.get(kind)
+    if node is None:
+        return None
+    if type(tree) is dict:
+        keys = list(tree)
+        return Node(keys, list(tree.values()), lambda parts: dict(zip(keys, parts, strict=True)))
+    parts, context = node.flatten_fn(tree)
+    keys = list(tree) if isinstance(tree, dict) else list(range(len(parts)))
+    return Node(keys, list(parts), lambda parts: node.unflatten_fn(parts, context))
 
 
 class Structure:
@@ -15,93 +36,47 @@ class Structure:
 
     def __init__(self, tree: Any, where: str = "x0") -> None:
         self.where, self.type = where, type(tree)
-        self.keys: list[Any] = []
-        self.children: list[Structure] | None = None
-        if is_leaf(tree):
-            return
-        if isinstance(tree, dict):
-            self.keys = list(tree)
-            values = list(tree.values())
-        else:
-            values, _ = pytree.SUPPORTED_NODES[_node_type(tree)].flatten_fn(tree)
-            values, self.keys = list(values), list(range(len(values)))
+        node = opened(tree)
+        self.is_leaf = node is None
+        self.keys, parts, self._make = node or Node([], [], lambda parts: parts)
         self.children = [
-            Structure(value, f"{where}[{key!r}]")
-            for key, value in zip(self.keys, values, strict=True)
+            Structure(part, f"{where}[{key!r}]") for key, part in zip(self.keys, parts, strict=True)
         ]
 
     @property
     def names(self) -> list[str]:
         """The place of each leaf, as in ``x0[0]``."""
-        if self.children is None:
+        if self.is_leaf:
             return [self.where]
         return [name for child in self.children for name in child.names]
 
     def leaves(self, tree: Any, name: str) -> list[Any]:
         """The leaves of another tree of this structure, in this order."""
-        if self.children is None:
+        if self.is_leaf:
             return [tree]
-        parts = self._parts(tree, name)
-        return [
-            leaf
-            for child, part in zip(self.children, parts, strict=True)
-            for leaf in child.leaves(part, name)
-        ]
+        pairs = zip(self.children, self._parts(tree, name), strict=True)
+        return [leaf for child, part in pairs for leaf in child.leaves(part, name)]
 
     def _parts(self, tree: Any, name: str) -> list[Any]:
-        if issubclass(self.type, dict):
-            if isinstance(tree, dict) and set(tree) == set(self.keys):
-                return [tree[key] for key in self.keys]
-        elif not is_leaf(tree) and not isinstance(tree, dict):
-            parts = list(pytree.SUPPORTED_NODES[_node_type(tree)].flatten_fn(tree)[0])
-            if len(parts) == len(self.keys):
-                return parts
+        is_dict = issubclass(self.type, dict)
+        node = opened(tree) if isinstance(tree, dict) == is_dict else None
+        if node is not None and is_dict and set(tree) == set(self.keys):
+            return [tree[key] for key in self.keys]
+        if node is not None and not is_dict and len(node.parts) == len(self.keys):
+            return node.parts
         raise ValueError(
-            f"{name} must return the structure of x0, at {self.where} {self._words()}, got "
-            f"{_words(tree)}."
+            f"{name} must return the structure of x0, at {self.where} a {self.type.__name__} of "
+            f"{self.keys if is_dict else len(self.keys)}, got {_words(tree)}."
         )
 
-    def _words(self) -> str:
-        keys = self.keys if issubclass(self.type, dict) else len(self.keys)
-        return f"a {self.type.__name__} of {keys}"
+    def build(self, leaves: Sequence[Any]) -> Any:
+        """A tree of this structure from its leaves."""
+        return self._build(iter(leaves))
 
-    def template(self, tree: Any) -> Callable[[Sequence[Any]], Any]:
-        """A function that makes such a tree from its leaves."""
-        if self.children is None:
-            return lambda leaves: leaves[0]
-        if isinstance(tree, dict):
-            values, context = list(tree.values()), None
-        else:
-            values, context = pytree.SUPPORTED_NODES[_node_type(tree)].flatten_fn(tree)
-        makers = [child.template(v) for child, v in zip(self.children, values, strict=True)]
-        counts = [len(child.names) for child in self.children]
-
-        def make(leaves: Sequence[Any]) -> Any:
-            parts, begin = [], 0
-            for maker, count in zip(makers, counts, strict=True):
-                parts.append(maker(leaves[begin : begin + count]))
-                begin += count
-            if self.type is dict:
-                return dict(zip(self.keys, parts, strict=True))
-            if isinstance(tree, dict):  # an OrderedDict, say
-                node = pytree.SUPPORTED_NODES[self.type]
-                return node.unflatten_fn(parts, node.flatten_fn(tree)[1])
-            return pytree.SUPPORTED_NODES[_node_type(tree)].unflatten_fn(parts, context)
-
-        return make
-
-
-def is_leaf(tree: Any) -> bool:
-    """Whether a tree has no parts."""
-    return _node_type(tree) not in pytree.SUPPORTED_NODES
-
-
-def _node_type(tree: Any) -> Any:
-    is_named = isinstance(tree, tuple) and hasattr(tree, "_fields")
-    return pytree.namedtuple if is_named else type(tree)
-
-
-LEAF = Structure(0.0)  # of one array
+    def _build(self, leaves: Iterator[Any]) -> Any:
+        if self.is_leaf:
+            return next(leaves)
+        return self._make([child._build(leaves) for child in self.children])
 
 
 def is_numbers(tree: Any) -> bool:
@@ -117,34 +92,28 @@ def _is_rows(part: Any) -> bool:
     return isinstance(part, (int, float, complex, np.generic))
 
 
-def assign_manifolds(
-    manifold: Any, tree: Any, names: Sequence[str] | None = None, where: str = "manifold"
-) -> list[Any]:
-    """A manifold, or None for the default one, for each leaf; its names, if they are known."""
-    if isinstance(manifold, type) and issubclass(manifold, Manifold):
+def assign(manifold: Any, kind: type, tree: Any, where: str = "manifold") -> list[Any]:
+    """A manifold, an object of this kind, or None for the default one, for each leaf of a tree."""
+    if isinstance(manifold, type) and issubclass(manifold, kind):
         manifold = manifold()
-    if manifold is None or isinstance(manifold, Manifold):
-        return [manifold] * len(Structure(tree).names if names is None else names)
-    if is_leaf(manifold) or is_leaf(tree) or is_numbers(tree):
+    if manifold is None or isinstance(manifold, kind):
+        return [manifold] * len(Structure(tree).names)
+    node = None if is_numbers(tree) else opened(tree)
+    if node is None or opened(manifold) is None:
         raise TypeError(
             f"{where} must be a manifold such as ol.Stiefel(), or have the structure of x0 with "
             f"one in each place, got {manifold!r}."
         )
-    return _assign_parts(manifold, tree, where)
-
-
-def _assign_parts(manifold: Any, tree: Any, where: str) -> list[Any]:
     if isinstance(tree, dict):
         if not isinstance(manifold, dict) or not set(manifold) <= set(tree):
             raise ValueError(f"{where} may have the keys {list(tree)}, got {manifold!r}.")
-        pairs = [(manifold.get(key), tree[key], key) for key in tree]
-    else:
-        parts = pytree.SUPPORTED_NODES[_node_type(tree)].flatten_fn(tree)[0]
-        if not isinstance(manifold, (list, tuple)) or len(manifold) != len(parts):
-            raise ValueError(f"{where} must have {len(parts)} parts, got {manifold!r}.")
-        pairs = list(zip(manifold, parts, range(len(parts)), strict=True))
+        manifold = [manifold.get(key) for key in node.keys]
+    elif not isinstance(manifold, (list, tuple)) or len(manifold) != len(node.parts):
+        raise ValueError(f"{where} must have {len(node.parts)} parts, got {manifold!r}.")
     return [
-        m for part, t, key in pairs for m in assign_manifolds(part, t, where=f"{where}[{key!r}]")
+        one
+        for key, part, given in zip(node.keys, node.parts, manifold, strict=True)
+        for one in assign(given, kind, part, f"{where}[{key!r}]")
     ]
 
 

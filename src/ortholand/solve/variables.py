@@ -7,45 +7,93 @@ calls would take longer than the arithmetic; otherwise torch's, on the user's de
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ortholand.solve.arrays import Array, copy_of, norm
-from ortholand.solve.manifolds import Geometry, Manifold, Packing, Product, default_manifold
-from ortholand.solve.structure import LEAF, Structure, assign_manifolds, is_leaf, is_numbers
+from ortholand.solve.arrays import Array, all_finite, copy_of, norm, real_vector
+from ortholand.solve.structure import Structure, assign, is_numbers
 
 REAL_OR_COMPLEX = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 NUMPY_CHARS = "fdFD"  # single and double precision, real and complex
 SMALL = 2**15  # numbers up to which NumPy handles a tensor on the CPU
 
 
-class Block:
+class Manifold:
+    """What a block of ``x0`` is constrained to, and how its arrays look to the solver.
+
+    A new manifold is a subclass of this and a geometry, see :mod:`ortholand.solve.manifolds`.
+    """
+
+    def inward(self, x: Any, gradient: bool = False) -> Any:  # noqa: ARG002
+        """The user's array, a point or a gradient, in the solver's form."""
+        return x
+
+    def outward(self, X: Any, shape: tuple[int, ...], gradient: bool = False) -> Any:  # noqa: ARG002
+        """The solver's array, a point or a gradient, in the user's form."""
+        return X
+
+    def missed_by(self, X: Any) -> tuple[float, float] | None:  # noqa: ARG002
+        """How far the user's array misses the constraint, and may; None: as the solver's does."""
+        return None
+
+    def check_shape(self, shape: tuple[int, ...], name: str) -> None:
+        """Raise if no array of this shape can be such a block."""
+        if 0 in shape:
+            raise ValueError(f"{name} must have entries, got shape {shape}.")
+
+    def nearness(self, shape: tuple[int, ...], numpy: bool) -> tuple[str, str]:
+        """What must be at most 1/2 at a start, and how to get there, for an error message."""
+        raise NotImplementedError
+
+    def check_component(self, X: Any, name: str) -> None:
+        """Raise if a start near the manifold is on a part of it that is excluded."""
+
+    def geometry(self, X: Any, numpy: bool) -> Any:
+        """How a solver moves on the manifold, for a user of NumPy or of torch."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"ol.{type(self).__name__}()"
+
+
+class Packing:
+    """Blocks of given shapes and types, real or complex, in one vector of real numbers."""
+
+    def __init__(self, blocks: Sequence[Array]) -> None:
+        self.parts: list[tuple[slice, tuple[int, ...], Any]] = []
+        begin = 0
+        for block in blocks:
+            end = begin + len(real_vector(block))
+            self.parts.append((slice(begin, end), tuple(block.shape), block.dtype))
+            begin = end
+
+    def split(self, vector: Any) -> list[Any]:
+        """Views of the blocks."""
+        if isinstance(vector, np.ndarray):
+            return [vector[part].view(dtype).reshape(shape) for part, shape, dtype in self.parts]
+        return [
+            torch.view_as_complex(vector[part].reshape(*shape, 2))
+            if dtype.is_complex
+            else vector[part].reshape(shape)
+            for part, shape, dtype in self.parts
+        ]
+
+    def join(self, blocks: Sequence[Any]) -> Any:
+        """One vector with the numbers of all blocks."""
+        library: Any = np if isinstance(blocks[0], np.ndarray) else torch
+        return library.concatenate([real_vector(block) for block in blocks])
+
+
+class Block(NamedTuple):
     """One of the user's arrays."""
 
-    def __init__(self, x: Array, manifold: Manifold, name: str) -> None:
-        self.manifold, self.name = manifold, name
-        self.shape, self.dtype = tuple(x.shape), x.dtype
-        manifold.check_shape(self.shape, name)
-        self.as_it_is = manifold.inward(x) is x  # neither transposed nor reshaped
-
-    def outward(self, X: Any) -> Any:
-        """A point in the user's form."""
-        return X if self.as_it_is else self.manifold.outward(X, self.shape)
-
-    def inward(self, x: Any) -> Any:
-        """A point in the solver's form."""
-        return x if self.as_it_is else self.manifold.inward(x)
-
-    def outward_gradient(self, G: Any) -> Any:
-        """A gradient in the user's form."""
-        return G if self.as_it_is else self.manifold.outward_gradient(G, self.shape)
-
-    def inward_gradient(self, G: Any) -> Any:
-        """A gradient in the solver's form."""
-        return G if self.as_it_is else self.manifold.inward_gradient(G)
+    manifold: Manifold
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
 
 
 class Variables:
@@ -54,121 +102,83 @@ class Variables:
     Args:
         x0: one array, or a tree of them.
         manifold: the manifold of each block, see :func:`ortholand.minimize`.
+        default: the manifold of an array for which none is given, and which is alone or not.
         torch_inside: whether the solver's arrays must be tensors.
 
     Attributes:
         single: whether x0 is one array.
-        names: what to call each block.
-        rebuild: makes a tree like x0 from its blocks.
         numpy: whether the user's arrays are NumPy's.
         start: a copy of x0 in the solver's form.
-        geometry: the manifold as the solver sees it.
     """
 
-    def __init__(self, x0: Any, manifold: Any = None, *, torch_inside: bool = False) -> None:
-        self.single = is_numbers(x0) or is_leaf(x0)
-        arrays = self._one_array(x0) if self.single else self._tree_of_arrays(x0)
-        names = self.names
+    def __init__(
+        self,
+        x0: Any,
+        manifold: Any,
+        default: Callable[[Any, bool], Manifold],
+        *,
+        torch_inside: bool = False,
+    ) -> None:
+        self.structure = Structure(0.0 if is_numbers(x0) else x0)
+        self.single = self.structure.is_leaf
+        names, leaves = self.structure.names, self.structure.leaves(x0, "x0")
+        arrays = [_array(leaf, name) for leaf, name in zip(leaves, names, strict=True)]
+        _check_alike(arrays, names)
         self.numpy = isinstance(arrays[0], np.ndarray)
-        tree = arrays[0] if self.single else x0
+        manifolds = assign(manifold, Manifold, arrays[0] if self.single else x0)
         self.blocks = [
-            Block(x, one or default_manifold(x, self.single), name)
-            for x, one, name in zip(
-                arrays, assign_manifolds(manifold, tree, names), names, strict=True
-            )
+            Block(one or default(x, self.single), name, tuple(x.shape), x.dtype)
+            for x, one, name in zip(arrays, manifolds, names, strict=True)
         ]
-        self.inside_numpy = not torch_inside and (self.numpy or _small_on_cpu(arrays))
+        for manifold, name, shape, _ in self.blocks:
+            manifold.check_shape(shape, name)
+        on_cpu = self.numpy or all(x.device.type == "cpu" for x in arrays)
+        few = self.numpy or sum(x.numel() for x in arrays) <= SMALL
+        self.inside_numpy = not torch_inside and on_cpu and few
+        own = [b.manifold.inward(self._across(x)) for b, x in zip(self.blocks, arrays, strict=True)]
         # One NumPy array, neither converted nor transposed: the most common case.
-        self.plain = self.single and self.numpy and self.inside_numpy and self.blocks[0].as_it_is
-        self._set_start(arrays)
-
-    def _one_array(self, x0: Any) -> list[Any]:
-        self.rebuild: Callable[[Sequence[Any]], Any] = _only
-        self.structure, self.names = LEAF, ["x0"]
-        return [_array(x0, "x0")]
-
-    def _tree_of_arrays(self, x0: Any) -> list[Any]:
-        self.structure = Structure(x0)
-        self.names, self.rebuild = self.structure.names, self.structure.template(x0)
-        leaves = self.structure.leaves(x0, "x0")
-        arrays = [_array(leaf, name) for leaf, name in zip(leaves, self.names, strict=True)]
-        _check_alike(arrays, self.names)
-        return arrays
-
-    def _set_start(self, arrays: list[Any]) -> None:
-        self.start: Any
-        self.geometry: Geometry
-        if self.single:
-            self.start, self.geometry = self._own(self.blocks[0], arrays[0])
-            return
-        pairs = [self._own(block, x) for block, x in zip(self.blocks, arrays, strict=True)]
-        own, geometries = [X for X, _ in pairs], [geometry for _, geometry in pairs]
+        self.plain = self.single and self.numpy and self.inside_numpy and own[0] is arrays[0]
+        own = [copy_of(X) for X in own]  # the caller may change x0
         self.packing = Packing(own)
-        self.start = self.packing.join(own)
-        self.geometry = Product(geometries, self.packing)
+        self.start: Any = own[0] if self.single else self.packing.join(own)
 
-    def _own(self, block: Block, x: Any) -> tuple[Any, Geometry]:
-        """A copy, because the caller may change x, and its geometry."""
-        X = copy_of(block.inward(self._across(x)))
-        return X, block.manifold.geometry_for(X, self.numpy)
-
-    @property
-    def wide(self) -> bool:
-        """Whether a single matrix is transposed for the solver."""
-        return self.single and not self.blocks[0].as_it_is
+    def split(self, X: Any) -> list[Any]:
+        """The blocks of the solver's array."""
+        return [X] if self.single else self.packing.split(X)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the first block."""
         return self.blocks[0].shape
 
-    @property
-    def dtype(self) -> Any:
-        """Type of the first block."""
-        return self.blocks[0].dtype
-
-    def check_start(self) -> None:
-        """Raise unless x0 is finite and near the manifold."""
-        parts = [self.start] if self.single else self.packing.split(self.start)
-        for block, X in zip(self.blocks, parts, strict=True):
-            if not (math.isfinite(norm(X)) or _all_finite(X)):
+    def check_finite(self) -> None:
+        """Raise unless x0 is finite."""
+        for block, X in zip(self.blocks, self.split(self.start), strict=True):
+            if not (math.isfinite(norm(X)) or all_finite(X)):  # a norm may overflow
                 raise ValueError(
                     f"{block.name} must be finite, but it has infinite or NaN entries."
                 )
-            block.manifold.check_start(X, block.shape, block.name, self.numpy)
 
-    def outward(self, X: Any) -> Any:
-        """The user's view of X, read-only in NumPy because X is the solver's."""
+    def outward(self, X: Any, gradient: bool = False) -> Any:
+        """The user's view of X, read-only in NumPy because X is the solver's.
+
+        New variables convert gradients differently from points.
+        """
         if self.plain:
             X.setflags(write=False)
             return X
-        if not self.single:
-            return self.rebuild(self.outward_blocks(X))
-        return self._show(self.blocks[0].outward(X))
+        return self.structure.build(self.outward_blocks(X, gradient))
 
-    def outward_blocks(self, X: Any) -> list[Any]:
+    def outward_blocks(self, X: Any, gradient: bool = False) -> list[Any]:
         """The user's view of every block."""
-        parts = [X] if self.single else self.packing.split(X)
-        return [self._show(b.outward(part)) for b, part in zip(self.blocks, parts, strict=True)]
+        pairs = zip(self.blocks, self.split(X), strict=True)
+        return [self._show(b.manifold.outward(part, b.shape, gradient)) for b, part in pairs]
 
-    def outward_gradient(self, G: Any) -> Any:
-        """The user's view of a gradient; new variables convert it differently from a point."""
-        parts = [G] if self.single else self.packing.split(G)
-        pairs = zip(self.blocks, parts, strict=True)
-        return self.rebuild([self._show(b.outward_gradient(part)) for b, part in pairs])
-
-    def owned(self, X: Any) -> Any:
-        """A point in the user's form, which the user may write to."""
+    def owned(self, X: Any, gradient: bool = False) -> Any:
+        """The same as an array that the user may write to."""
         if self.plain:
             return X.copy()
-        return self.rebuild([copy_of(x) for x in self.outward_blocks(X)])
-
-    def owned_gradient(self, G: Any) -> Any:
-        """A gradient in the user's form, which the user may write to."""
-        if self.plain:
-            return G.copy()
-        leaves = self.structure.leaves(self.outward_gradient(G), "jac")
-        return self.rebuild([copy_of(g) for g in leaves])
+        return self.structure.build([copy_of(x) for x in self.outward_blocks(X, gradient)])
 
     def missed_by(self, X: Any, distance: float, allowed: float) -> tuple[float, float]:
         """How far the user's X is and may be from the manifold, given the solver's values."""
@@ -180,28 +190,18 @@ class Variables:
             distance, allowed = max(distance, missed), max(allowed, more)
         return distance, allowed
 
-    def inward_vector(self, V: Any, name: str) -> Any:
-        """A direction returned by a user's function, in the solver's form."""
-        return self.inward(V, name, gradient=False)
-
     def inward(self, G: Any, name: str, gradient: bool = True) -> Any:
         """A gradient or Hessian product returned by a user's function, in the solver's form.
 
         It may share the user's memory, which the next call may overwrite.
         """
-        if self.single:
-            block = self.blocks[0]
-            fits = self.plain and type(G) is np.ndarray and G.dtype == block.dtype
-            if fits and G.shape == block.shape:
-                return G
-            return self._take(block, G, name, gradient)
-        leaves = self.structure.leaves(G, name)
-        return self.packing.join(
-            [
-                self._take(b, leaf, name, gradient)
-                for b, leaf in zip(self.blocks, leaves, strict=True)
-            ]
-        )
+        first = self.blocks[0]
+        fits = self.plain and type(G) is np.ndarray and G.dtype == first.dtype
+        if fits and G.shape == first.shape:
+            return G
+        pairs = zip(self.blocks, self.structure.leaves(G, name), strict=True)
+        found = [self._take(block, leaf, name, gradient) for block, leaf in pairs]
+        return found[0] if self.single else self.packing.join(found)
 
     def _show(self, x: Any) -> Any:
         if self.numpy:
@@ -215,7 +215,7 @@ class Variables:
             G = self._convert(block, G, name)
         elif not self.inside_numpy:
             G = _shared(G)
-        return block.inward_gradient(G) if gradient else block.inward(G)
+        return block.manifold.inward(G, gradient)
 
     def _convert(self, block: Block, G: Any, name: str) -> Any:
         """Convert to the block's type and the solver's library; raise if that is impossible."""
@@ -230,8 +230,9 @@ class Variables:
                 "(or Hessian product), without any projection."
             )
         G = self._across(G)
-        dtype = _numpy_type(block.dtype) if isinstance(G, np.ndarray) else _torch_type(block.dtype)
-        return G if G.dtype == dtype else _cast(G, dtype)
+        if isinstance(G, np.ndarray):
+            return G.astype(_numpy_type(block.dtype), copy=False)
+        return G.to(getattr(torch, str(block.dtype).removeprefix("torch.")))
 
     def _across(self, x: Any) -> Any:
         """An array in the solver's library; memory is shared where possible."""
@@ -240,25 +241,6 @@ class Variables:
             # force: also where signs and conjugates are lazy, or zeros take no memory.
             return x.numpy(force=True) if self.inside_numpy else x
         return x if self.inside_numpy else _shared(x)
-
-
-def _only(leaves: Sequence[Any]) -> Any:
-    return leaves[0]
-
-
-def _all_finite(X: Any) -> bool:
-    """Whether every entry is finite: a norm may overflow."""
-    finite = np.isfinite(X) if isinstance(X, np.ndarray) else X.isfinite()
-    return bool(finite.all())
-
-
-def one_matrix(x0: Any, manifold: Any = None) -> Variables:
-    """Variables for solvers of one matrix only, in torch."""
-    variables = Variables(x0, manifold, torch_inside=True)
-    if not variables.single or len(variables.shape) != 2:
-        found = variables.shape if variables.single else type(x0).__name__
-        raise ValueError(f"x0 must be one matrix (n, p) here, got {found}.")
-    return variables
 
 
 def _array(x: Any, name: str, *, of_result: bool = False) -> Any:
@@ -288,21 +270,11 @@ def _array(x: Any, name: str, *, of_result: bool = False) -> Any:
 def _fits(dtype: Any, wanted: Any) -> bool:
     """Whether numbers of a type may be rounded to another, which must not have more digits."""
     dtype, wanted = _numpy_type(dtype), _numpy_type(wanted)
-    if (dtype.kind == "c") != (wanted.kind == "c"):
-        return False
-    return dtype.itemsize >= wanted.itemsize
-
-
-def _cast(G: Any, dtype: Any) -> Any:
-    return G.astype(dtype) if isinstance(G, np.ndarray) else G.to(dtype)
+    return (dtype.kind == "c") == (wanted.kind == "c") and dtype.itemsize >= wanted.itemsize
 
 
 def _numpy_type(dtype: Any) -> np.dtype:
     return np.dtype(str(dtype).removeprefix("torch."))
-
-
-def _torch_type(dtype: Any) -> torch.dtype:
-    return getattr(torch, str(dtype).removeprefix("torch."))
 
 
 def _shared(x: np.ndarray) -> Tensor:
@@ -311,11 +283,6 @@ def _shared(x: np.ndarray) -> Tensor:
     if odd or not x.flags.writeable:
         x = x.copy(order="C")
     return torch.from_numpy(x)
-
-
-def _small_on_cpu(arrays: list[Any]) -> bool:
-    on_cpu = all(x.device.type == "cpu" for x in arrays)
-    return on_cpu and sum(x.numel() for x in arrays) <= SMALL
 
 
 def _check_alike(arrays: list[Any], names: list[str]) -> None:

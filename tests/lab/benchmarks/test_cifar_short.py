@@ -4,11 +4,11 @@ from dataclasses import asdict
 
 import pytest
 
-from ortholand.lab.benchmarks import BENCHMARKS
-from ortholand.lab.benchmarks.cifar_short import CIFAR_SHORT
-from ortholand.lab.experiments.cifar import CIFAR_METHODS, ENOUGH, PAPER, TRAINING_CLAIMS
-from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions
-from ortholand.lab.study.spec import BENCHMARK_PRESETS, Verdict
+from ortholand_lab.benchmarks import BENCHMARKS
+from ortholand_lab.benchmarks.cifar_short import CIFAR_SHORT
+from ortholand_lab.experiments.cifar import CIFAR_METHODS, ENOUGH, PAPER, TRAINING_CLAIMS
+from ortholand_lab.study.records import Record, Records, Request, Result, RunOptions
+from ortholand_lab.study.spec import BENCHMARK_PRESETS, Verdict
 
 TEST_ERRORS = dict(zip(CIFAR_METHODS, (0.20, 0.195, 0.30), strict=True))
 ERRORS = dict(zip(CIFAR_METHODS, (1e-4, 1e-3, 1e-3), strict=True))

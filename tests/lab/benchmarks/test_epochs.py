@@ -5,8 +5,8 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from ortholand.lab.benchmarks import BENCHMARKS
-from ortholand.lab.benchmarks.epochs import (
+from ortholand_lab.benchmarks import BENCHMARKS
+from ortholand_lab.benchmarks.epochs import (
     MNIST_EPOCH,
     TRAINING,
     EpochSettings,
@@ -14,11 +14,11 @@ from ortholand.lab.benchmarks.epochs import (
     table,
     train_in_turn,
 )
-from ortholand.lab.datasets import Dataset
-from ortholand.lab.experiments.mnist import BEST_RATES, start_lenet
-from ortholand.lab.methods import TRAINING_METHODS
-from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions
-from ortholand.lab.study.spec import BENCHMARK_PRESETS, Context
+from ortholand_lab.datasets import Dataset
+from ortholand_lab.experiments.mnist import BEST_RATES, start_lenet
+from ortholand_lab.methods import TRAINING_METHODS
+from ortholand_lab.study.records import Record, Records, Request, Result, RunOptions
+from ortholand_lab.study.spec import BENCHMARK_PRESETS, Context
 
 LENET = EpochSettings(iterations=10, batch_size=4, test_images=20)
 

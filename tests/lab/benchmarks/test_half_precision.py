@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from ortholand.lab.benchmarks.half_precision import (
+from ortholand_lab.benchmarks.half_precision import (
     FULL,
     HALF_PRECISION,
     METHODS,
@@ -17,7 +17,7 @@ from ortholand.lab.benchmarks.half_precision import (
     run,
     unit_name,
 )
-from ortholand.lab.study.records import (
+from ortholand_lab.study.records import (
     MissingRecordError,
     Record,
     Records,
@@ -25,8 +25,8 @@ from ortholand.lab.study.records import (
     Result,
     RunOptions,
 )
-from ortholand.lab.study.runner import run_study
-from ortholand.lab.study.spec import Verdict
+from ortholand_lab.study.runner import run_study
+from ortholand_lab.study.spec import Verdict
 
 SETTINGS = HalfPrecisionSettings(steps=2, seeds=1)
 

@@ -10,17 +10,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ortholand as ol
-from ortholand.lab.benchmarks import BENCHMARKS
-from ortholand.lab.benchmarks.muon import MUON, contenders, runs, training
-from ortholand.lab.benchmarks.muon.claims import needed, time_of
-from ortholand.lab.benchmarks.muon.contenders import (
+from ortholand_lab.benchmarks import BENCHMARKS, muon
+from ortholand_lab.benchmarks.muon import (
+    MUON,
+    MuonSettings,
+    cases,
+    contenders,
+    needed,
+    plan,
+    run,
+    time_of,
+    training,
+)
+from ortholand_lab.benchmarks.muon.contenders import (
     CONTENDERS,
     DUAL,
     OURS,
     MatrixwiseMuon,
     RetractedDescent,
 )
-from ortholand.lab.benchmarks.muon.directions import (
+from ortholand_lab.benchmarks.muon.directions import (
     PUBLISHED_RATE,
     best_value,
     closed_form,
@@ -31,8 +40,7 @@ from ortholand.lab.benchmarks.muon.directions import (
     quality,
     spel,
 )
-from ortholand.lab.benchmarks.muon.runs import MuonSettings, cases, plan, run
-from ortholand.lab.benchmarks.muon.searches import (
+from ortholand_lab.benchmarks.muon.searches import (
     Case,
     CostTask,
     SearchTask,
@@ -40,7 +48,7 @@ from ortholand.lab.benchmarks.muon.searches import (
     good_enough,
     make_case,
 )
-from ortholand.lab.benchmarks.muon.training import (
+from ortholand_lab.benchmarks.muon.training import (
     Outcome,
     StepTimes,
     Training,
@@ -52,8 +60,8 @@ from ortholand.lab.benchmarks.muon.training import (
     short_move,
     start,
 )
-from ortholand.lab.datasets import Dataset
-from ortholand.lab.study.records import (
+from ortholand_lab.datasets import Dataset
+from ortholand_lab.study.records import (
     MissingRecordError,
     Record,
     Records,
@@ -61,8 +69,8 @@ from ortholand.lab.study.records import (
     Result,
     RunOptions,
 )
-from ortholand.lab.study.runner import run_study
-from ortholand.lab.study.spec import BENCHMARK_PRESETS, Context, Verdict
+from ortholand_lab.study.runner import run_study
+from ortholand_lab.study.spec import BENCHMARK_PRESETS, Context, Verdict
 
 # Of peers, about torch.jit.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -397,7 +405,7 @@ def test_the_full_study_is_the_published_protocol():
 
 def test_what_is_not_installed_is_left_out(monkeypatch):
     missing = {**CONTENDERS, "pogo-muon": replace(CONTENDERS["pogo-muon"], installed=False)}
-    monkeypatch.setattr(runs, "CONTENDERS", missing)
+    monkeypatch.setattr(muon, "CONTENDERS", missing)
     names = [unit.name for unit in plan(MuonSettings())]
     assert "training-pogo-muon" not in names
     assert f"training-{OURS}" in names
@@ -569,7 +577,7 @@ def test_the_figure_has_curves_and_our_points():
 
 
 def test_a_small_run_from_end_to_end(data, store, watcher):
-    from ortholand.lab.datasets import Source
+    from ortholand_lab.datasets import Source
 
     few = {"methods": (OURS, DUAL), "widths": NARROW, "layers": (), "cap": 4}
     settings = replace(MUON.settings["smoke"], **few)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import ortholand as ol
-from ortholand.lab.benchmarks import orthogonality
-from ortholand.lab.benchmarks.orthogonality import (
+from ortholand_lab.benchmarks import orthogonality
+from ortholand_lab.benchmarks.orthogonality import (
     DRIFT,
     DRIFTERS,
     NOISE,
@@ -22,7 +22,7 @@ from ortholand.lab.benchmarks.orthogonality import (
     title,
     unit_name,
 )
-from ortholand.lab.study.records import (
+from ortholand_lab.study.records import (
     MissingRecordError,
     Record,
     Records,
@@ -30,8 +30,8 @@ from ortholand.lab.study.records import (
     Result,
     RunOptions,
 )
-from ortholand.lab.study.runner import run_study
-from ortholand.lab.study.spec import BENCHMARK_PRESETS, Context, Verdict
+from ortholand_lab.study.runner import run_study
+from ortholand_lab.study.spec import BENCHMARK_PRESETS, Context, Verdict
 
 # Of peers, about torch.jit.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ortholand.lab.benchmarks.sharded import SHARDED, TABLES, plan, run
-from ortholand.lab.benchmarks.sharded.costs import (
+from ortholand_lab.benchmarks.sharded import SHARDED, TABLES, plan, run
+from ortholand_lab.benchmarks.sharded.costs import (
     GPUS,
     SCENES,
     Weights,
@@ -15,14 +15,14 @@ from ortholand.lab.benchmarks.sharded.costs import (
     landing_rows,
     predict,
 )
-from ortholand.lab.benchmarks.sharded.counting import OWNERS, ROWS, WIDE, Case
-from ortholand.lab.benchmarks.sharded.peers import LIBRARIES, OURS, outcome, train_all
-from ortholand.lab.benchmarks.sharded.ranks import on_ranks
-from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions
-from ortholand.lab.study.report import markdown_table
-from ortholand.lab.study.spec import Context, Verdict
+from ortholand_lab.benchmarks.sharded.counting import OWNERS, ROWS, WIDE, Case
+from ortholand_lab.benchmarks.sharded.peers import LIBRARIES, OURS, outcome, train_all
+from ortholand_lab.benchmarks.sharded.ranks import on_ranks
+from ortholand_lab.study.records import Record, Records, Request, Result, RunOptions
+from ortholand_lab.study.report import markdown_table
+from ortholand_lab.study.spec import Context, Verdict
 
-PAGE = (Path(__file__).parents[3] / "docs" / "at_scale_costs.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/results/at_scale_costs.md").read_text()
 TABLE_OF = {spec.name: spec.make for spec in TABLES}
 MESSAGES = {ROWS: (1, 0), "LandingAdam, rows": (1, 0), WIDE: (1, 2)}  # the others: owners
 

@@ -4,18 +4,25 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from ortholand.lab.benchmarks.steps import STEPS
-from ortholand.lab.benchmarks.steps.claims import LENET, RIVALS
-from ortholand.lab.benchmarks.steps.contenders import (
+from ortholand_lab.benchmarks.steps import (
+    CASES,
+    LENET,
+    RIVALS,
+    STEPS,
+    StepsSettings,
+    StepsTask,
+    plan,
+    run,
+)
+from ortholand_lab.benchmarks.steps.contenders import (
     StepsCase,
     bare_products,
     lenet_iterations,
     parameters,
     steps_of,
 )
-from ortholand.lab.benchmarks.steps.runs import CASES, StepsSettings, StepsTask, plan, run
-from ortholand.lab.cli import app
-from ortholand.lab.study.records import (
+from ortholand_lab.cli import app
+from ortholand_lab.study.records import (
     MissingRecordError,
     Record,
     Records,
@@ -24,9 +31,9 @@ from ortholand.lab.study.records import (
     RunOptions,
     Store,
 )
-from ortholand.lab.study.report import markdown_table
-from ortholand.lab.study.runner import collect
-from ortholand.lab.study.spec import BENCHMARK_PRESETS, Context, Verdict
+from ortholand_lab.study.report import markdown_table
+from ortholand_lab.study.runner import collect
+from ortholand_lab.study.spec import BENCHMARK_PRESETS, Context, Verdict
 
 # Of peers, about torch.jit.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -14,9 +14,9 @@ from threading import Event, Thread
 import pytest
 import torch
 
-from ortholand.lab.datasets import cifar10, mnist, search
-from ortholand.lab.datasets.base import KnownFile
-from ortholand.lab.datasets.download import RemoteFile
+from ortholand_lab.datasets import cifar10, mnist, search
+from ortholand_lab.datasets.base import KnownFile
+from ortholand_lab.datasets.download import RemoteFile
 
 
 @pytest.fixture(autouse=True)

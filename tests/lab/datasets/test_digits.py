@@ -1,10 +1,8 @@
-import sys
-
 import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from ortholand.lab.datasets import DatasetError, digits, find_dataset
+from ortholand_lab.datasets import digits, find_dataset
 
 
 @pytest.mark.parametrize(("name", "shape"), [("mnist", (1, 28, 28)), ("cifar10", (3, 32, 32))])
@@ -39,9 +37,3 @@ def test_a_digit_is_still_the_digit():
     originals = torch.from_numpy(load_digits().images[:1500]) * 255 / 16
     flat = torch.stack([means.flatten(), originals.flatten()])
     assert float(torch.corrcoef(flat)[0, 1]) > 0.95
-
-
-def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DatasetError, match=r"pip install 'ortholand\[experiments\]'"):
-        find_dataset("mnist", offline=True).load()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ortholand.lab.datasets import download, find_dataset, search
+from ortholand_lab.datasets import download, find_dataset, search
 
 STAND_IN = "digits of scikit-learn"
 FILES = [

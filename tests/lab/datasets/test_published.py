@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ortholand.lab.datasets import search
+from ortholand_lab.datasets import search
 
 BESIDE = Path(__file__).parents[4] / "shared" / "data"
 FOLDER = Path(os.environ.get("ORTHOLAND_DATA") or BESIDE)

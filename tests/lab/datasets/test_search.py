@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from ortholand.lab.datasets import (
+from ortholand_lab.datasets import (
     DatasetError,
     cache_folder,
     data_notice,
@@ -117,7 +117,7 @@ def test_files_at_hand_need_no_home_and_a_download_says_what_it_lacks(monkeypatc
     def no_home():
         raise RuntimeError("no home folder: set XDG_CACHE_HOME")
 
-    monkeypatch.setattr("ortholand.lab.datasets.search.cache_folder", no_home)
+    monkeypatch.setattr("ortholand_lab.datasets.search.cache_folder", no_home)
     monkeypatch.setenv("ORTHOLAND_DATA", str(tmp_path))
     with pytest.raises(DatasetError, match="XDG_CACHE_HOME"):
         find_dataset("mnist")

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import ortholand
-from ortholand.lab.datasets import Dataset
-from ortholand.lab.experiments.batch_size import (
+from ortholand_lab.datasets import Dataset
+from ortholand_lab.experiments.batch_size import (
     BATCH_SIZE,
     BATCH_SIZES,
     TIMED_METHODS,
@@ -16,10 +16,10 @@ from ortholand.lab.experiments.batch_size import (
     times_per_batch,
     unit_name,
 )
-from ortholand.lab.experiments.classification.runs import TrainingRun
-from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions
-from ortholand.lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
-from ortholand.lab.study.timing import Timing
+from ortholand_lab.experiments.classification import TrainingRun
+from ortholand_lab.study.records import Record, Records, Request, Result, RunOptions
+from ortholand_lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
+from ortholand_lab.study.timing import Timing
 
 
 def images(n=256):

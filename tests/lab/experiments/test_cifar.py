@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import ortholand
-from ortholand.lab.datasets import Dataset
-from ortholand.lab.experiments.cifar import (
+from ortholand_lab.datasets import Dataset
+from ortholand_lab.experiments.cifar import (
     CIFAR,
     CIFAR_METHODS,
     EPOCH,
@@ -21,11 +21,11 @@ from ortholand.lab.experiments.cifar import (
     plan,
     start_resnet,
 )
-from ortholand.lab.study.figures import METHOD_STYLES
-from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions, Store
-from ortholand.lab.study.runner import run_study
-from ortholand.lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
-from ortholand.lab.study.timing import TIMING, Timing
+from ortholand_lab.study.figures import METHOD_STYLES
+from ortholand_lab.study.records import Record, Records, Request, Result, RunOptions, Store
+from ortholand_lab.study.runner import run_study
+from ortholand_lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
+from ortholand_lab.study.timing import TIMING, Timing
 
 
 def pictures(n=40):

@@ -11,42 +11,38 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import ortholand
-from ortholand.lab.datasets import Dataset
-from ortholand.lab.experiments.classification.claims import (
+from ortholand_lab.datasets import Dataset
+from ortholand_lab.experiments.classification import (
     FEWEST_REPETITIONS,
-    best_rates,
-    compare_ends,
-    doubt_of_times,
-    final_loss,
-    stays_in_ball,
-    takes_longer,
-    tried_rates,
-)
-from ortholand.lab.experiments.classification.figures import (
-    draw_learning_rates,
-    draw_training,
-    training_figures,
-)
-from ortholand.lab.experiments.classification.runs import (
     MARGIN,
     Training,
     TrainingRun,
     TrainingSettings,
     TrialTiming,
     batches,
+    best_rates,
+    compare_ends,
     crop_and_flip,
+    doubt_of_times,
+    draw_learning_rates,
+    draw_training,
     even_marks,
+    final_loss,
     plan_trainings,
     prepare_kernels,
     run_unit,
     runs_of,
     scale_of,
+    stays_in_ball,
+    takes_longer,
     train,
+    training_figures,
+    tried_rates,
     unit_name,
 )
-from ortholand.lab.experiments.descents import EPS
-from ortholand.lab.study.figures import METHOD_STYLES
-from ortholand.lab.study.records import (
+from ortholand_lab.experiments.descents import EPS
+from ortholand_lab.study.figures import METHOD_STYLES
+from ortholand_lab.study.records import (
     MissingRecordError,
     Record,
     Records,
@@ -54,8 +50,8 @@ from ortholand.lab.study.records import (
     Result,
     RunOptions,
 )
-from ortholand.lab.study.spec import Context, Finding, Verdict
-from ortholand.lab.study.timing import TIMING, Timing, timing_unit
+from ortholand_lab.study.spec import Context, Finding, Verdict
+from ortholand_lab.study.timing import TIMING, Timing, timing_unit
 
 NO_DATA = Context(seed=3, device=torch.device("cpu"), tick=lambda _: None)
 RUN = TrainingRun(method="landing", lr=0.05, batch_size=3, iterations=8, points=2, test_images=7)

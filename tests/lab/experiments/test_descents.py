@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-import ortholand.lab.rules  # noqa: F401  (registers "tight")
-from ortholand.lab.experiments.descents import (
+import ortholand_lab.rules  # noqa: F401  (registers "tight")
+from ortholand.optim import LandingSGD, RiemannianSGD
+from ortholand_lab.experiments.descents import (
     follow,
     growth,
     iterate,
@@ -13,10 +14,9 @@ from ortholand.lab.experiments.descents import (
     make_optimizer,
     within_ball,
 )
-from ortholand.lab.study.records import Record, Request, Result, RunOptions
-from ortholand.lab.study.spec import Verdict
-from ortholand.optim import LandingSGD, RiemannianSGD
-from ortholand.problems import Procrustes
+from ortholand_lab.problems import Procrustes
+from ortholand_lab.study.records import Record, Request, Result, RunOptions
+from ortholand_lab.study.spec import Verdict
 
 
 def record(**series):

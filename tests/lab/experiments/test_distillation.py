@@ -6,9 +6,9 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from ortholand.lab.experiments.distillation import DISTILLATION, claims
-from ortholand.lab.experiments.distillation.claims import takes_longer, time_to
-from ortholand.lab.experiments.distillation.runs import (
+from ortholand_lab.experiments import distillation
+from ortholand_lab.experiments.distillation import (
+    DISTILLATION,
     LEARNING_RATES,
     PAPER_ITERATIONS,
     TIMED_RATE,
@@ -23,17 +23,19 @@ from ortholand.lab.experiments.distillation.runs import (
     loss,
     plan,
     run,
+    takes_longer,
+    time_to,
 )
-from ortholand.lab.methods import (
+from ortholand_lab.methods import (
     RETRACTION_METHODS,
     TRAINING_METHODS,
     TRIVIALIZATION_METHODS,
 )
-from ortholand.lab.study.figures import house_style
-from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions
-from ortholand.lab.study.runner import run_study
-from ortholand.lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
-from ortholand.lab.study.timing import TIMING, Timing
+from ortholand_lab.study.figures import house_style
+from ortholand_lab.study.records import Record, Records, Request, Result, RunOptions
+from ortholand_lab.study.runner import run_study
+from ortholand_lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
+from ortholand_lab.study.timing import TIMING, Timing
 
 CONTEXT = Context(seed=3, device=torch.device("cpu"), tick=lambda _: None)
 TASK = DistillationRun(
@@ -293,37 +295,37 @@ def test_the_time_to_a_level_is_that_of_the_fastest_learning_rate():
 FASTER_LOSS = {"test_loss": (100.0, 0.1, 0.1)}
 LANDED = {"error": (1e-5, 1e-2, 1e-6)}
 UNLEARNT = {"test_loss": (100.0, 50.0, 40.0)}
-near = partial(claims.ends_nearer, "landing")
-near_with_momentum = partial(claims.ends_nearer, "landing-momentum")
+near = partial(distillation.ends_nearer, "landing")
+near_with_momentum = partial(distillation.ends_nearer, "landing-momentum")
 iteration_is_faster, trivializations_are_slower = (
     c.check for c in DISTILLATION.claims if c.statement.startswith("At p = 100")
 )
 
 CASES = {
-    "fastest": (claims.momentum_is_fastest, {"landing-momentum": FASTER_LOSS}, "HOLDS"),
+    "fastest": (distillation.momentum_is_fastest, {"landing-momentum": FASTER_LOSS}, "HOLDS"),
     "another is fastest": (
-        claims.momentum_is_fastest,
+        distillation.momentum_is_fastest,
         {"landing-momentum": FASTER_LOSS, "cayley": {"test_loss": (100.0, 0.01, 0.01)}},
         "FAILS",
     ),
-    "one learns nothing": (claims.momentum_is_fastest, {"cayley": UNLEARNT}, "OPEN"),
-    "as many iterations": (claims.landing_needs_as_many_iterations, {}, "HOLDS"),
+    "one learns nothing": (distillation.momentum_is_fastest, {"cayley": UNLEARNT}, "OPEN"),
+    "as many iterations": (distillation.landing_needs_as_many_iterations, {}, "HOLDS"),
     "fewer iterations": (
-        claims.landing_needs_as_many_iterations,
+        distillation.landing_needs_as_many_iterations,
         {"landing": FASTER_LOSS},
         "FAILS",
     ),
     "too early to compare": (
-        claims.landing_needs_as_many_iterations,
+        distillation.landing_needs_as_many_iterations,
         {"exponential": UNLEARNT},
         "OPEN",
     ),
     "momentum helps": (
-        claims.momentum_helps,
+        distillation.momentum_helps,
         {"landing-momentum": {"test_loss": (100.0, 1.0, 0.09)}},
         "HOLDS",
     ),
-    "momentum does not": (claims.momentum_helps, {}, "FAILS"),
+    "momentum does not": (distillation.momentum_helps, {}, "FAILS"),
     "landing is nearer": (near, {"landing": LANDED}, "HOLDS"),
     "landing is not": (near, {"landing": {"error": (1e-5, 1e-2, 1e-3)}}, "FAILS"),
     "nearer than one only": (
@@ -333,26 +335,26 @@ CASES = {
     ),
     "momentum is nearer": (near_with_momentum, {"landing-momentum": LANDED}, "HOLDS"),
     "without only": (near_with_momentum, {"landing": LANDED}, "FAILS"),
-    "errors accumulate": (claims.retractions_accumulate, {}, "HOLDS"),
+    "errors accumulate": (distillation.retractions_accumulate, {}, "HOLDS"),
     "one does not": (
-        claims.retractions_accumulate,
+        distillation.retractions_accumulate,
         {"cayley": {"error": (1e-5, 1e-5, 1.4e-5)}},
         "FAILS",
     ),
-    "exact": (claims.trivializations_are_exact, {}, "HOLDS"),
+    "exact": (distillation.trivializations_are_exact, {}, "HOLDS"),
     "not exact": (
-        claims.trivializations_are_exact,
+        distillation.trivializations_are_exact,
         {"trivialization-adam": {"error": (1e-5, 1e-4, 1e-5)}},
         "FAILS",
     ),
     "not a number": (
-        claims.trivializations_are_exact,
+        distillation.trivializations_are_exact,
         {"trivialization-adam": {"error": (1e-5, math.nan, 1e-5)}},
         "FAILS",
     ),
-    "in the ball": (claims.stays_in_ball, {"landing": {"error": (0, 0.5, 0)}}, "HOLDS"),
-    "outside": (claims.stays_in_ball, {"landing": {"error": (0, 0.51, 0)}}, "FAILS"),
-    "nowhere": (claims.stays_in_ball, {"landing": {"error": (0, math.nan, 0)}}, "FAILS"),
+    "in the ball": (distillation.stays_in_ball, {"landing": {"error": (0, 0.5, 0)}}, "HOLDS"),
+    "outside": (distillation.stays_in_ball, {"landing": {"error": (0, 0.51, 0)}}, "FAILS"),
+    "nowhere": (distillation.stays_in_ball, {"landing": {"error": (0, math.nan, 0)}}, "FAILS"),
 }
 
 
@@ -380,8 +382,8 @@ TIMED_CASES = {
         {**dict.fromkeys(TRIVIALIZATION_METHODS, 2.0), "cayley": 2.0},
         "FAILS",
     ),
-    "slow iterations": (claims.momentum_is_fastest, {"landing-momentum": 1.1}, "FAILS"),
-    "fast iterations": (claims.momentum_is_fastest, {"landing-momentum": 0.9}, "HOLDS"),
+    "slow iterations": (distillation.momentum_is_fastest, {"landing-momentum": 1.1}, "FAILS"),
+    "fast iterations": (distillation.momentum_is_fastest, {"landing-momentum": 0.9}, "HOLDS"),
 }
 
 
@@ -393,7 +395,7 @@ def test_verdicts_on_times(case):
 
 @pytest.mark.parametrize("claim", ["nearer", "accumulate"])
 def test_a_short_run_decides_nothing_against_the_paper(claim):
-    check = {"nearer": near, "accumulate": claims.retractions_accumulate}[claim]
+    check = {"nearer": near, "accumulate": distillation.retractions_accumulate}[claim]
     steady = {m: {"error": (1e-5, 1e-5, 1e-5)} for m in RETRACTION_METHODS}
     short = records_of({**steady, "landing": {"error": (1e-5, 1e-2, 1e-3)}}, iterations=1_000)
     assert check(short).verdict is Verdict.OPEN
@@ -410,7 +412,7 @@ def test_a_short_run_does_not_decide_for_landing_either():
     "name", ["momentum_is_fastest", "landing_needs_as_many_iterations", "momentum_helps"]
 )
 def test_a_few_iterations_decide_nothing_about_learning(name, iterations):
-    finding = getattr(claims, name)(records_of(iterations=iterations))
+    finding = getattr(distillation, name)(records_of(iterations=iterations))
     assert (finding.verdict is Verdict.OPEN) == (iterations < 100)
 
 

@@ -6,10 +6,11 @@ import torch
 
 from ortholand.fields import landing_field
 from ortholand.geometry import distance
-from ortholand.lab.experiments.illustration import ILLUSTRATION, claims
-from ortholand.lab.experiments.illustration.runs import (
+from ortholand_lab.experiments import illustration
+from ortholand_lab.experiments.illustration import (
     AWAY,
     FIELD,
+    ILLUSTRATION,
     LANDING,
     RETRACTION,
     SINGULAR,
@@ -20,10 +21,10 @@ from ortholand.lab.experiments.illustration.runs import (
     rotation,
     run,
 )
-from ortholand.lab.study.figures import METHOD_STYLES, house_style
-from ortholand.lab.study.records import Records, RunOptions, Store
-from ortholand.lab.study.runner import run_study
-from ortholand.lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
+from ortholand_lab.study.figures import METHOD_STYLES, house_style
+from ortholand_lab.study.records import Records, RunOptions, Store
+from ortholand_lab.study.runner import run_study
+from ortholand_lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
 
 CONTEXT = Context(seed=3, device=torch.device("cpu"), tick=lambda _: None)
 PATHS = (LANDING, RETRACTION, *AWAY, SINGULAR)
@@ -125,38 +126,38 @@ def test_ticks_add_up_to_the_steps():
 
 def test_the_claims(records):
     found = {c.check: c.judge(records).verdict for c in ILLUSTRATION.claims}
-    assert found.pop(claims.lands_from_anywhere) is Verdict.FAILS
+    assert found.pop(illustration.lands_from_anywhere) is Verdict.FAILS
     assert set(found.values()) == {Verdict.HOLDS}
 
 
 def test_claims_can_fail(records):
     n = len(records[LANDING].series("x"))
     cases = {
-        claims.both_converge: (RETRACTION, dict(to_optimum=[1e-3] * n)),
-        claims.only_landing_leaves: (LANDING, dict(to_manifold=[1e-12] * n)),
-        claims.lands_from_full_rank: (AWAY[1], dict(to_manifold=[0.3] * n)),
-        claims.picture_is_complete: (LANDING, dict(out_of_plane=[1e-3] * n)),
+        illustration.both_converge: (RETRACTION, dict(to_optimum=[1e-3] * n)),
+        illustration.only_landing_leaves: (LANDING, dict(to_manifold=[1e-12] * n)),
+        illustration.lands_from_full_rank: (AWAY[1], dict(to_manifold=[0.3] * n)),
+        illustration.picture_is_complete: (LANDING, dict(out_of_plane=[1e-3] * n)),
     }
     for check, (unit, series) in cases.items():
         assert check(doctored(records, unit, **series)).verdict is Verdict.FAILS
     off = doctored(records, RETRACTION, to_manifold=[1e-3] * n)
-    assert claims.only_landing_leaves(off).verdict is Verdict.FAILS
+    assert illustration.only_landing_leaves(off).verdict is Verdict.FAILS
     never_back = doctored(records, LANDING, to_manifold=[0.0] + [0.3] * (n - 1))
-    assert claims.only_landing_leaves(never_back).verdict is Verdict.FAILS
+    assert illustration.only_landing_leaves(never_back).verdict is Verdict.FAILS
     on_all_along = doctored(records, AWAY[0], to_manifold=[0.0] * n)
-    assert claims.lands_from_full_rank(on_all_along).verdict is Verdict.FAILS
+    assert illustration.lands_from_full_rank(on_all_along).verdict is Verdict.FAILS
     lands_too = doctored(records, SINGULAR, to_manifold=[1.4] * (n - 1) + [0.0])
-    assert claims.lands_from_full_rank(lands_too).verdict is Verdict.FAILS
-    assert claims.lands_from_anywhere(lands_too).verdict is Verdict.HOLDS
+    assert illustration.lands_from_full_rank(lands_too).verdict is Verdict.FAILS
+    assert illustration.lands_from_anywhere(lands_too).verdict is Verdict.HOLDS
 
 
 def test_parts_that_are_not_orthogonal_are_noticed(records):
     products = list(records[FIELD].series("scalar_product"))
     products[7] = 1e-6
     changed = doctored(records, FIELD, scalar_product=products)
-    assert claims.parts_are_orthogonal(changed).verdict is Verdict.FAILS
+    assert illustration.parts_are_orthogonal(changed).verdict is Verdict.FAILS
     nothing = doctored(records, FIELD, product_of_norms=[0.0] * len(products))
-    assert claims.parts_are_orthogonal(nothing).verdict is Verdict.FAILS
+    assert illustration.parts_are_orthogonal(nothing).verdict is Verdict.FAILS
 
 
 @pytest.mark.parametrize("missing", [FIELD, *PATHS])

@@ -6,20 +6,20 @@ import pytest
 import torch
 
 import ortholand
-from ortholand.lab.datasets import Dataset
-from ortholand.lab.experiments.classification.runs import TrainingRun
-from ortholand.lab.experiments.mnist import EPOCH, LANDINGS, MNIST, PAPER, plan, start_lenet
-from ortholand.lab.methods import (
+from ortholand_lab.datasets import Dataset
+from ortholand_lab.experiments.classification import TrainingRun
+from ortholand_lab.experiments.mnist import EPOCH, LANDINGS, MNIST, PAPER, plan, start_lenet
+from ortholand_lab.methods import (
     ADAPTIVE_METHODS,
     RETRACTION_METHODS,
     TRAINING_METHODS,
     TRIVIALIZATION_METHODS,
 )
-from ortholand.lab.study.figures import METHOD_STYLES
-from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions, Store
-from ortholand.lab.study.runner import run_study
-from ortholand.lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
-from ortholand.lab.study.timing import Timing
+from ortholand_lab.study.figures import METHOD_STYLES
+from ortholand_lab.study.records import Record, Records, Request, Result, RunOptions, Store
+from ortholand_lab.study.runner import run_study
+from ortholand_lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
+from ortholand_lab.study.timing import Timing
 
 
 def digits(n=40):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from ortholand.geometry import polar_projection
-from ortholand.lab.experiments import orthogonalization
-from ortholand.lab.experiments.orthogonalization import (
+from ortholand_lab.experiments import orthogonalization
+from ortholand_lab.experiments.orthogonalization import (
     AFTER,
     CARRIED,
     DTYPES,
@@ -20,10 +20,10 @@ from ortholand.lab.experiments.orthogonalization import (
     run,
     step,
 )
-from ortholand.lab.study.figures import house_style
-from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions
-from ortholand.lab.study.runner import run_study
-from ortholand.lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
+from ortholand_lab.study.figures import house_style
+from ortholand_lab.study.records import Record, Records, Request, Result, RunOptions
+from ortholand_lab.study.runner import run_study
+from ortholand_lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
 
 CONTEXT = Context(seed=3, device=torch.device("cpu"), tick=lambda _: None)
 TASK = OneStepRun(

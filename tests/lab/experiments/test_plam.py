@@ -6,24 +6,28 @@ import torch
 
 from ortholand.fields import FIELDS, plam_field
 from ortholand.geometry import distance
-from ortholand.lab.experiments.plam import PLAM, claims
-from ortholand.lab.experiments.plam.claims import corrected_fate, fate, fates, printed_fate
-from ortholand.lab.experiments.plam.runs import (
+from ortholand_lab.experiments import plam
+from ortholand_lab.experiments.plam import (
     EXPLODED,
     INFEASIBLE_METHODS,
+    PLAM,
     Example,
     PlamSettings,
     RandomProblems,
+    corrected_fate,
     example_gradient,
+    fate,
+    fates,
     has_exploded,
+    printed_fate,
     random_gradient,
     run,
 )
-from ortholand.lab.study.figures import house_style
-from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions
-from ortholand.lab.study.runner import run_study
-from ortholand.lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
-from ortholand.lab.study.timing import marks
+from ortholand_lab.study.figures import house_style
+from ortholand_lab.study.records import Record, Records, Request, Result, RunOptions
+from ortholand_lab.study.runner import run_study
+from ortholand_lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
+from ortholand_lab.study.timing import marks
 
 CONTEXT = Context(seed=3, device=torch.device("cpu"), tick=lambda _: None)
 PROBLEMS = RandomProblems(
@@ -207,29 +211,29 @@ def test_the_claims_on_shares_as_they_are():
 
 
 def test_plam_always_explodes_only_if_it_does_on_all():
-    finding = claims.always_explodes(hand_made(plam=(1.0, 0.0)))
+    finding = plam.always_explodes(hand_made(plam=(1.0, 0.0)))
     assert finding.verdict is Verdict.HOLDS
-    assert claims.always_explodes(hand_made(plam=(0.999, 0.0))).verdict is Verdict.FAILS
-    assert claims.always_explodes(hand_made(iterations=1000)).verdict is Verdict.OPEN
+    assert plam.always_explodes(hand_made(plam=(0.999, 0.0))).verdict is Verdict.FAILS
+    assert plam.always_explodes(hand_made(iterations=1000)).verdict is Verdict.OPEN
     assert "1 and 1 of the first 3" in finding.measured
 
 
 def test_the_share_of_explosions():
     for shares in ((0.6, 0.23), (0.9, 0.1), (0.74, 0.1)):
-        assert claims.mostly_explodes(hand_made(plam=shares)).verdict is Verdict.FAILS
-    assert claims.mostly_explodes(hand_made(problems=100)).verdict is Verdict.OPEN
-    assert claims.mostly_explodes(hand_made(iterations=1000)).verdict is Verdict.OPEN
+        assert plam.mostly_explodes(hand_made(plam=shares)).verdict is Verdict.FAILS
+    assert plam.mostly_explodes(hand_made(problems=100)).verdict is Verdict.OPEN
+    assert plam.mostly_explodes(hand_made(iterations=1000)).verdict is Verdict.OPEN
 
 
 def test_landing_must_land_on_every_problem():
-    assert claims.landing_always_lands(hand_made(landing=(0.0, 0.999))).verdict is Verdict.FAILS
+    assert plam.landing_always_lands(hand_made(landing=(0.0, 0.999))).verdict is Verdict.FAILS
     short = hand_made(landing=(0.0, 0.999), iterations=1000)
-    assert claims.landing_always_lands(short).verdict is Verdict.OPEN
+    assert plam.landing_always_lands(short).verdict is Verdict.OPEN
 
 
 @pytest.mark.parametrize("largest", [0.51, math.nan])
 def test_landing_must_stay_in_its_ball(largest):
-    assert claims.landing_stays_near(hand_made(largest=largest)).verdict is Verdict.FAILS
+    assert plam.landing_stays_near(hand_made(largest=largest)).verdict is Verdict.FAILS
 
 
 def test_a_fate_that_is_not_as_said_contradicts_the_proposition():
@@ -238,13 +242,13 @@ def test_a_fate_that_is_not_as_said_contradicts_the_proposition():
         records = Records({**hand_made(), "example-plam": example_record("plam", x0=end)})
         assert check.judge(records).verdict is verdict
     off = Records({**hand_made(), "example-landing": example_record("landing", x2=0.9)})
-    assert claims.example_lands(off).verdict is Verdict.FAILS
+    assert plam.example_lands(off).verdict is Verdict.FAILS
 
 
 def test_fates_are_listed_by_start():
     run_of = hand_made()["example-plam"]
     assert fates(run_of)[(0.9, -0.1)] == "becomes singular"
-    measured = claims.example_goes(corrected_fate, hand_made()).measured
+    measured = plam.example_goes(corrected_fate, hand_made()).measured
     assert "delta 0.1: alpha 0.5 lands, alpha 0.9 explodes, alpha 0.707 stays" in measured
 
 

@@ -9,29 +9,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortholand.geometry import distance, random_orthogonal, relative_gradient, relative_hessian
-from ortholand.lab.experiments import EXPERIMENTS
-from ortholand.lab.experiments.procrustes import claims, figures, runs
-from ortholand.lab.experiments.procrustes.claims import compared, settles, times_per_iteration
-from ortholand.lab.experiments.procrustes.runs import (
+from ortholand.retractions import RETRACTIONS
+from ortholand_lab.experiments import EXPERIMENTS, procrustes
+from ortholand_lab.experiments.procrustes import (
     DTYPES,
     LANDINGS,
     PROCRUSTES_METHODS,
     Descent,
     ProcrustesRun,
     ProcrustesSettings,
+    compared,
     make_problem,
     plain_step,
     plan,
     run_unit,
+    settles,
     timed_iteration,
+    times_per_iteration,
     unit_name,
 )
-from ortholand.lab.study.figures import METHOD_STYLES
-from ortholand.lab.study.records import Records
-from ortholand.lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
-from ortholand.lab.study.timing import TIMING, Timing, marks
-from ortholand.problems import Procrustes
-from ortholand.retractions import RETRACTIONS
+from ortholand_lab.problems import Procrustes
+from ortholand_lab.study.figures import METHOD_STYLES
+from ortholand_lab.study.records import Records
+from ortholand_lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
+from ortholand_lab.study.timing import TIMING, Timing, marks
 
 CONTEXT = Context(seed=3, device=torch.device("cpu"), tick=lambda _: None)
 SETTINGS = ProcrustesSettings(p=6)
@@ -114,7 +115,7 @@ def test_the_iterations_that_are_timed_are_those_of_the_run(monkeypatch):
         sleep(0.002)
         return X
 
-    monkeypatch.setattr(runs, "plain_step", slow_step)
+    monkeypatch.setattr(procrustes, "plain_step", slow_step)
     timing = replace(TIMED, runs=TIMED.runs[:2], repetitions=9)
     result = run_unit(timing, CONTEXT)
     turns = list(zip(result.series["run"], result.series["seconds"], strict=True))
@@ -125,7 +126,9 @@ def test_the_iterations_that_are_timed_are_those_of_the_run(monkeypatch):
 @pytest.mark.parametrize("plain", [False, True])
 def test_timed_iterations_go_along_the_run(monkeypatch, plain):
     made = []
-    monkeypatch.setattr(runs, "Descent", lambda *given: made.append(Descent(*given)) or made[0])
+    monkeypatch.setattr(
+        procrustes, "Descent", lambda *given: made.append(Descent(*given)) or made[0]
+    )
     action, descent = timed_iteration(replace(TASK, plain=plain), CONTEXT), Descent(TASK, CONTEXT)
     for _ in range(3):
         action.prepare()
@@ -162,7 +165,7 @@ def test_curvature_is_the_smallest_eigenvalue_of_the_hessian(seed):
 
 def test_time_does_not_include_measuring(monkeypatch):
     measured = []
-    monkeypatch.setattr(runs, "distance", lambda X: measured.append(1) or distance(X))
+    monkeypatch.setattr(procrustes, "distance", lambda X: measured.append(1) or distance(X))
     run_unit(TIMED, CONTEXT)
     assert not measured
     run_unit(TASK, CONTEXT)
@@ -230,15 +233,15 @@ def verdicts(records):
 def test_the_claims_of_the_smoke_run(smoke):
     run, _ = smoke
     found = verdicts(run.records)
-    assert found[claims.similar_iterations] is Verdict.HOLDS
-    assert found[claims.projections_do_not_drift] is Verdict.HOLDS
-    assert found[claims.lands] is Verdict.HOLDS
-    assert found[claims.unscaled_lands] is Verdict.FAILS
-    assert found[claims.unscaled_rides_boundary] is Verdict.HOLDS
-    assert found[claims.stays_in_ball] is Verdict.HOLDS
-    assert found[claims.local_rate] is Verdict.HOLDS
-    assert found[claims.momentum_is_faster] is Verdict.HOLDS
-    assert claims.ends_nearer("float32", run.records).verdict is Verdict.HOLDS
+    assert found[procrustes.similar_iterations] is Verdict.HOLDS
+    assert found[procrustes.projections_do_not_drift] is Verdict.HOLDS
+    assert found[procrustes.lands] is Verdict.HOLDS
+    assert found[procrustes.unscaled_lands] is Verdict.FAILS
+    assert found[procrustes.unscaled_rides_boundary] is Verdict.HOLDS
+    assert found[procrustes.stays_in_ball] is Verdict.HOLDS
+    assert found[procrustes.local_rate] is Verdict.HOLDS
+    assert found[procrustes.momentum_is_faster] is Verdict.HOLDS
+    assert procrustes.ends_nearer("float32", run.records).verdict is Verdict.HOLDS
 
 
 def doctored(records, unit, *, series=None, values=None):
@@ -260,18 +263,18 @@ def test_claims_can_fail(smoke):
     records = smoke[0].records
     at_one = constant(records, "landing-float64", 1.0)
     cases = {
-        claims.lands: dict(series={"to_manifold": at_one, "to_optimum": at_one}),
-        claims.stays_in_ball: dict(values={"largest_distance": 0.51}),
-        claims.local_rate: dict(values={"curvature": 1.0}),
-        claims.momentum_is_faster: dict(series={"to_optimum": [1e-30 * x for x in at_one]}),
+        procrustes.lands: dict(series={"to_manifold": at_one, "to_optimum": at_one}),
+        procrustes.stays_in_ball: dict(values={"largest_distance": 0.51}),
+        procrustes.local_rate: dict(values={"curvature": 1.0}),
+        procrustes.momentum_is_faster: dict(series={"to_optimum": [1e-30 * x for x in at_one]}),
     }
     for check, changes in cases.items():
         assert check(doctored(records, "landing-float64", **changes)).verdict is Verdict.FAILS
     never_left = doctored(records, "landing-float32", values={"largest_distance": 1e-6})
-    assert claims.lands(never_left).verdict is Verdict.FAILS
+    assert procrustes.lands(never_left).verdict is Verdict.FAILS
     landed = constant(records, "landing-unscaled-float64", 1e-9)
     changed = doctored(records, "landing-unscaled-float64", series={"to_manifold": landed})
-    assert claims.unscaled_rides_boundary(changed).verdict is Verdict.FAILS
+    assert procrustes.unscaled_rides_boundary(changed).verdict is Verdict.FAILS
 
 
 def test_claims_about_retractions_can_fail(smoke):
@@ -280,22 +283,22 @@ def test_claims_about_retractions_can_fail(smoke):
     to_optimum = records["qr-float64"].series("to_optimum")
     half_as_fast = [math.sqrt(to_optimum[0] * d) for d in to_optimum]
     slow = doctored(records, "qr-float64", series={"to_optimum": half_as_fast})
-    assert claims.similar_iterations(slow).verdict is Verdict.FAILS
+    assert procrustes.similar_iterations(slow).verdict is Verdict.FAILS
     aloft = dict(to_manifold=at_one, to_optimum=at_one)
     aloft = doctored(records, "landing-float64", series=aloft)
-    assert claims.ends_nearer("float64", aloft).verdict is Verdict.FAILS
+    assert procrustes.ends_nearer("float64", aloft).verdict is Verdict.FAILS
     drifting = [1e-15 * k for k in records["polar-float64"].series("iteration")]
     drifting = doctored(records, "polar-float64", series={"to_manifold": drifting})
-    assert claims.projections_do_not_drift(drifting).verdict is Verdict.FAILS
+    assert procrustes.projections_do_not_drift(drifting).verdict is Verdict.FAILS
 
 
 def test_on_its_way_to_the_optimum_landing_need_not_have_landed(smoke):
     records = smoke[0].records
-    assert claims.ends_nearer("float64", records).verdict is Verdict.OPEN  # both still fall
+    assert procrustes.ends_nearer("float64", records).verdict is Verdict.OPEN  # both still fall
     at_one = constant(records, "landing-float64", 1.0)
     records = doctored(records, "landing-float64", series={"to_manifold": at_one})
-    assert claims.lands(records).verdict is Verdict.OPEN
-    assert claims.ends_nearer("float64", records).verdict is Verdict.OPEN
+    assert procrustes.lands(records).verdict is Verdict.OPEN
+    assert procrustes.ends_nearer("float64", records).verdict is Verdict.OPEN
 
 
 def test_methods_are_not_compared_far_from_the_optimum(smoke):
@@ -304,7 +307,7 @@ def test_methods_are_not_compared_far_from_the_optimum(smoke):
         unit = unit_name(method, "float64")
         far = [9.0 - k / 1000 for k in records[unit].series("iteration")]
         records = doctored(records, unit, series={"to_optimum": far})
-    assert claims.similar_iterations(records).verdict is Verdict.OPEN
+    assert procrustes.similar_iterations(records).verdict is Verdict.OPEN
 
 
 def with_times(records, times):
@@ -323,14 +326,14 @@ def test_the_claims_about_time_rest_on_the_timing(smoke):
     for dtype in DTYPES:
         assert times_per_iteration(records, LANDINGS, dtype) == dict.fromkeys(LANDINGS, 5e-4)
         assert times_per_iteration(records, ["qr"], dtype, plain=True) == {"qr": 2e-4}
-    by_optimizer = claims.landing_is_faster(False, records)
-    by_formula = claims.landing_is_faster(True, records)
+    by_optimizer = procrustes.landing_is_faster(False, records)
+    by_formula = procrustes.landing_is_faster(True, records)
     assert by_optimizer.verdict is Verdict.FAILS
     assert by_formula.verdict is Verdict.HOLDS
     assert "100 µs" in by_formula.measured
     assert "Cayley 2.00, QR 2.00" in by_formula.measured
     one_is_as_fast = with_times(records, {**times, "polar": (5e-4, 1e-4)})
-    assert claims.landing_is_faster(True, one_is_as_fast).verdict is Verdict.FAILS
+    assert procrustes.landing_is_faster(True, one_is_as_fast).verdict is Verdict.FAILS
 
 
 @pytest.mark.parametrize("missing", ["qr-float64", TIMING])
@@ -392,7 +395,7 @@ def test_figures_show_every_run_in_four_panels(smoke, figure):
 
 @pytest.mark.parametrize(
     ("draw", "methods"),
-    [(figures.draw_compared, PROCRUSTES_METHODS), (figures.draw_landings, LANDINGS)],
+    [(procrustes.draw_compared, PROCRUSTES_METHODS), (procrustes.draw_landings, LANDINGS)],
 )
 def test_figures_have_the_time_of_the_timing(smoke, draw, methods):
     times = {m: (i + 1, 99) for i, m in enumerate((*LANDINGS, *RETRACTIONS))}

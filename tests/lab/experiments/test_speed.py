@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from ortholand.geometry import random_orthogonal, skew
-from ortholand.lab.experiments.speed import SPEED, claims
-from ortholand.lab.experiments.speed.claims import ratios
-from ortholand.lab.experiments.speed.runs import (
+from ortholand.retractions import retract
+from ortholand_lab.experiments import speed
+from ortholand_lab.experiments.speed import (
     CAREFUL,
     OPTIMIZER,
+    SPEED,
     TEXTBOOK,
     TEXTBOOK_RETRACTIONS,
     WARM_UP,
@@ -17,14 +18,14 @@ from ortholand.lab.experiments.speed.runs import (
     form_name,
     make_actions,
     plan,
+    ratios,
     run,
     unit_name,
 )
-from ortholand.lab.study.figures import METHOD_STYLES, house_style
-from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions
-from ortholand.lab.study.runner import run_study
-from ortholand.lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
-from ortholand.retractions import retract
+from ortholand_lab.study.figures import METHOD_STYLES, house_style
+from ortholand_lab.study.records import Record, Records, Request, Result, RunOptions
+from ortholand_lab.study.runner import run_study
+from ortholand_lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
 
 CONTEXT = Context(seed=3, device=torch.device("cpu"), tick=lambda _: None)
 TASK = SpeedTask(6, SpeedSettings(sizes=(6,), repetitions=3))
@@ -130,18 +131,18 @@ def test_ratios_are_those_of_medians():
 
 @pytest.mark.parametrize("form", FORMS)
 def test_landing_is_faster_only_if_it_is_faster_than_every_retraction(form):
-    assert claims.landing_is_faster(form, hand_made(SIZES)).verdict is Verdict.HOLDS
+    assert speed.landing_is_faster(form, hand_made(SIZES)).verdict is Verdict.HOLDS
     slow = hand_made(SIZES, **{f"{form}_cayley": 1.04})
-    assert claims.landing_is_faster(form, slow).verdict is Verdict.FAILS
+    assert speed.landing_is_faster(form, slow).verdict is Verdict.FAILS
     others = [f for f in FORMS if f != form]
-    assert all(claims.landing_is_faster(f, slow).verdict is Verdict.HOLDS for f in others)
+    assert all(speed.landing_is_faster(f, slow).verdict is Verdict.HOLDS for f in others)
 
 
 def test_only_large_sizes_count():
     records = hand_made(SIZES, textbook_qr=3.0)
     small = hand_made(SIZES, textbook_qr=0.5)["p-10"]
     mixed = Records({**records, "p-10": small})
-    finding = claims.landing_is_faster(TEXTBOOK, mixed)
+    finding = speed.landing_is_faster(TEXTBOOK, mixed)
     assert finding.verdict is Verdict.HOLDS
     assert "p = 100 to 1000" in finding.measured
     assert "QR 3.0 to 3.0" in finding.measured
@@ -150,20 +151,20 @@ def test_only_large_sizes_count():
 def test_eight_times_is_said_of_a_gpu():
     eight = {f"textbook_{m}": 8.0 for m in RETRACTIONS}
     on_cpu, on_gpu = hand_made(SIZES, **eight), hand_made(SIZES, device="cuda", **eight)
-    assert claims.about_eight_times(False, on_cpu).verdict is Verdict.OPEN
-    assert claims.about_eight_times(True, on_cpu).verdict is Verdict.HOLDS
-    assert claims.about_eight_times(False, on_gpu).verdict is Verdict.HOLDS
+    assert speed.about_eight_times(False, on_cpu).verdict is Verdict.OPEN
+    assert speed.about_eight_times(True, on_cpu).verdict is Verdict.HOLDS
+    assert speed.about_eight_times(False, on_gpu).verdict is Verdict.HOLDS
     slower = hand_made(SIZES, device="cuda", **{**eight, "textbook_qr": 5.0})
-    assert claims.about_eight_times(False, slower).verdict is Verdict.FAILS
-    assert claims.about_eight_times(True, hand_made(SIZES)).verdict is Verdict.FAILS
+    assert speed.about_eight_times(False, slower).verdict is Verdict.FAILS
+    assert speed.about_eight_times(True, hand_made(SIZES)).verdict is Verdict.FAILS
 
 
 def test_the_fastest_retraction():
     assert (
-        claims.exponential_is_fastest(hand_made(SIZES, textbook_exponential=1.5)).verdict
+        speed.exponential_is_fastest(hand_made(SIZES, textbook_exponential=1.5)).verdict
         is Verdict.HOLDS
     )
-    finding = claims.exponential_is_fastest(hand_made(SIZES, textbook_qr=1.5))
+    finding = speed.exponential_is_fastest(hand_made(SIZES, textbook_qr=1.5))
     assert finding.verdict is Verdict.FAILS
     assert "p = 1000: QR" in finding.measured
 
@@ -175,16 +176,16 @@ def test_the_slowest_retraction():
         ("cpu", 30.0, Verdict.OPEN),
     ):
         records = hand_made(SIZES, device=device, textbook_polar=time)
-        assert claims.polar_is_slowest_by_far(records).verdict is verdict
+        assert speed.polar_is_slowest_by_far(records).verdict is verdict
 
 
 def test_the_price_of_the_landing_field():
-    assert claims.field_costs_half_more(hand_made(SIZES)).verdict is Verdict.HOLDS
+    assert speed.field_costs_half_more(hand_made(SIZES)).verdict is Verdict.HOLDS
     for time in (1.2, 1.8):
         records = hand_made(SIZES, landing_field=time)
-        assert claims.field_costs_half_more(records).verdict is Verdict.FAILS
+        assert speed.field_costs_half_more(records).verdict is Verdict.FAILS
         one_size = Records({**hand_made(SIZES), "p-100": records["p-100"]})
-        assert claims.field_costs_half_more(one_size).verdict is Verdict.FAILS
+        assert speed.field_costs_half_more(one_size).verdict is Verdict.FAILS
 
 
 def test_the_price_of_the_landing_field_is_not_decided_by_times_that_scatter():
@@ -192,7 +193,7 @@ def test_the_price_of_the_landing_field_is_not_decided_by_times_that_scatter():
     result = records["p-1000"].result
     noisy = replace(result, series={**result.series, "landing-field": [1.0, 150.0, 2.5]})
     records = Records({**records, "p-1000": replace(records["p-1000"], result=noisy)})
-    finding = claims.field_costs_half_more(records)
+    finding = speed.field_costs_half_more(records)
     assert finding.verdict is Verdict.OPEN
     assert "1.50 (1.25 to 2.00) at p = 1000" in finding.measured
 

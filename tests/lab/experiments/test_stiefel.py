@@ -4,13 +4,15 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from ortholand.lab.experiments.stiefel import STIEFEL, claims
-from ortholand.lab.experiments.stiefel.runs import (
+from ortholand.retractions import retract
+from ortholand_lab.experiments import stiefel
+from ortholand_lab.experiments.stiefel import (
     AFTER,
     FREE,
     GRADIENT,
     HOUSEHOLDER,
     LANDING,
+    STIEFEL,
     STIEFEL_LANDINGS,
     STIEFEL_METHODS,
     STIEFEL_RETRACTIONS,
@@ -28,12 +30,11 @@ from ortholand.lab.experiments.stiefel.runs import (
     timed_iteration,
     unit_name,
 )
-from ortholand.lab.study.figures import STYLES, house_style
-from ortholand.lab.study.records import Record, Records, Request, Result, RunOptions, Store
-from ortholand.lab.study.runner import run_study
-from ortholand.lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
-from ortholand.lab.study.timing import TIMING
-from ortholand.retractions import retract
+from ortholand_lab.study.figures import STYLES, house_style
+from ortholand_lab.study.records import Record, Records, Request, Result, RunOptions, Store
+from ortholand_lab.study.runner import run_study
+from ortholand_lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
+from ortholand_lab.study.timing import TIMING
 
 CONTEXT = Context(seed=3, device=torch.device("cpu"), tick=lambda _: None)
 TIMED = [(method, k) for method in TIMED_METHODS for k in iterations_timed(method)]
@@ -205,15 +206,15 @@ def test_the_first_iterations_of_landing_count_as_what_they_take():
     changed = Records(
         {**records, unit_name(TIMING, 50): replace(timing, result=Result(series, {}))}
     )
-    assert claims.time_needed(records, LANDING, 50) == pytest.approx(40)
-    assert claims.time_needed(changed, LANDING, 50) == pytest.approx(3 * 5 + 37)
+    assert stiefel.time_needed(records, LANDING, 50) == pytest.approx(40)
+    assert stiefel.time_needed(changed, LANDING, 50) == pytest.approx(3 * 5 + 37)
 
 
 def test_times_are_medians_and_products():
     records = hand_made()
-    assert claims.iteration_time(records, LANDING, 50) == 1.0
-    assert claims.iterations_needed(records, LANDING, 50) == pytest.approx(40)
-    assert claims.time_needed(records, "qr", 100) == pytest.approx(80)
+    assert stiefel.iteration_time(records, LANDING, 50) == 1.0
+    assert stiefel.iterations_needed(records, LANDING, 50) == pytest.approx(40)
+    assert stiefel.time_needed(records, "qr", 100) == pytest.approx(80)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from ortholand.lab.datasets import Dataset
-from ortholand.lab.study.records import Result, RunOptions, Store
-from ortholand.lab.study.runner import Job, run_studies
-from ortholand.lab.study.spec import AnyStudy, Context, Study, Unit
+from ortholand_lab.datasets import Dataset
+from ortholand_lab.study.records import Result, RunOptions, Store
+from ortholand_lab.study.runner import Job, run_studies
+from ortholand_lab.study.spec import AnyStudy, Context, Study, Unit
 
 STEPS = 6
 PAUSE = 0.02  # seconds of a step: several steps for one message

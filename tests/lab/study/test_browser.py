@@ -19,8 +19,8 @@ from threading import Thread
 
 import pytest
 
-from ortholand.lab.study.records import Store
-from ortholand.lab.study.report import stored_runs, write_report
+from ortholand_lab.study.records import Store
+from ortholand_lab.study.report import stored_runs, write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(

@@ -5,7 +5,7 @@ from time import sleep
 import pytest
 import torch
 
-from ortholand.lab.study.environment import Stopwatch, check_device, machine
+from ortholand_lab.study.environment import Stopwatch, check_device, machine
 
 
 def test_the_stopwatch_counts_what_is_inside_only():

@@ -3,7 +3,7 @@ import re
 from matplotlib import rcParams
 from matplotlib.figure import Figure
 
-from ortholand.lab.study.figures import (
+from ortholand_lab.study.figures import (
     METHOD_STYLES,
     house_style,
     inline_svg,

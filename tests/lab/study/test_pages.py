@@ -1,9 +1,9 @@
 import pytest
 
-from ortholand.lab.study.pages import filled, write_page
-from ortholand.lab.study.records import Store
-from ortholand.lab.study.report import stored_runs, write_report
-from ortholand.lab.study.runner import run_study
+from ortholand_lab.study.pages import filled, write_page
+from ortholand_lab.study.records import Store
+from ortholand_lab.study.report import stored_runs, write_report
+from ortholand_lab.study.runner import run_study
 
 PAGE = """# By hand
 

@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from ortholand.lab.study.progress import Bars, Lines, Pace, duration, make_progress
+from ortholand_lab.study.progress import Bars, Lines, Pace, duration, make_progress
 
 
 class Clock:

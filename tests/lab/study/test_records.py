@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortholand.lab.study.records import (
+from ortholand_lab.study.records import (
     DamagedRecordError,
     MissingRecordError,
     Record,

@@ -5,11 +5,11 @@ from html.parser import HTMLParser
 import pytest
 import torch
 
-from ortholand.lab.datasets import Dataset, Source
-from ortholand.lab.study.records import Records, Store
-from ortholand.lab.study.report import rerun_command, stored_runs, tally, write_report
-from ortholand.lab.study.runner import run_study
-from ortholand.lab.study.spec import Finding, Verdict
+from ortholand_lab.datasets import Dataset, Source
+from ortholand_lab.study.records import Records, Store
+from ortholand_lab.study.report import rerun_command, stored_runs, tally, write_report
+from ortholand_lab.study.runner import run_study
+from ortholand_lab.study.spec import Finding, Verdict
 
 VOID = {"meta", "link", "br", "path", "use", "rect"}
 

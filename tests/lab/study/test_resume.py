@@ -16,12 +16,12 @@ from random import Random
 
 import torch
 
-from ortholand.lab import cli
-from ortholand.lab.datasets import find_dataset
-from ortholand.lab.experiments.procrustes import PROCRUSTES, ProcrustesSettings
-from ortholand.lab.study.records import Record, Result, RunOptions, Store
-from ortholand.lab.study.runner import Run, run_study
-from ortholand.lab.study.spec import AnyStudy, Context, Study, Unit
+from ortholand_lab import cli
+from ortholand_lab.datasets import find_dataset
+from ortholand_lab.experiments.procrustes import PROCRUSTES, ProcrustesSettings
+from ortholand_lab.study.records import Record, Result, RunOptions, Store
+from ortholand_lab.study.runner import Run, run_study
+from ortholand_lab.study.spec import AnyStudy, Context, Study, Unit
 
 
 @dataclass(frozen=True)

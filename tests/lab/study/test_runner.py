@@ -3,10 +3,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ortholand.lab.datasets import Dataset, Source
-from ortholand.lab.study.records import Records, Store
-from ortholand.lab.study.runner import collect, request_of, run_study, steps_to_do
-from ortholand.lab.study.spec import Unit, Verdict
+from ortholand_lab.datasets import Dataset, Source
+from ortholand_lab.study.records import Records, Store
+from ortholand_lab.study.runner import collect, request_of, run_study, steps_to_do
+from ortholand_lab.study.spec import Unit, Verdict
 
 
 def numbers(run):

@@ -8,9 +8,9 @@ from time import perf_counter, sleep
 import pytest
 import torch
 
-from ortholand.lab.study.records import Record, Request, RunOptions
-from ortholand.lab.study.spec import Context
-from ortholand.lab.study.timing import (
+from ortholand_lab.study.records import Record, Request, RunOptions
+from ortholand_lab.study.spec import Context
+from ortholand_lab.study.timing import (
     TIMING,
     Action,
     Timing,

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import pytest
 
-from ortholand.lab.datasets import Source
-from ortholand.lab.study.records import Result, Store
-from ortholand.lab.study.runner import Job, collect, run_studies
-from ortholand.lab.study.workers import WorkerError
+from ortholand_lab.datasets import Source
+from ortholand_lab.study.records import Result, Store
+from ortholand_lab.study.runner import Job, collect, run_studies
+from ortholand_lab.study.workers import WorkerError
 from tests.lab.study.chores import (
     OPTIONS,
     STEPS,

@@ -15,21 +15,20 @@ from torch import Tensor
 
 from ortholand.geometry.views import check_weight
 from ortholand.landing.step import Slot
-from ortholand.native import PLAIN_TYPES
 from ortholand.optim.engines.compiled import CompiledEngine, Tensors
 from ortholand.optim.engines.reference import ReferenceEngine
 from ortholand.optim.engines.sharded import ShardedEngine, step_plain
-from ortholand.optim.plan import Plan
+from ortholand.optim.options import Group
+from ortholand.optim.plan import Plan, name_of
 from ortholand.optim.weights import (
+    PLAIN_TYPES,
     check_memory,
     gradient_error,
-    name_of,
     prepare_plain_state,
     prepare_state,
 )
 from ortholand.sharding.placement import is_elsewhere
 
-Group = Mapping[str, Any]
 States = Mapping[Tensor, dict[str, Any]]
 Run = Callable[[], Any]
 
@@ -94,8 +93,7 @@ def step_by_engines(slots: list[Slot], plan: Plan, engines: tuple[Engine, ...] =
 
 def claimed_plain(group: Group, plan: Plan, states: States, step: Callable[..., None]) -> list[Run]:
     """The step of unconstrained weights by a function of slots, checked but not done."""
-    slots = slots_of(group, plan, states)
-    for slot in slots:
+    for slot in (slots := slots_of(group, plan, states)):
         check_memory(slot, plan.name_of)
     return [partial(step_plain, slots, plan, partial(step, group=group))] if slots else []
 
@@ -104,8 +102,7 @@ def slots_of(group: Group, plan: Plan, states: States) -> list[Slot]:
     """The weights of a group that have gradients, with their state; checked, not yet moved."""
     slots, names = [], group.get("param_names")
     for i, p in enumerate(group["params"]):
-        G = p.grad
-        if G is None:
+        if (G := p.grad) is None:
             continue
         if G.layout is not torch.strided or G.shape != p.shape:
             raise gradient_error(p, G, name_of(group, i))
@@ -115,7 +112,7 @@ def slots_of(group: Group, plan: Plan, states: States) -> list[Slot]:
         if plan.orthogonal:
             name = repr(names[i]) if names else f"parameter {i} of the group"
             check_weight(p, name, plan.view)  # it may have been replaced
-            prepare_state(p, state, plan.state_kinds, plan.view, group)
+            prepare_state(p, state, plan, group)
         else:
             prepare_plain_state(p, state, group)
         slots.append(Slot(p, G, state))

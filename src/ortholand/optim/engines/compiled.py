@@ -46,7 +46,6 @@ OTHER_LAYOUT, NO_KERNELS, UNREADABLE = -6, -9, -100
 REFUSED, STEPPED = 0, 1  # how a list of answers begins
 UNREADABLE_LIST = [REFUSED, UNREADABLE]
 COUNTED = frozenset(COUNTS)
-CPU = torch.device("cpu")
 Claim = tuple[Callable[[], None] | None, list[Slot]]
 
 
@@ -72,7 +71,8 @@ class CompiledEngine:
 
         What else a slot must be is checked beyond Python.
         """
-        if torch.compiler.is_compiling() or not _steps_at_once(plan):
+        has_scales = isinstance(plan.scale_option, str)  # of their own
+        if has_scales or _group_refusal(plan) is not None or native.operations() is None:
             return None
         n_state = len(plan.state_kinds) + len(COUNTS)
         weights, gradients, own = [], [], []
@@ -129,14 +129,6 @@ def _group_refusal(plan: Plan) -> str | None:
     return plan.notes["why not compiled"]
 
 
-def _steps_at_once(plan: Plan) -> bool:
-    """Whether a group of this plan may step in one call."""
-    if "at once" not in plan.notes:
-        able = _group_refusal(plan) is None and native.operations() is not None
-        plan.notes["at once"] = able and not isinstance(plan.scale_option, str)
-    return plan.notes["at once"]
-
-
 def _parts_refusal(plan: Plan) -> str | None:
     if plan.landing is None:
         return plan.why_not_landing
@@ -167,9 +159,8 @@ def _checked(slots: list[Slot], plan: Plan) -> tuple[list[Slot], list[tuple[Slot
     why_none = _group_refusal(plan)
     if why_none is not None:
         return [], [(slot, why_none) for slot in slots]
-    oddities = [_oddity(slot, plan) for slot in slots]
-    refused = [(slot, odd) for slot, odd in zip(slots, oddities, strict=True) if odd]
-    taken = [slot for slot, odd in zip(slots, oddities, strict=True) if not odd]
+    refused = [(slot, odd) for slot in slots if (odd := _oddity(slot, plan))]
+    taken = [slot for slot in slots if not _oddity(slot, plan)]
     laid_out: set[Tensor] = set()
     while taken and (answers := _answers(taken, plan)):
         asked, taken = taken, []
@@ -226,22 +217,19 @@ def _reason(answer: int, slot: Slot, plan: Plan) -> str:
     return why_not
 
 
+@torch.no_grad()
 def _laid_out(slot: Slot, plan: Plan) -> Slot:
     """The slot with gradient and state in the memory layout of the weight; state is kept so."""
     check_memory(slot, plan.name_of)  # it is read
+
+    def copied(tensor: Tensor) -> Tensor:
+        same = tensor.stride() == weight.stride()
+        return tensor if same else torch.empty_like(weight).copy_(tensor)
+
     weight, gradient, state = slot
     for name, kind in plan.state_kinds.items():
-        value = state[name]
-        state[name] = _copied(value, weight) if kind == "matrix" else value.contiguous()
-    return Slot(weight, _copied(gradient, weight), state)
-
-
-@torch.no_grad()
-def _copied(tensor: Tensor, like: Tensor) -> Tensor:
-    if tensor.stride() == like.stride():
-        return tensor
-    copy = torch.empty_strided(like.shape, like.stride(), dtype=tensor.dtype, device=tensor.device)
-    return copy.copy_(tensor)
+        state[name] = copied(state[name]) if kind == "matrix" else state[name].contiguous()
+    return Slot(weight, copied(gradient), state)
 
 
 def _run(slots: list[Slot], plan: Plan) -> None:
@@ -267,7 +255,7 @@ def _stepped(tensors: Tensors, plan: Plan) -> bool:
     for name, numbers in ((SKIPPED, answers[1 : n + 1]), (LIMITED, answers[n + 1 :])):
         if any(numbers):
             for state, number in zip(tensors.states, numbers, strict=True):
-                count_of(name, state, CPU).add_(number)
+                count_of(name, state, torch.device("cpu")).add_(number)
     return True
 
 
@@ -281,18 +269,20 @@ def _called(tensors: Tensors, plan: Plan, *, only_check: bool) -> Sequence[int]:
 
 
 def _settings(plan: Plan) -> Tensor:
-    """``struct Options`` of ``steps.h``, field by field, and the view."""
+    """``struct Options`` of ``steps.h``, field by field, but for the threads."""
     if "settings" not in plan.notes:
         landing: Any = plan.landing
         options, moments = landing.options, landing.moments
-        momentum = moments if isinstance(moments, Momentum) else Momentum()
-        adam = moments if isinstance(moments, AdamMoments) else AdamMoments()
-        ball = [options.lam, options.eps, options.aim, farthest_before_landing(options.aim)]
-        sgd, adams = [momentum.momentum, momentum.dampening], [*adam.betas, adam.eps]
-        parts = [ATTRACTIONS[type(options.attraction)], RULES[type(options.rule)]]
-        kind = 2 if moments is adam else 1 if plan.state_kinds else 0
-        choices = [*parts, plan.maximize, kind, momentum.nesterov, plan.view == "kernel"]
-        numbers = [options.lr, plan.scale, *ball, options.omega, *sgd, *adams, *choices]
-        settings = torch.tensor([*map(float, numbers)], dtype=torch.float64, device="cpu")
-        plan.notes["settings"] = settings
+        is_adam = isinstance(moments, AdamMoments)
+        momentum, adam = (Momentum(), moments) if is_adam else (moments, AdamMoments())
+        numbers = [
+            *(options.lr, plan.scale, options.lam, options.eps, options.aim),
+            *(farthest_before_landing(options.aim), options.omega),
+            *(momentum.momentum, momentum.dampening, *adam.betas, adam.eps),
+            *(ATTRACTIONS[type(options.attraction)], RULES[type(options.rule)], plan.maximize),
+            *(2 if is_adam else bool(plan.state_kinds), momentum.nesterov, plan.view == "kernel"),
+        ]
+        plan.notes["settings"] = torch.tensor(
+            [*map(float, numbers)], dtype=torch.float64, device="cpu"
+        )
     return plan.notes["settings"]

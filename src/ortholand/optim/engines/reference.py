@@ -82,13 +82,13 @@ class Frame(NamedTuple):
         longest = longest_batch(n, p, foreach, on_device=device.type != "cpu")
         return [slots[i : i + longest] for i in range(0, len(slots), longest)]
 
-    def together(self, tensors: list[Tensor]) -> Tensor:
-        """Tensors of the weights' shape as matrices ``(..., n, p)``, n >= p."""
-        M = tensors[0] if len(tensors) == 1 else torch.stack(tensors)
-        if self.is_batch or M.ndim != 2 + (len(tensors) > 1):
-            several = (-1,) if self.is_batch or len(tensors) > 1 else ()
-            M = M.reshape(*several, self.rows, self.columns)
-        return M.mT if self.rows < self.columns else M
+    def together(self, lists: list[list[Tensor]]) -> list[Tensor]:
+        """Tensors of the weights' shape as matrices ``(..., n, p)``, n >= p, for each list."""
+        found, several = stacked(lists)
+        if self.is_batch or found[0].ndim != 2 + several:
+            batch = (-1,) if self.is_batch or several else ()
+            found = [M.reshape(*batch, self.rows, self.columns) for M in found]
+        return [M.mT for M in found] if self.rows < self.columns else found
 
     def apart(self, M: Tensor, weights: int) -> list[Tensor]:
         """Undo :meth:`together`."""
@@ -97,10 +97,13 @@ class Frame(NamedTuple):
             return list(M.reshape(-1, *self.shape).unbind())
         return [M if M.shape == self.shape else M.reshape(self.shape)]
 
-    def numbers(self, values: list[Tensor]) -> Tensor:
-        """Numbers of the weights' matrices, ``(...)``."""
-        value = values[0] if len(values) == 1 else torch.stack(values)
-        return value.reshape(-1) if value.ndim > 1 else value
+
+def stacked(lists: list[list[Tensor]]) -> tuple[list[Tensor], bool]:
+    """The tensors of each list, stacked if there are several; and whether there are."""
+    if len(lists[0]) == 1:
+        return [tensors[0] for tensors in lists], False
+    together = torch.stack([tensor for tensors in lists for tensor in tensors])
+    return list(together.unflatten(0, (len(lists), -1)).unbind()), True
 
 
 def _step_batch(slots: list[Slot], frame: Frame, plan: Plan) -> MatrixStep:
@@ -128,17 +131,26 @@ def _read(
     slots: list[Slot], frame: Frame, plan: Plan
 ) -> tuple[Tensor, Tensor, dict[str, list[Tensor]], dict[str, Tensor]]:
     """Weights, gradients to descend along, and state, also as batches of matrices or numbers."""
-    weights, gradients, kept, state = [], [], {}, {}
+    weights, gradients = [], []
     for slot in slots:
         weights.append(slot.weight)
         gradients.append(slot.gradient)
     if weights[0].dtype in HALF_TYPES:
         weights = [exact_value(slot.weight, slot.state) for slot in slots]
+    kept, state = {}, {}
+    matrices, numbers = [weights, gradients], []
     for name, kind in plan.state_kinds.items():
-        kept[name] = tensors = [slot.state[name] for slot in slots]
-        state[name] = frame.together(tensors) if kind == "matrix" else frame.numbers(tensors)
-    W = frame.together(weights)
-    G = frame.together(gradients).to(W.dtype)
+        kept[name] = [slot.state[name] for slot in slots]
+        (matrices if kind == "matrix" else numbers).append(kept[name])
+    W, G, *of_matrices = frame.together(matrices)
+    of_numbers = stacked(numbers)[0] if numbers else []
+    for name, kind in plan.state_kinds.items():
+        if kind == "matrix":
+            state[name] = of_matrices.pop(0)
+        else:
+            value = of_numbers.pop(0)
+            state[name] = value.flatten() if value.ndim > 1 else value
+    G = G.to(W.dtype)
     return W, -G if plan.maximize else G, kept, state
 
 
@@ -157,9 +169,8 @@ def _write(
             values += frame.apart(new, len(slots))
         else:
             # As vectors: torch.compile loses what is written to a single float64 number.
-            to_numbers = [number.unsqueeze(0) for number in kept[name]]
-            parts = new.reshape(len(slots), 1, *kept[name][0].shape).unbind()
-            torch._foreach_copy_(to_numbers, list(parts))
+            to += [number.unsqueeze(0) for number in kept[name]]
+            values += new.reshape(len(slots), 1, *kept[name][0].shape).unbind()
     parts = frame.apart(moved, len(slots))
     if slots[0].weight.dtype in HALF_TYPES:
         for slot, part in zip(slots, parts, strict=True):
@@ -206,10 +217,10 @@ class _Flags(NamedTuple):
 
 def _count(batches: list[_Flags]) -> None:
     """Add the matrices that did not step, or stepped less than lr, to the counts of weights."""
-    skipped = torch.cat([batch.taken.reshape(-1) for batch in batches]).logical_not()
+    taken = joined([batch.taken for batch in batches])
+    skipped = torch.logical_not(taken, out=torch.empty_like(taken, dtype=torch.int64))
     short = [batch for batch in batches if batch.limited is not None]
-    limited = [batch.limited.reshape(-1) for batch in batches if batch.limited is not None]
-    marks = torch.cat([skipped, *limited]).to(torch.int64)
+    marks = joined([skipped, *(batch.limited for batch in batches if batch.limited is not None)])
     sizes: list[int] = []
     counts: list[Tensor] = []
     for name, some in ((SKIPPED, batches), (LIMITED, short)):
@@ -219,4 +230,11 @@ def _count(batches: list[_Flags]) -> None:
     parts = marks.split(sizes)
     torch._foreach_add_(
         counts, [part.sum() if part.numel() > 1 else part.reshape(()) for part in parts]
+    )
+
+
+def joined(flags: list[Tensor]) -> Tensor:
+    """Flags of some batches as one vector."""
+    return (
+        torch.cat([flag.reshape(-1) for flag in flags]) if len(flags) > 1 else flags[0].reshape(-1)
     )

@@ -4,6 +4,7 @@ Each says which matrices a block stands for, whether a start is acceptable, and 
 solver uses. A new manifold is a class like these, and a geometry (:mod:`.geometry`).
 """
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,87 +13,30 @@ import torch
 from ortholand.solve.arrays import (
     Array,
     adjoint,
-    gram_product,
+    all_finite,
+    from_numpy,
     identity,
+    inner,
     largest_norm,
     norm,
     sym,
     to_numpy,
 )
-from ortholand.solve.manifolds.euclidean import Flat
-from ortholand.solve.manifolds.generalized import Cholesky, GeneralizedColumns, inverse_root
+from ortholand.solve.manifolds.generalized import GeneralizedColumns, cholesky, inverse_root
 from ortholand.solve.manifolds.geometry import FARTHEST_START, Geometry, roundings
 from ortholand.solve.manifolds.operators import (
     Covariance,
-    Operator,
     check_form,
     check_kinds,
     check_size,
     is_dense,
     operator_for,
-    spread,
 )
-from ortholand.solve.manifolds.product import Packing, Product
+from ortholand.solve.manifolds.product import Product
 from ortholand.solve.manifolds.stiefel import SquareStiefel, Subspaces, TallStiefel
+from ortholand.solve.variables import Manifold, Variables
 
 CHOLESKY_UP_TO = 2000  # rows of a dense B that is factorised by default
-
-__all__ = [
-    "Covariance",
-    "Euclidean",
-    "GeneralizedStiefel",
-    "Geometry",
-    "Grassmann",
-    "Manifold",
-    "Packing",
-    "Product",
-    "Rotations",
-    "Sphere",
-    "Stiefel",
-]
-
-
-class Manifold:
-    """What a block of ``x0`` is constrained to."""
-
-    def inward(self, x: Any) -> Any:
-        """The user's array in the solver's form."""
-        return x
-
-    def outward(self, X: Any, shape: tuple[int, ...]) -> Any:  # noqa: ARG002
-        """The solver's array in the user's form."""
-        return X
-
-    def inward_gradient(self, G: Any) -> Any:
-        """The user's gradient in the solver's form."""
-        return self.inward(G)
-
-    def outward_gradient(self, G: Any, shape: tuple[int, ...]) -> Any:
-        """The solver's gradient in the user's form."""
-        return self.outward(G, shape)
-
-    def missed_by(self, X: Any) -> tuple[float, float] | None:  # noqa: ARG002
-        """How far the user's array misses the constraint, and may; None: as the solver's does."""
-        return None
-
-    def check_shape(self, shape: tuple[int, ...], name: str) -> None:
-        """Raise if no array of this shape can be such a block."""
-        if 0 in shape:
-            raise ValueError(f"{name} must have entries, got shape {shape}.")
-
-    def check_start(self, X: Any, shape: tuple[int, ...], name: str, numpy: bool) -> None:
-        """Raise unless X, in the solver's form, is near the manifold."""
-
-    def geometry(self, X: Any) -> Geometry:
-        """How a solver moves on the manifold."""
-        raise NotImplementedError
-
-    def geometry_for(self, X: Any, numpy: bool) -> Geometry:  # noqa: ARG002
-        """The geometry, for a user of NumPy or of torch."""
-        return self.geometry(X)
-
-    def __repr__(self) -> str:
-        return f"ol.{type(self).__name__}()"
 
 
 class Stiefel(Manifold):
@@ -113,11 +57,11 @@ class Stiefel(Manifold):
     (True, -4.0)
     """
 
-    def inward(self, x: Any) -> Any:
+    def inward(self, x: Any, gradient: bool = False) -> Any:  # noqa: ARG002
         """The matrices in tall form."""
         return x.swapaxes(-1, -2) if _wide(x.shape) else x
 
-    def outward(self, X: Any, shape: tuple[int, ...]) -> Any:
+    def outward(self, X: Any, shape: tuple[int, ...], gradient: bool = False) -> Any:  # noqa: ARG002
         """The matrices as wide as x0; contiguous, because not every function accepts a view."""
         if not _wide(shape):
             return X
@@ -133,17 +77,17 @@ class Stiefel(Manifold):
                 "constraint ol.Euclidean()."
             )
 
-    def check_start(self, X: Any, shape: tuple[int, ...], name: str, numpy: bool) -> None:
-        """Raise unless X is at most 1/2 away from the manifold."""
-        far = largest_norm(gram_product(X, X) - identity(X))
-        if not far <= FARTHEST_START:
-            side = "rows" if _wide(shape) else "columns"
-            raise ValueError(
-                f"{name} must have orthonormal {side} up to ||X^H X - I|| <= {FARTHEST_START}, but "
-                f"it is {far:.2g} away. Take the nearest such matrix: {_projection(numpy)}."
-            )
+    def nearness(self, shape: tuple[int, ...], numpy: bool) -> tuple[str, str]:
+        """Orthonormal columns, or rows."""
+        side = "rows" if _wide(shape) else "columns"
+        svd = "U, _, Vh = numpy.linalg.svd(x0, full_matrices=False); x0 = U @ Vh"
+        nearest = svd if numpy else "x0 = ortholand.geometry.polar_projection(x0)"
+        return (
+            f"have orthonormal {side} up to ||X^H X - I||",
+            f"Take the nearest such matrix: {nearest}.",
+        )
 
-    def geometry(self, X: Any) -> Geometry:
+    def geometry(self, X: Any, numpy: bool) -> Geometry:  # noqa: ARG002
         """The geometry; square matrices have their own coordinates."""
         return SquareStiefel() if X.shape[-1] == X.shape[-2] else TallStiefel()
 
@@ -155,7 +99,7 @@ class Grassmann(Stiefel):
     a matrix with orthonormal columns; the basis of the subspace that it ends with is arbitrary.
     """
 
-    def geometry(self, X: Any) -> Geometry:  # noqa: ARG002
+    def geometry(self, X: Any, numpy: bool) -> Geometry:  # noqa: ARG002
         """The geometry without rotations of the columns."""
         return Subspaces()
 
@@ -169,9 +113,8 @@ class Rotations(Stiefel):
         if shape[-1] != shape[-2]:
             raise ValueError(f"{name} on ol.Rotations() must be square, got shape {shape}.")
 
-    def check_start(self, X: Any, shape: tuple[int, ...], name: str, numpy: bool) -> None:
-        """Raise unless X is near the manifold, with determinant 1."""
-        super().check_start(X, shape, name, numpy)
+    def check_component(self, X: Any, name: str) -> None:
+        """Raise unless all determinants are 1."""
         library: Any = np if isinstance(X, np.ndarray) else torch
         determinant = library.linalg.det(X)
         if bool((abs(determinant - abs(determinant)) > 0.1).any()):
@@ -184,25 +127,23 @@ class Rotations(Stiefel):
 class Sphere(Manifold):
     """Arrays of any shape with Euclidean norm 1."""
 
-    def inward(self, x: Any) -> Any:
+    def inward(self, x: Any, gradient: bool = False) -> Any:  # noqa: ARG002
         """The array as one column."""
         return x.reshape(-1, 1)
 
-    def outward(self, X: Any, shape: tuple[int, ...]) -> Any:
+    def outward(self, X: Any, shape: tuple[int, ...], gradient: bool = False) -> Any:  # noqa: ARG002
         """The column in the user's shape."""
         return X.reshape(shape)
 
-    def check_start(self, X: Any, shape: tuple[int, ...], name: str, numpy: bool) -> None:  # noqa: ARG002
-        """Raise unless X is at most 1/2 away from the manifold."""
-        far = largest_norm(adjoint(X) @ X - 1)
-        if not far <= FARTHEST_START:
-            raise ValueError(
-                f"{name} must have length 1 up to | ||x||^2 - 1 | <= {FARTHEST_START}, but it is "
-                f"{far:.2g} away. Divide by its norm: x0 / {'numpy' if numpy else 'torch'}"
-                ".linalg.norm(x0)."
-            )
+    def nearness(self, shape: tuple[int, ...], numpy: bool) -> tuple[str, str]:  # noqa: ARG002
+        """Length 1."""
+        library = "numpy" if numpy else "torch"
+        return (
+            "have length 1 up to | ||x||^2 - 1 |",
+            f"Divide by its norm: x0 / {library}.linalg.norm(x0).",
+        )
 
-    def geometry(self, X: Any) -> Geometry:  # noqa: ARG002
+    def geometry(self, X: Any, numpy: bool) -> Geometry:  # noqa: ARG002
         """The geometry of a single column."""
         return TallStiefel()
 
@@ -213,8 +154,7 @@ class GeneralizedStiefel(Manifold):
     Args:
         B: n x n: a matrix of NumPy or torch, a SciPy sparse matrix, a LinearOperator,
             :class:`ortholand.Covariance` of data, or a function V -> B V of matrices (n, k)
-            like x0. In :func:`ortholand.minimize_finite_sum` a function (V, batch) -> B_i V, the
-            mean over a batch.
+            like x0.
         form: ``"landing"`` uses products with B only, never a factor or inverse of it;
             ``"cholesky"`` changes variables, and needs a dense B. None: Cholesky for a dense B of
             at most 2,000 rows, where it is faster.
@@ -240,7 +180,7 @@ class GeneralizedStiefel(Manifold):
                 "which needs products with B only, or make B dense: B.toarray()."
             )
         self.form = form
-        self._factor: Cholesky | None = None
+        self._converted: dict[Any, list[Any]] = {}  # factors by type and device
 
     @property
     def changes_variables(self) -> bool:
@@ -249,28 +189,31 @@ class GeneralizedStiefel(Manifold):
             return is_dense(self.B) and len(self.B) <= CHOLESKY_UP_TO
         return self.form == "cholesky"
 
-    def _factors(self, X: Any) -> tuple[Any, Any]:
-        """``L`` and its inverse, in the library and type of X."""
+    @cached_property
+    def _in_double(self) -> tuple[Any, Any]:
+        return cholesky(self.B)
+
+    def _factors(self, X: Any) -> list[Any]:
+        """L with ``B = L L^H``, and its inverse, in the library and type of X."""
         check_kinds(self.B, X)
-        if self._factor is None:
-            self._factor = Cholesky(self.B, "B")
-        return self._factor.like(X)
+        key = (X.dtype, str(getattr(X, "device", "")))
+        if key not in self._converted:
+            self._converted[key] = [from_numpy(factor, X) for factor in self._in_double]
+        return self._converted[key]
 
-    def inward(self, x: Any) -> Any:
-        """``L^H x``."""
-        return adjoint(self._factors(x)[0]) @ x if self.changes_variables else x
+    def inward(self, x: Any, gradient: bool = False) -> Any:
+        """``L^H x`` of a point, ``L^-1 x`` of a gradient."""
+        if not self.changes_variables:
+            return x
+        L, inverse = self._factors(x)
+        return inverse @ x if gradient else adjoint(L) @ x
 
-    def outward(self, X: Any, shape: tuple[int, ...]) -> Any:  # noqa: ARG002
-        """``L^-H X``."""
-        return adjoint(self._factors(X)[1]) @ X if self.changes_variables else X
-
-    def inward_gradient(self, G: Any) -> Any:
-        """``L^-1 G``."""
-        return self._factors(G)[1] @ G if self.changes_variables else G
-
-    def outward_gradient(self, G: Any, shape: tuple[int, ...]) -> Any:  # noqa: ARG002
-        """``L G``."""
-        return self._factors(G)[0] @ G if self.changes_variables else G
+    def outward(self, X: Any, shape: tuple[int, ...], gradient: bool = False) -> Any:  # noqa: ARG002
+        """``L^-H X`` of a point, ``L X`` of a gradient."""
+        if not self.changes_variables:
+            return X
+        L, inverse = self._factors(X)
+        return L @ X if gradient else adjoint(inverse) @ X
 
     def missed_by(self, X: Any) -> tuple[float, float] | None:
         """The residual of X itself, not of the new variables, and 100 roundings of it."""
@@ -280,37 +223,26 @@ class GeneralizedStiefel(Manifold):
         residual = sym(adjoint(X) @ operator.apply(X)) - identity(X)
         columns = X.shape[-1] * int(np.prod(X.shape[:-2]))
         largest = float(np.linalg.norm(to_numpy(self.B)))
-        return norm(residual), roundings(X) * max(1.0, largest * spread(X) / columns)
+        return norm(residual), roundings(X) * max(1.0, largest * inner(X, X) / columns)
 
     def check_shape(self, shape: tuple[int, ...], name: str) -> None:
         """Raise unless the shape is tall and fits B."""
         check_size(self.B, shape, name)
 
-    def check_start(self, X: Any, shape: tuple[int, ...], name: str, numpy: bool) -> None:  # noqa: ARG002
-        """Raise unless X is at most 1/2 away from the manifold."""
-        BX = X if self.changes_variables else operator_for(self.B, X, numpy).apply(X)
-        far = largest_norm(adjoint(X) @ BX - identity(X))
-        if not far <= FARTHEST_START:
-            raise ValueError(
-                f"{name} must satisfy X^H B X = I up to ||X^H B X - I|| <= {FARTHEST_START}, but "
-                f"it is {far:.2g} away. Take the nearest such matrix: x0 = manifold.project(x0)."
-            )
+    def nearness(self, shape: tuple[int, ...], numpy: bool) -> tuple[str, str]:  # noqa: ARG002
+        """``X^H B X = I``."""
+        return (
+            "satisfy X^H B X = I up to ||X^H B X - I||",
+            "Take the nearest such matrix: x0 = manifold.project(x0).",
+        )
 
-    def geometry(self, X: Any) -> Geometry:
-        """The geometry for a user of X's own library."""
-        return self.geometry_for(X, isinstance(X, np.ndarray))
-
-    def geometry_for(self, X: Any, numpy: bool) -> Geometry:
-        """Orthonormal columns in new variables, or products with B."""
+    def geometry(self, X: Any, numpy: bool) -> Geometry:
+        """Orthonormal columns in new variables; or products with B, which are checked."""
         if self.changes_variables:
             return SquareStiefel() if X.shape[-1] == X.shape[-2] else TallStiefel()
-        return GeneralizedColumns(self.operator(X, numpy))
-
-    def operator(self, X: Any, numpy: bool) -> Operator:
-        """Products with B for arrays like X, after a check of B."""
         operator = operator_for(self.B, X, numpy)
-        operator.check(X, "B", definite=isinstance(self.B, Covariance) and self.B.ridge > 0)
-        return operator
+        operator.check(X, definite=isinstance(self.B, Covariance) and self.B.ridge > 0)
+        return GeneralizedColumns(operator)
 
     def project(self, x: Any) -> Any:
         """``X (X^H B X)^(-1/2)``: the nearest matrix of the manifold in the metric of B.
@@ -321,32 +253,26 @@ class GeneralizedStiefel(Manifold):
             raise TypeError(f"x must be a NumPy array or a tensor, got {type(x).__name__}.")
         self.check_shape(tuple(x.shape), "x")
         BX = operator_for(self.B, x, isinstance(x, np.ndarray)).apply(x)
-        return landed(x, BX, "x")
+        with np.errstate(all="ignore"):
+            landed = x @ inverse_root(adjoint(x) @ BX)
+        if not all_finite(landed):
+            raise ValueError(
+                "x must be finite and of full rank, with X^H B X positive definite, but it is not. "
+                "Start from random numbers, and check B."
+            )
+        return landed
 
     def __repr__(self) -> str:
         kind = type(self.B).__name__
         return f"ol.GeneralizedStiefel({kind}{'' if self.form is None else f', {self.form!r}'})"
 
 
-def landed(X: Any, BX: Any, name: str) -> Any:
-    """``X (X^H B X)^(-1/2)``; raises if X is not of full rank."""
-    with np.errstate(all="ignore"):
-        landed = X @ inverse_root(adjoint(X) @ BX)
-    finite = np.isfinite(landed) if isinstance(landed, np.ndarray) else landed.isfinite()
-    if not bool(finite.all()):
-        raise ValueError(
-            f"{name} must be finite and of full rank, with X^H B X positive definite, but it is "
-            "not. Start from random numbers, and check B."
-        )
-    return landed
-
-
 class Euclidean(Manifold):
     """Arrays of any shape without a constraint, for the rest of a product."""
 
-    def geometry(self, X: Any) -> Geometry:  # noqa: ARG002
-        """The geometry of flat space."""
-        return Flat()
+    def geometry(self, X: Any, numpy: bool) -> Geometry:  # noqa: ARG002
+        """Flat space."""
+        return Geometry()
 
 
 def default_manifold(x: Array, alone: bool) -> Manifold:
@@ -354,13 +280,37 @@ def default_manifold(x: Array, alone: bool) -> Manifold:
     return Euclidean() if x.ndim < 2 and not alone else Stiefel()
 
 
+def variables_on(x0: Any, manifold: Any = None, *, torch_inside: bool = False) -> Variables:
+    """Variables for a start on a manifold; None: the default one of each block."""
+    return Variables(x0, manifold, default_manifold, torch_inside=torch_inside)
+
+
+def one_matrix(x0: Any, manifold: Any = None) -> Variables:
+    """Variables for solvers of one matrix only, in torch."""
+    variables = variables_on(x0, manifold, torch_inside=True)
+    if not variables.single or len(variables.shape) != 2:
+        found = variables.shape if variables.single else type(x0).__name__
+        raise ValueError(f"x0 must be one matrix (n, p) here, got {found}.")
+    return variables
+
+
+def geometry_of(variables: Variables) -> Geometry:
+    """The geometry around a start, or the product of several; raises unless the start is near."""
+    variables.check_finite()
+    geometries = []
+    for block, X in zip(variables.blocks, variables.split(variables.start), strict=True):
+        geometry = block.manifold.geometry(X, variables.numpy)
+        residual = geometry.residual(X)
+        far = 0.0 if residual is None else largest_norm(residual)
+        if not far <= FARTHEST_START:
+            rule, advice = block.manifold.nearness(block.shape, variables.numpy)
+            raise ValueError(
+                f"{block.name} must {rule} <= {FARTHEST_START}, but it is {far:.2g} away. {advice}"
+            )
+        block.manifold.check_component(X, block.name)
+        geometries.append(geometry)
+    return geometries[0] if variables.single else Product(geometries, variables.packing)
+
+
 def _wide(shape: Any) -> bool:
     return shape[-2] < shape[-1]
-
-
-def _projection(numpy: bool) -> str:
-    return (
-        "U, _, Vh = numpy.linalg.svd(x0, full_matrices=False); x0 = U @ Vh"
-        if numpy
-        else "x0 = ortholand.geometry.polar_projection(x0)"
-    )

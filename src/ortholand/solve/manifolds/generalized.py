@@ -11,7 +11,8 @@ that is well conditioned in Z may not be so in X, so this form is used where L i
 """
 
 import math
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,35 +22,34 @@ from ortholand.safe_step import MARGIN, largest_root
 from ortholand.solve.arrays import (
     Array,
     adjoint,
+    all_finite,
     as_tensor,
     combine,
-    from_numpy,
     identity,
-    largest_norm,
+    inner,
     minus_product,
     norm,
     sym,
     to_numpy,
 )
-from ortholand.solve.manifolds.geometry import LandedLine, half_inner, roundings
-from ortholand.solve.manifolds.operators import Operator, not_definite, spread
+from ortholand.solve.manifolds.geometry import LandedLine, MatrixGeometry, half_inner, roundings
+from ortholand.solve.manifolds.operators import Operator, not_definite
 
 KEPT = 4  # points whose products with B are remembered
 MEASURED = 50  # lines after which a residual is measured anew: derived, it collects rounding
 
 
-class Known(NamedTuple):
+@dataclass(eq=False)
+class Known:
     """What was computed at a point."""
 
     X: Any
     Y: Any  # B X
-    eigen: tuple[Any, Any] | None  # of Y^H Y
+    eigen: tuple[Any, Any] | None = None  # eigenvalues and eigenvectors of Y^H Y
 
 
-class GeneralizedColumns:
+class GeneralizedColumns(MatrixGeometry):
     """The landing form, for one matrix or a stack; ``D = X^H B X - I``."""
-
-    bounded = True
 
     def __init__(self, operator: Operator) -> None:
         self.operator = operator
@@ -63,7 +63,7 @@ class GeneralizedColumns:
     def know(self, X: Array, Y: Any) -> None:
         """Remember ``Y = B X``."""
         self.known = [one for one in self.known if not _same(one.X, X)][-KEPT + 1 :]
-        self.known.append(Known(X, Y, None))
+        self.known.append(Known(X, Y))
 
     def _known(self, X: Array) -> Known:
         for one in self.known:
@@ -76,15 +76,12 @@ class GeneralizedColumns:
         """Eigenvalues and eigenvectors of ``K = Y^H Y``."""
         one = self._known(X)
         if one.eigen is None:
-            K = adjoint(one.Y) @ one.Y
-            eigen = _eigh(K)
-            self.known = [Known(k.X, k.Y, eigen) if k is one else k for k in self.known]
-            return eigen
+            one.eigen = _eigh(adjoint(one.Y) @ one.Y)
         return one.eigen
 
     def columns(self, X: Array) -> float:
         """``||X||^2``: step lengths are relative to that of X."""
-        return spread(X)
+        return inner(X, X)
 
     def residual(self, X: Array) -> Array:
         """``X^H B X - I``, by a product computed anew."""
@@ -94,10 +91,6 @@ class GeneralizedColumns:
     def _residual(self, X: Array) -> Array:
         return sym(adjoint(X) @ self.product(X)) - identity(X)
 
-    def size(self, residual: Any) -> float:
-        """Frobenius norm."""
-        return norm(residual)
-
     def normal_norm(self, X: Array, multiplier: Any, size: float) -> float:  # noqa: ARG002
         """``||B X M||``."""
         return norm(self.product(X) @ multiplier)
@@ -105,7 +98,7 @@ class GeneralizedColumns:
     def feasible(self, X: Array) -> float:
         """100 roundings of the products in the residual."""
         columns = X.shape[-1] * math.prod(X.shape[:-2])
-        return roundings(X) * max(1.0, self.operator.norm * spread(X) / columns)
+        return roundings(X) * max(1.0, self.operator.norm * inner(X, X) / columns)
 
     def differentiate(self, X: Array, D: Any, G: Array) -> tuple[Array, Array, float]:
         """Tangent part of G, multiplier M; exact at every X of full rank."""
@@ -123,12 +116,6 @@ class GeneralizedColumns:
         """A without its normal part at X."""
         return minus_product(A, self.product(X), self._multiplier(X, A))
 
-    coordinates = tangent
-
-    def ambient(self, X: Array, A: Array) -> Array:  # noqa: ARG002
-        """A itself."""
-        return A
-
     def hessian(self, X: Array, multiplier: Any, A: Array, W: Array) -> Array:
         """``W - B A M`` without its normal part."""
         return self.tangent(X, minus_product(W, self.operator.apply(A), multiplier))
@@ -137,24 +124,6 @@ class GeneralizedColumns:
         """The line along A, by one product with B."""
         self.lines += 1
         return GeneralizedLine(self, X, self.residual(X) if self.lines % MEASURED == 0 else D, A)
-
-    def settle(self, X: Array) -> tuple[Array, Array]:
-        """Land X by Newton-Schulz steps, as long as they bring it nearer."""
-        E = self.residual(X)
-        error = largest_norm(E)
-        for _ in range(30):
-            if error < roundings(X) / 20:
-                break
-            after = X @ (identity(X) - 0.5 * E)
-            residual = self.residual(after)
-            before, error = error, largest_norm(residual)
-            if not error < before:
-                break  # rounding, or not a number: the last one was better
-            X, E = after, residual
-        return X, E
-
-    def check_first(self, X: Array, G: Array) -> None:
-        """Accept any cost."""
 
     def field_scale(self, X: Array) -> float:
         """The largest eigenvalue of K, by which the landing field is longer than the gradient."""
@@ -222,9 +191,7 @@ class GeneralizedLine(LandedLine):
 
 def _same(X: Any, other: Any) -> bool:
     """Whether two arrays share memory. One is kept alive, so its memory cannot be reused."""
-    if X is other:
-        return True
-    return _place(X) == _place(other)
+    return X is other or _place(X) == _place(other)
 
 
 def _place(X: Any) -> Any:
@@ -235,16 +202,12 @@ def _place(X: Any) -> Any:
 
 def _eigh(K: Any) -> tuple[Any, Any]:
     """Eigenvalues and eigenvectors in the library of K; NaN if K is not finite."""
+    library: Any = np if isinstance(K, np.ndarray) else torch
     K = sym(K)
-    if isinstance(K, np.ndarray):
-        if not np.isfinite(K).all():
-            return np.full(K.shape[:-1], math.nan, K.real.dtype), K
-        w, Q = np.linalg.eigh(K)
+    if all_finite(K):
+        w, Q = library.linalg.eigh(K)
         return w, Q
-    if not bool(K.isfinite().all()):
-        return torch.full_like(K[..., 0], math.nan).real, K
-    w, Q = torch.linalg.eigh(K)
-    return w, Q
+    return library.full_like(K[..., 0].real, math.nan), K
 
 
 def inverse_root(S: Any) -> Any:
@@ -257,30 +220,19 @@ def _size(M: Any, spectral: bool) -> Tensor:
     return torch.linalg.matrix_norm(as_tensor(M), ord=2 if spectral else "fro")
 
 
-class Cholesky:
-    """``B = L L^H``: L and its inverse in double precision, and converted for other arrays."""
+def cholesky(B: Any) -> tuple[Any, Any]:
+    """L with ``B = L L^H``, and its inverse, in double precision; raises if there is none."""
+    import scipy.linalg  # here: importing ortholand must stay cheap
 
-    def __init__(self, B: Any, words: str) -> None:
-        dense = to_numpy(B)
-        dense = dense.astype(np.result_type(dense, np.float64), copy=False)
-        try:
-            L = np.linalg.cholesky(dense)
-        except np.linalg.LinAlgError:
-            L = None
-        diagonal = np.zeros(1) if L is None else np.abs(np.diagonal(L)) ** 2
-        # A pivot is at least the smallest eigenvalue, up to rounding.
-        if not diagonal.min() > len(dense) * np.finfo(np.float64).eps * np.abs(dense).max():
-            values = np.linalg.eigvalsh(dense)
-            raise ValueError(not_definite(words, float(values[0]), float(values[-1])))
-        import scipy.linalg  # here: importing ortholand must stay cheap
-
-        self.L: Any = L
-        self.inverse: Any = scipy.linalg.solve_triangular(L, np.eye(len(dense)), lower=True)
-        self.converted: dict[Any, tuple[Any, Any]] = {}
-
-    def like(self, X: Any) -> tuple[Any, Any]:
-        """L and its inverse, in the library and type of X."""
-        key = (X.dtype, str(getattr(X, "device", "")))
-        if key not in self.converted:
-            self.converted[key] = (from_numpy(self.L, X), from_numpy(self.inverse, X))
-        return self.converted[key]
+    given = to_numpy(B)
+    dense = given.astype(np.result_type(given, np.float64), copy=False)
+    try:
+        L = np.linalg.cholesky(dense)
+        smallest = (np.abs(np.diagonal(L)) ** 2).min()
+    except np.linalg.LinAlgError:
+        L, smallest = dense, 0.0
+    # A pivot is at least the smallest eigenvalue, up to rounding.
+    if not smallest > len(dense) * np.finfo(np.float64).eps * np.abs(dense).max():
+        values = np.linalg.eigvalsh(dense)
+        raise ValueError(not_definite(float(values[0]), float(values[-1])))
+    return L, scipy.linalg.solve_triangular(L, np.eye(len(dense)), lower=True)

@@ -1,11 +1,11 @@
-"""What a solver needs of a manifold, and landing moves, shared by all with orthonormal columns.
+"""What a solver needs of a manifold, and landing moves, which all manifolds of matrices share.
 
 A tangent vector is stored as its *coordinates*, an array of the shape of X. Methods add and scale
 coordinates, and take inner products of them; everything else about the manifold is defined here.
 """
 
 import math
-from typing import Any, Protocol
+from typing import Any
 
 from ortholand.solve.arrays import (
     Array,
@@ -14,6 +14,7 @@ from ortholand.solve.arrays import (
     identity,
     inner,
     largest_norm,
+    norm,
     precision,
     product,
 )
@@ -27,80 +28,110 @@ Residual = Any  # by how much the constraint is missed: an array; a list of them
 Multiplier = Any  # likewise
 
 
-class Line(Protocol):
-    """The curve of landed points along a tangent vector."""
+class Line:
+    """The curve of points along a tangent vector V at X; here the straight one."""
+
+    def __init__(self, X: Array, V: Array) -> None:
+        self.X, self.V = X, V
 
     def limit(self, t: float) -> float:
         """The largest step up to t from which landing works."""
-        ...
+        return t
 
-    def at(self, t: float, near: float) -> tuple[Array, Residual]:
+    def at(self, t: float, near: float) -> tuple[Array, Residual]:  # noqa: ARG002
         """The point at t, at most ``near`` from the manifold, and its residual."""
-        ...
+        return combine(self.X, t, self.V), None
 
 
-class Geometry(Protocol):
-    """One manifold around the points of a run. ``D`` is the residual of X throughout."""
+class Geometry:
+    """How a solver moves: here in flat space. A manifold overrides what differs.
 
-    bounded: bool  # whether steps can be too long, whatever the cost
+    ``D`` is the residual of X throughout. In flat space there is none, nor are there multipliers:
+    both are None, and every array is a point and a tangent vector.
+    """
+
+    bounded = False  # whether steps can be too long, whatever the cost
 
     def columns(self, X: Array) -> float:
         """How many vectors of length 1 move, the scale of step lengths."""
-        ...
+        return math.prod(X.shape)
 
     def residual(self, X: Array) -> Residual:
         """How far X misses the constraint, measured."""
-        ...
 
-    def size(self, residual: Any) -> float:
+    def size(self, residual: Residual) -> float:  # noqa: ARG002
         """Frobenius norm of a residual or multiplier."""
-        ...
+        return 0.0
 
-    def normal_norm(self, X: Array, multiplier: Multiplier, size: float) -> float:
+    def normal_norm(self, X: Array, multiplier: Multiplier, size: float) -> float:  # noqa: ARG002
         """Norm of the normal vector that a multiplier of this size stands for."""
-        ...
+        return size
 
-    def feasible(self, X: Array) -> float:
+    def feasible(self, X: Array) -> float:  # noqa: ARG002
         """The distance up to which X counts as on the manifold: 100 roundings."""
-        ...
+        return 0.0
 
-    def differentiate(self, X: Array, D: Residual, G: Array) -> tuple[Array, Multiplier, float]:
+    def differentiate(self, X: Array, D: Residual, G: Array) -> tuple[Array, Multiplier, float]:  # noqa: ARG002
         """Coordinates of the Riemannian gradient; multiplier; ``<multiplier, D> / 2``."""
-        ...
+        return G, None, 0.0
 
-    def tangent(self, X: Array, A: Array) -> Array:
+    def tangent(self, X: Array, A: Array) -> Array:  # noqa: ARG002
         """Coordinates from another point, for use at this one."""
-        ...
+        return A
 
-    def ambient(self, X: Array, A: Array) -> Array:
+    def ambient(self, X: Array, A: Array) -> Array:  # noqa: ARG002
         """The tangent vector with these coordinates."""
-        ...
+        return A
 
     def coordinates(self, X: Array, A: Array) -> Array:
         """Coordinates of the tangent part of any array A."""
-        ...
+        return self.tangent(X, A)
 
-    def hessian(self, X: Array, multiplier: Multiplier, A: Array, W: Array) -> Array:
+    def hessian(self, X: Array, multiplier: Multiplier, A: Array, W: Array) -> Array:  # noqa: ARG002
         """Riemannian Hessian along A, from the Euclidean one's product W with the tangent vector.
 
         Symmetric even where X is not critical: CG needs that.
         """
-        ...
+        return W
 
-    def line(self, X: Array, D: Residual, A: Array) -> Line:
+    def line(self, X: Array, D: Residual, A: Array) -> Line:  # noqa: ARG002
         """The line along A."""
-        ...
+        return Line(X, A)
 
     def settle(self, X: Array) -> tuple[Array, Residual]:
         """The nearest point of the manifold, up to rounding, and its residual."""
-        ...
+        return X, None
 
     def check_first(self, X: Array, G: Array) -> None:
         """Raise if the cost does not suit this manifold."""
-        ...
 
 
-class LandedLine:
+class MatrixGeometry(Geometry):
+    """What manifolds of matrices share, whose residual is ``X^H B X - I``."""
+
+    bounded = True
+
+    def size(self, residual: Residual) -> float:
+        """Frobenius norm."""
+        return norm(residual)
+
+    def settle(self, X: Array) -> tuple[Array, Residual]:
+        """Land X by Newton-Schulz steps ``X (I - E / 2)``, as long as they bring it nearer."""
+        E, enough = self.residual(X), roundings(X) / 20
+        error = largest_norm(E)
+        for _ in range(30):
+            if error < enough:
+                break
+            Y = product(X, identity(X) - 0.5 * E)
+            after = self.residual(Y)
+            before, error = error, largest_norm(after)
+            if not error < before:
+                break  # rounding, or not a number: the last one was better
+            X, E = Y, after
+        return X, E
+
+
+class LandedLine(Line):
     """``(X + t V) C``: a tangent move Y, then Newton-Schulz steps in p x p matrices.
 
     A Newton-Schulz step is ``Y (I - E / 2)`` with the residual ``E = Y^H Y - I``, which becomes
@@ -109,8 +140,8 @@ class LandedLine:
     """
 
     def __init__(self, X: Array, V: Array) -> None:
-        self.X, self.V, self.eye = X, V, identity(X)
-        self.t = math.nan
+        super().__init__(X, V)
+        self.eye, self.t = identity(X), math.nan
 
     def limit(self, t: float) -> float:
         """Shorten a move so long that Newton-Schulz steps would not converge."""
@@ -161,25 +192,6 @@ class LandedLine:
                 break
             error = largest_norm(E)
         return C, E
-
-
-def settle(X: Array, enough: float) -> tuple[Array, Any]:
-    """The nearest matrices with orthonormal columns, by Newton-Schulz steps; residuals measured."""
-    eye = identity(X)
-    E = gram_product(X, X) - eye
-    error = largest_norm(E)
-    if error < enough / 20:
-        return X, E
-    for _ in range(30):
-        Y = product(X, eye - 0.5 * E)
-        after = gram_product(Y, Y) - eye
-        before, error = error, largest_norm(after)
-        if not error < before:
-            break  # rounding, or not a number: the last one was better
-        X, E = Y, after
-        if error < enough / 20:
-            break
-    return X, E
 
 
 def roundings(X: Array) -> float:

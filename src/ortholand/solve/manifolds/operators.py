@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ortholand.solve.arrays import adjoint, from_numpy, inner, norm, to_numpy
+from ortholand.solve.arrays import adjoint, all_finite, from_numpy, norm, precision, to_numpy
+from ortholand.solve.options import is_number
 
 LANCZOS = 30  # products with one vector spent on the ends of the spectrum
-POWER_ITERATIONS = 6  # where only the size of B is needed
+FEW = 6  # the same where only the size of B is needed
 ASYMMETRY = 100  # roundings by which B may differ from its adjoint
 CHUNK = 4096  # rows of data read at a time
 
@@ -31,9 +32,6 @@ class Covariance:
             correlation needs it. Columns are used as they are: subtract means first.
         ridge: at least 0; positive if columns are dependent, or B would be singular.
 
-    It serves :func:`ortholand.minimize`, by passes over all rows, and
-    :func:`ortholand.minimize_finite_sum`, by the rows of a batch.
-
     >>> import numpy as np
     >>> A = np.array([[1.0, 0.0], [1.0, 2.0]])
     >>> Covariance(A, ridge=0.5)(np.eye(2))
@@ -43,9 +41,8 @@ class Covariance:
 
     def __init__(self, rows: Any, ridge: float = 0.0) -> None:
         blocks = list(rows) if isinstance(rows, (list, tuple)) else [rows]
-        if not blocks or not all(
-            isinstance(b, (np.ndarray, Tensor)) and b.ndim == 2 for b in blocks
-        ):
+        are_matrices = [isinstance(b, (np.ndarray, Tensor)) and b.ndim == 2 for b in blocks]
+        if not blocks or not all(are_matrices):
             raise TypeError(
                 "rows must be a matrix (N, n) of NumPy or torch, or a list of such blocks of "
                 f"columns, got {[getattr(b, 'shape', type(b).__name__) for b in blocks]}."
@@ -55,11 +52,7 @@ class Covariance:
                 "All blocks must have the same number N >= 1 of rows, one for each sample, got "
                 f"{[tuple(block.shape) for block in blocks]}."
             )
-        if (
-            isinstance(ridge, bool)
-            or not isinstance(ridge, (int, float))
-            or not 0 <= ridge < math.inf
-        ):
+        if not is_number(ridge) or not 0 <= ridge < math.inf:
             raise ValueError(f"ridge must be a number >= 0, got {ridge!r}.")
         self.blocks, self.ridge, self.n_terms = blocks, float(ridge), len(blocks[0])
         n = sum(block.shape[1] for block in blocks)
@@ -67,30 +60,19 @@ class Covariance:
 
     def __call__(self, V: Any) -> Any:
         """``B V``, by one pass over all rows."""
-        total: Any = 0
-        for begin in range(0, self.n_terms, CHUNK):
-            chosen = slice(begin, begin + CHUNK)
-            total = total + self._sum(V, chosen)
+        begins = range(0, self.n_terms, CHUNK)
+        total = sum(self._sum(V, slice(begin, begin + CHUNK)) for begin in begins)
         return total / self.n_terms + self.ridge * V
 
-    def batch(self, V: Any, indices: Any) -> Any:
-        """``B_i V`` for the mean B_i of these rows: its mean over all batches is ``B V``."""
-        return self._sum(V, indices) / len(indices) + self.ridge * V
-
-    def _sum(self, V: Any, chosen: Any) -> Any:
+    def _sum(self, V: Any, chosen: slice) -> Any:
         parts, begin = [], 0
         for block in self.blocks:
-            A = _as(block[_index(chosen, block)], V)
+            A = _as(block[chosen], V)
             end = begin + A.shape[1]
             parts.append(adjoint(A) @ (A @ V[begin:end]))
             begin = end
-        return parts[0] if len(parts) == 1 else _library(V).concatenate(parts)
-
-
-def _index(chosen: Any, block: Any) -> Any:
-    if isinstance(chosen, slice) or isinstance(block, Tensor) == isinstance(chosen, Tensor):
-        return chosen
-    return torch.as_tensor(chosen) if isinstance(block, Tensor) else to_numpy(chosen)
+        library: Any = np if isinstance(V, np.ndarray) else torch
+        return library.concatenate(parts)
 
 
 def _as(A: Any, V: Any) -> Any:
@@ -100,10 +82,6 @@ def _as(A: Any, V: Any) -> Any:
         return A.to(V.device, torch.promote_types(V.dtype, A.dtype) if A.is_complex() else V.dtype)
     A = to_numpy(A) if isinstance(A, Tensor) else A
     return A.astype(np.result_type(V, A) if A.dtype.kind == "c" else V.dtype, copy=False)
-
-
-def _library(V: Any) -> Any:
-    return np if isinstance(V, np.ndarray) else torch
 
 
 class Operator:
@@ -126,7 +104,7 @@ class Operator:
         flat = moved.reshape(self.n, -1)
         return self.matmat(flat).reshape(moved.shape).swapaxes(0, -2)
 
-    def check(self, like: Any, words: str, definite: bool = False) -> None:
+    def check(self, like: Any, definite: bool = False) -> None:
         """Raise unless B is Hermitian and positive definite, as far as products tell.
 
         :data:`LANCZOS` Lanczos steps with full orthogonalisation, each a product with one vector,
@@ -134,77 +112,61 @@ class Operator:
         skipped if B is known to be ``definite``.
         """
         random = np.random.default_rng(0)
-        eps = _eps(like)
-        u, v = (self._vector(random, like) for _ in range(2))
+        eps = precision(like)
+        noise = random.standard_normal((2, 2, self.n, 1))
+        noise = noise[0] + 1j * noise[1] if is_complex(like) else noise[0]
+        u, v = (from_numpy(vector, like) for vector in noise)
         Bu, Bv = self.apply(u), self.apply(v)
         scale = norm(Bu) * norm(v) + norm(Bv) * norm(u)
         if not math.isfinite(scale):
-            raise ValueError(f"{words} must be finite, but its product with a vector is not.")
-        apart = abs(complex(_dot(u, Bv)) - complex(_dot(Bu, v)))
+            raise ValueError("B must be finite, but its product with a vector is not.")
+        apart = abs(_dot(u, Bv) - _dot(Bu, v))
         if apart > ASYMMETRY * eps * math.sqrt(self.n) * scale:
-            raise ValueError(not_hermitian(words, apart / scale))
+            raise ValueError(not_hermitian(apart / scale))
         if definite:
-            self.norm = self._largest(v)
+            self.norm = self._ends(u, FEW)[1]
             return
-        lowest, self.norm = self._ends(u)
+        lowest, self.norm = self._ends(u, LANCZOS)
         if not lowest > eps * self.norm:
-            raise ValueError(not_definite(words, lowest, self.norm))
+            raise ValueError(not_definite(lowest, self.norm))
 
-    def _vector(self, random: np.random.Generator, like: Any) -> Any:
-        x = random.standard_normal((self.n, 1))
-        if to_numpy(like[..., :1, :1]).dtype.kind == "c":
-            x = x + 1j * random.standard_normal((self.n, 1))
-        return from_numpy(x, like)
-
-    def _largest(self, v: Any) -> float:
-        """The largest eigenvalue, by a few power iterations."""
-        for _ in range(POWER_ITERATIONS):
-            v = v / norm(v)
-            v = self.apply(v)
-        return norm(v)
-
-    def _ends(self, v: Any) -> tuple[float, float]:
+    def _ends(self, v: Any, steps: int) -> tuple[float, float]:
         """The smallest and the largest Ritz value."""
         basis, images = [v / norm(v)], []
-        for _ in range(min(LANCZOS, self.n)):
+        for _ in range(min(steps, self.n)):
             images.append(self.apply(basis[-1]))
             rest = images[-1]
             for _ in range(2):
                 for q in basis:
                     rest = rest - q * (adjoint(q) @ rest)
             size = norm(rest)
-            if not size > 10 * _eps(v) * norm(images[0]):
+            if not size > 10 * precision(v) * norm(images[0]):
                 break
             basis.append(rest / size)
         basis = basis[: len(images)]
-        T = np.array([[complex(_dot(q, image)) for image in images] for q in basis])
+        T = np.array([[_dot(q, image) for image in images] for q in basis])
         values = np.linalg.eigvalsh((T + T.conj().T) / 2)
         return float(values[0]), float(values[-1])
 
 
-def _dot(u: Any, v: Any) -> Any:
+def _dot(u: Any, v: Any) -> complex:
     """``u^H v``."""
-    return (adjoint(u) @ v)[0, 0].item()
+    return complex((adjoint(u) @ v)[0, 0])
 
 
-def _eps(like: Any) -> float:
-    library: Any = torch if isinstance(like, Tensor) else np
-    return float(library.finfo(like.dtype).eps)
-
-
-def not_hermitian(words: str, share: float) -> str:
+def not_hermitian(share: float) -> str:
     """The error message for a B that is not Hermitian."""
     return (
-        f"{words} must be symmetric (Hermitian, if complex), but B - B^H is {share:.1e} of it. "
+        f"B must be symmetric (Hermitian, if complex), but B - B^H is {share:.1e} of it. "
         "Take (B + B.conj().T) / 2, if that is what you mean."
     )
 
 
-def not_definite(words: str, lowest: float, largest: float) -> str:
+def not_definite(lowest: float, largest: float) -> str:
     """The error message for a B that is not positive definite."""
     kind = "singular up to rounding" if lowest > -1e-10 * abs(largest) else "not positive definite"
     return (
-        f"{words} must be positive definite, but it is {kind}: it has eigenvalues from "
+        f"B must be positive definite, but it is {kind}: it has eigenvalues from "
         f"{lowest:.2g} or less to {largest:.2g}. Add a multiple of the identity, "
         "B + ridge I, or leave out dependent columns."
     )
@@ -213,11 +175,6 @@ def not_definite(words: str, lowest: float, largest: float) -> str:
 def is_dense(B: Any) -> bool:
     """Whether B is a plain matrix."""
     return isinstance(B, np.ndarray) or (isinstance(B, Tensor) and B.layout == torch.strided)
-
-
-def is_sampled(B: Any) -> bool:
-    """Whether B can be sampled in batches: rows of data, or a function."""
-    return isinstance(B, Covariance) or (callable(B) and not hasattr(B, "shape"))
 
 
 def check_form(B: Any) -> Any:
@@ -239,20 +196,16 @@ def check_form(B: Any) -> Any:
         )
     if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 0:
         raise ValueError(f"B must be a square matrix, got shape {tuple(shape)}.")
-    if is_dense(B):
-        _check_dense(B)
-    return B
-
-
-def _check_dense(B: Any) -> None:
-    if not (isinstance(B, Tensor) or B.dtype.kind in "fc"):
+    if not is_dense(B):
+        return B
+    if isinstance(B, np.ndarray) and B.dtype.kind not in "fc":
         raise TypeError(f"B must be a matrix of numbers, got one of {B.dtype}.")
-    finite = B.isfinite() if isinstance(B, Tensor) else np.isfinite(B)
-    if not bool(finite.all()):
+    if not all_finite(B):
         raise ValueError("B must be finite, but it has infinite or NaN entries.")
     size, apart = norm(B), norm(B - adjoint(B))
-    if apart > ASYMMETRY * _eps(B) * size:
-        raise ValueError(not_hermitian("B", apart / size))
+    if apart > ASYMMETRY * precision(B) * size:
+        raise ValueError(not_hermitian(apart / size))
+    return B
 
 
 def operator_for(B: Any, X: Any, numpy: bool) -> Operator:
@@ -326,8 +279,3 @@ def check_size(B: Any, shape: Sequence[int], name: str) -> None:
         raise ValueError(
             f"B must be n x n for {name} of n = {shape[-2]} rows, got {size} x {size}."
         )
-
-
-def spread(A: Any) -> float:
-    """``||A||_F^2``."""
-    return inner(A, A)

@@ -7,42 +7,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import torch
-
-from ortholand.solve.arrays import Array, real_vector
+from ortholand.solve.arrays import Array
 from ortholand.solve.manifolds.geometry import Geometry, Line
+from ortholand.solve.variables import Packing
 
 
-class Packing:
-    """Blocks of given shapes and types, real or complex, in one vector of real numbers."""
-
-    def __init__(self, blocks: Sequence[Array]) -> None:
-        self.parts: list[tuple[slice, tuple[int, ...], Any]] = []
-        begin = 0
-        for block in blocks:
-            end = begin + len(real_vector(block))
-            self.parts.append((slice(begin, end), tuple(block.shape), block.dtype))
-            begin = end
-
-    def split(self, vector: Any) -> list[Any]:
-        """Views of the blocks."""
-        if isinstance(vector, np.ndarray):
-            return [vector[part].view(dtype).reshape(shape) for part, shape, dtype in self.parts]
-        return [
-            torch.view_as_complex(vector[part].reshape(*shape, 2))
-            if dtype.is_complex
-            else vector[part].reshape(shape)
-            for part, shape, dtype in self.parts
-        ]
-
-    def join(self, blocks: Sequence[Any]) -> Any:
-        """One vector with the numbers of all blocks."""
-        library: Any = np if isinstance(blocks[0], np.ndarray) else torch
-        return library.concatenate([real_vector(block) for block in blocks])
-
-
-class Product:
+class Product(Geometry):
     """A product of manifolds, with one step length and one trust region for all."""
 
     def __init__(self, geometries: Sequence[Geometry], packing: Packing) -> None:
@@ -83,18 +53,17 @@ class Product:
         gradients, multipliers, corrections = zip(*found, strict=True)
         return self.packing.join(gradients), list(multipliers), sum(corrections)
 
-    def tangent(self, X: Array, A: Array) -> Array:
-        """Coordinates at X, block by block."""
-        return self.packing.join([geometry.tangent(x, a) for geometry, x, a in self._each(X, A)])
+    def _joined(self, name: str, X: Array, A: Array) -> Array:
+        return self.packing.join([getattr(one, name)(x, a) for one, x, a in self._each(X, A)])
 
-    def ambient(self, X: Array, A: Array) -> Array:
-        """Tangent vectors, block by block."""
-        return self.packing.join([geometry.ambient(x, a) for geometry, x, a in self._each(X, A)])
+    def tangent(self, X: Array, A: Array) -> Array:  # noqa: D102
+        return self._joined("tangent", X, A)
 
-    def coordinates(self, X: Array, A: Array) -> Array:
-        """Coordinates of tangent parts, block by block."""
-        found = [geometry.coordinates(x, a) for geometry, x, a in self._each(X, A)]
-        return self.packing.join(found)
+    def ambient(self, X: Array, A: Array) -> Array:  # noqa: D102
+        return self._joined("ambient", X, A)
+
+    def coordinates(self, X: Array, A: Array) -> Array:  # noqa: D102
+        return self._joined("coordinates", X, A)
 
     def hessian(self, X: Array, multiplier: Any, A: Array, W: Array) -> Array:
         """The Hessian, block by block: what couples blocks is in W."""
@@ -119,7 +88,7 @@ class Product:
             geometry.check_first(x, g)
 
 
-class ProductLine:
+class ProductLine(Line):
     """The lines of all blocks, with one t."""
 
     def __init__(self, lines: Sequence[Line], packing: Packing) -> None:

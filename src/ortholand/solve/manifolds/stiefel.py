@@ -16,13 +16,11 @@ from ortholand.solve.arrays import (
     sym,
     turned,
 )
-from ortholand.solve.manifolds.geometry import LandedLine, half_inner, roundings, settle
+from ortholand.solve.manifolds.geometry import LandedLine, MatrixGeometry, half_inner, roundings
 
 
-class OrthonormalColumns:
+class OrthonormalColumns(MatrixGeometry):
     """What the three share; stacks of matrices are one point."""
-
-    bounded = True
 
     def columns(self, X: Array) -> int:
         """The columns of all matrices."""
@@ -32,24 +30,9 @@ class OrthonormalColumns:
         """``X^H X - I``."""
         return gram_product(X, X) - identity(X)
 
-    def size(self, residual: Any) -> float:
-        """Frobenius norm."""
-        return norm(residual)
-
-    def normal_norm(self, X: Array, multiplier: Any, size: float) -> float:  # noqa: ARG002
-        """``||X M|| = ||M||``."""
-        return size
-
     def feasible(self, X: Array) -> float:
         """100 roundings."""
         return roundings(X)
-
-    def settle(self, X: Array) -> tuple[Array, Array]:
-        """Land X by Newton-Schulz steps."""
-        return settle(X, roundings(X))
-
-    def check_first(self, X: Array, G: Array) -> None:
-        """Accept any cost."""
 
 
 class TallStiefel(OrthonormalColumns):
@@ -68,12 +51,6 @@ class TallStiefel(OrthonormalColumns):
     def tangent(self, X: Array, A: Array) -> Array:
         """A without its normal part at X."""
         return minus_product(A, X, sym(gram_product(X, A)))
-
-    coordinates = tangent
-
-    def ambient(self, X: Array, A: Array) -> Array:  # noqa: ARG002
-        """A itself."""
-        return A
 
     def hessian(self, X: Array, multiplier: Any, A: Array, W: Array) -> Array:
         """``W - A multiplier`` without its normal part."""
@@ -96,10 +73,6 @@ class SquareStiefel(OrthonormalColumns):
         Q = turned(P)
         # <Sym(G X^H), X X^H - I> = <G, X (X^H X - I)>
         return P - Q, P + Q, half_inner(G, product(X, D))
-
-    def tangent(self, X: Array, A: Array) -> Array:  # noqa: ARG002
-        """A itself: coordinates are the same everywhere."""
-        return A
 
     def ambient(self, X: Array, A: Array) -> Array:
         """``A X``."""
@@ -131,8 +104,6 @@ class Subspaces(TallStiefel):
     def tangent(self, X: Array, A: Array) -> Array:
         """A without its part in the span of X."""
         return minus_product(A, X, gram_product(X, A))
-
-    coordinates = tangent
 
     def check_first(self, X: Array, G: Array) -> None:
         """Raise if a part of the gradient rotates columns: a cost of the span has none."""

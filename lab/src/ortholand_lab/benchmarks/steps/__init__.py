@@ -1,0 +1,355 @@
+"""Time and memory of one optimizer step, with targets.
+
+Every number is a median of repetitions that took turns with their competitors.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ortholand_lab.benchmarks.steps.contenders import (
+    RESNET_SHAPES,
+    Step,
+    StepsCase,
+    lenet_iterations,
+    steps_of,
+)
+from ortholand_lab.study.environment import torch_threads
+from ortholand_lab.study.records import MissingRecordError, Record, Records, Result
+from ortholand_lab.study.spec import (
+    Claim,
+    Context,
+    FigureSpec,
+    Finding,
+    Study,
+    TableSpec,
+    Unit,
+    Verdict,
+)
+from ortholand_lab.study.timing import Action, medians, peak_bytes, time_in_turn
+
+# What is run.
+
+
+RESNET = "resnet-18"
+CASES: dict[str, StepsCase] = {
+    "40x40": StepsCase(1, (40, 40)),
+    "100x100": StepsCase(1, (100, 100)),
+    "10-of-100x100": StepsCase(10, (100, 100)),
+    "200-of-64x64": StepsCase(200, (64, 64)),
+    "512x512": StepsCase(1, (512, 512)),
+    "1024x1024": StepsCase(1, (1024, 1024)),
+    "2000x100": StepsCase(1, (2000, 100)),
+    "lenet-6-of-5x5": StepsCase(1, (6, 1, 5, 5), "kernel"),
+    "lenet-96-of-5x5": StepsCase(1, (16, 6, 5, 5), "kernel"),
+    "lenet-1920-of-4x4": StepsCase(1, (120, 16, 4, 4), "kernel"),
+    "262144-of-3x3": StepsCase(1, (512, 512, 3, 3), "kernel"),
+    "24-of-384x64": StepsCase(24, (384, 64)),
+    "48-of-768x16": StepsCase(48, (768, 16)),
+    "48-of-16x768": StepsCase(48, (16, 768)),
+    "1000-of-8x3": StepsCase(1, (1000, 8, 3), "kernel"),
+    "12-of-384x384": StepsCase(12, (384, 384)),
+    "200-of-32x32": StepsCase(200, (32, 32)),
+    RESNET: StepsCase(1, RESNET_SHAPES[-1], others=RESNET_SHAPES[:-1]),
+}
+TRAINING = "lenet-training"
+
+
+@dataclass(frozen=True)
+class StepsSettings:
+    """What is timed, and for how long."""
+
+    cases: tuple[str, ...] = tuple(CASES)
+    sizes: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+    counts: tuple[int, ...] = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
+    threads: tuple[int, ...] = (1, 2)
+    seconds: float = 3.0  # for each case
+
+
+@dataclass(frozen=True)
+class StepsTask:
+    """One group of steps that take turns."""
+
+    case: StepsCase | None  # None: training of LeNet
+    threads: int = 1
+    seconds: float = 0.0  # zero: memory is measured instead of time
+
+
+def plan(settings: StepsSettings) -> list[Unit[StepsTask]]:
+    """All cases at all numbers of threads, the two curves, and memory."""
+    timed = {
+        f"{name}.{threads}": StepsTask(CASES.get(name), threads, settings.seconds)
+        for threads in settings.threads
+        for name in (*settings.cases, TRAINING)
+    }
+    curves = {f"size-{p}": StepsCase(1, (p, p)) for p in settings.sizes}
+    curves |= {f"count-{n}": StepsCase(1, (n, 3, 3), "kernel") for n in settings.counts}
+    timed |= {name: StepsTask(case, 1, settings.seconds / 2) for name, case in curves.items()}
+    memory = {f"{name}.memory": StepsTask(CASES[name]) for name in settings.cases}
+    return [
+        *(Unit(name, task, 1, timed=True) for name, task in timed.items()),
+        *(Unit(name, task, 1) for name, task in memory.items()),
+    ]
+
+
+def run(task: StepsTask, context: Context) -> Result:
+    """Median seconds of each step, or its peak memory in units of the parameters."""
+    with torch_threads(task.threads):
+        steps = lenet_iterations() if task.case is None else steps_of(task.case)
+        values = _times(task, steps) if task.seconds else _memory(task, steps)
+    context.tick(1)
+    return Result({}, values)
+
+
+def _times(task: StepsTask, steps: Mapping[str, Step]) -> dict[str, float]:
+    huge = task.case is not None and task.case.numel > 3_000_000  # seconds for a single step
+    actions = {name: Action(step) for name, step in steps.items()}
+    return medians(
+        time_in_turn(actions, repetitions=3 if huge else 7, seconds=task.seconds, warm_up=2)
+    )
+
+
+def _memory(task: StepsTask, steps: Mapping[str, Step]) -> dict[str, float]:
+    assert task.case is not None
+    for step in steps.values():
+        step()  # its state is there now
+    return {name: peak_bytes(step) / (4 * task.case.numel) for name, step in steps.items()}
+
+
+# What is claimed.
+
+
+LENET = ("lenet-6-of-5x5", "lenet-96-of-5x5", "lenet-1920-of-4x4")
+BARE = ("bare products",)
+GEOOPT = ("geoopt, Stiefel", "geoopt, EuclideanStiefel")
+RIVALS = ("POGO + SGD", *GEOOPT)
+
+
+def ratio(
+    cases: Sequence[str], theirs: str, records: Records, *, ours: str = "LandingSGD"
+) -> tuple[float, str]:
+    """Time of our step relative to theirs, summed over some cases; and both in words."""
+    found = [records[f"{case}.1"].result.values for case in cases]
+    mine = sum(values[ours] for values in found)
+    other = sum(values.get(theirs, math.nan) for values in found)
+    if math.isnan(other):
+        return math.nan, f"{theirs} is not installed"
+    return mine / other, f"{1e3 * mine:.3g} ms against {1e3 * other:.3g} ms ({theirs})"
+
+
+def at_most(bound: float, cases: Sequence[str], theirs: Sequence[str], records: Records) -> Finding:
+    """Our time is at most ``bound`` times each of theirs."""
+    found = [ratio(cases, name, records) for name in theirs]
+    words = "; ".join(f"{r:.2f}: {text}" for r, text in found)
+    return Finding(words, _verdict([r for r, _ in found], bound))
+
+
+def each_at_most(bounds: Mapping[str, float], ours: str, theirs: str, records: Records) -> Finding:
+    """Our time is at most a multiple of theirs, in each case."""
+    found = {case: ratio([case], theirs, records, ours=ours)[0] for case in bounds}
+    words = ", ".join(f"{case}: {r:.2f} (at most {bounds[case]})" for case, r in found.items())
+    return Finding(words, _verdict([r / bounds[case] for case, r in found.items()], 1.0))
+
+
+def cheaper_than_pogo(records: Records) -> Finding:
+    """Move, then land, against the peer that does the same without a safe step."""
+    after = partial(ratio, theirs="POGO + SGD", records=records, ours="LandingSGD, after")
+    return _each({case: after([case])[0] for case in CASES}, 1.0)
+
+
+def little_memory(records: Records) -> Finding:
+    """Temporaries of a step, in units of the parameters."""
+    return _each({case: records[f"{case}.memory"].value("LandingSGD") for case in CASES}, 2.0)
+
+
+def _each(found: dict[str, float], bound: float) -> Finding:
+    words = ", ".join(f"{case}: {r:.2f}" for case, r in found.items())
+    return Finding(words, _verdict(list(found.values()), bound))
+
+
+def _verdict(ratios: Sequence[float], bound: float) -> Verdict:
+    if any(math.isnan(r) for r in ratios):
+        return Verdict.OPEN
+    return Verdict.of(all(r <= bound for r in ratios))
+
+
+# Statement, bound, cases, and whose time it is a multiple of.
+TARGETS: tuple[tuple[str, float, Sequence[str], Sequence[str]], ...] = (
+    *(
+        (f"{case}: a step takes at most 1.15 times its three bare products.", 1.15, [case], BARE)
+        for case in ("512x512", "1024x1024")
+    ),
+    ("Ten 100 x 100: at most 1.7 times the thirty bare products.", 1.7, ["10-of-100x100"], BARE),
+    (
+        "Ten 100 x 100: at least 2.5 times faster than geoopt and POGO.",
+        1 / 2.5,
+        ["10-of-100x100"],
+        RIVALS,
+    ),
+    ("One 40 x 40: faster than a bare Cayley solve.", 1.0, ["40x40"], ["bare Cayley solve"]),
+    ("One 40 x 40: at least twice as fast as geoopt and POGO.", 1 / 2, ["40x40"], RIVALS),
+    (
+        "200 of 64 x 64: at least 3 times faster than geoopt and POGO.",
+        1 / 3,
+        ["200-of-64x64"],
+        RIVALS,
+    ),
+    (
+        "A convolution (512, 512, 3, 3) in the view 'kernel': at least 8 times faster than the "
+        "landing step by batched products without a safe step.",
+        1 / 8,
+        ["262144-of-3x3"],
+        ["landing by hand, unsafe"],
+    ),
+    ("The same: at least 15 times faster than geoopt.", 1 / 15, ["262144-of-3x3"], GEOOPT),
+    ("LeNet's three kernels: at least twice as fast as geoopt and POGO.", 1 / 2, LENET, RIVALS),
+    ("One 2000 x 100: at most 1.3 times its four bare products.", 1.3, ["2000x100"], BARE),
+    (
+        "Training LeNet at batch size 4: an iteration takes at most 1.35 times the unconstrained.",
+        1.35,
+        [TRAINING],
+        ["torch SGD, unconstrained"],
+    ),
+)
+
+# Of the time of POGO with the same moments: shapes of LoRA, attention heads, convolutions.
+IN_POGOS = {
+    "48-of-768x16": 0.4,
+    "48-of-16x768": 0.4,
+    "24-of-384x64": 0.65,
+    "resnet-18": 0.9,
+    "1000-of-8x3": 0.35,
+    "12-of-384x384": 0.75,
+}
+LORA = {"48-of-768x16": 2.0, "48-of-16x768": 2.0}
+
+CLAIMS = (
+    *(
+        Claim.beyond(
+            f"{ours}, move, then land, in the time of {theirs}: a fraction in every case.",
+            partial(each_at_most, IN_POGOS, name, theirs),
+        )
+        for ours, name, theirs in (
+            ("LandingAdam", "LandingAdam, after", "POGO + VectorAdam"),
+            ("Momentum", "LandingSGD, momentum, after", "POGO + SGD, momentum"),
+        )
+    ),
+    Claim.beyond(
+        "LandingAdam is faster than geoopt's RiemannianAdam in every case.",
+        partial(
+            each_at_most, dict.fromkeys(CASES, 1.0), "LandingAdam, after", "geoopt, RiemannianAdam"
+        ),
+    ),
+    Claim.beyond(
+        "LandingAdam takes at most twice as long as torch's AdamW on the shapes of LoRA.",
+        partial(each_at_most, LORA, "LandingAdam, after", "torch AdamW, unconstrained"),
+    ),
+    *(
+        Claim.beyond(said, partial(at_most, bound, cases, theirs))
+        for said, bound, cases, theirs in TARGETS
+    ),
+    Claim.beyond("At most two temporaries of the parameter's size.", little_memory),
+    Claim.beyond(
+        "Move, then land: a step is cheaper than POGO's in every case.",
+        cheaper_than_pogo,
+    ),
+)
+
+
+# How it is drawn.
+
+
+CURVES = {  # name of the step -> colour, line
+    "LandingSGD": ("#0072B2", "-"),
+    "LandingSGD, after": ("#D55E00", "--"),
+    "bare products": ("#000000", ":"),
+    "torch SGD, unconstrained": ("#7F7F7F", "-."),
+    "POGO + SGD": ("#009E73", "--"),
+    "geoopt, EuclideanStiefel": ("#E69F00", "-"),
+    "geoopt, Stiefel": ("#8A8A00", ":"),
+    "torch parametrization, Cayley": ("#CC79A7", "-."),
+    "geotorch, Cayley": ("#A6611A", ":"),
+    "torch Muon": ("#56B4E9", "--"),
+}
+
+
+def draw(kind: str, label: str, records: Records) -> Figure:
+    """Time of one step at each point of a curve."""
+    points = sorted((int(unit.split("-")[1]), unit) for unit in records if unit.startswith(kind))
+    figure = Figure(figsize=(7.2, 4.6))
+    axes: Axes = figure.subplots()
+    for name, (colour, line) in CURVES.items():
+        curve = [
+            (x, 1e3 * records[unit].value(name))
+            for x, unit in points
+            if name in records[unit].result.values
+        ]
+        if curve:
+            axes.plot(*zip(*curve, strict=True), line, color=colour, label=name, marker=".")
+    axes.set(xscale="log", yscale="log", xlabel=label, ylabel="milliseconds per step")
+    figure.legend(loc="outside right upper", fontsize=8)
+    return figure
+
+
+def make_table(records: Records) -> list[list[str]]:
+    """Milliseconds per step at one thread, in brackets relative to LandingSGD."""
+    cases = {case: records[f"{case}.1"] for case in CASES if f"{case}.1" in records}
+    if not cases:
+        raise MissingRecordError("no case is recorded")
+    found = {name for record in cases.values() for name in record.result.values}
+    names = sorted(found, key=lambda name: (not name.startswith("Landing"), name))
+    rows = [[name, *(_cell(record, name) for record in cases.values())] for name in names]
+    return [["one step, ms (times ours)", *cases], *rows]
+
+
+def _cell(record: Record, name: str) -> str:
+    if name not in record.result.values:
+        return "-"
+    seconds = record.value(name)
+    return f"{1e3 * seconds:.3g} ({seconds / record.value('LandingSGD'):.2g})"
+
+
+FIGURES = (
+    FigureSpec(
+        "bench-size",
+        "Time of one step against the size of the matrix.",
+        partial(draw, "size", "rows and columns p of one matrix"),
+    ),
+    FigureSpec(
+        "bench-count",
+        "Time of one step against the number of matrices.",
+        partial(draw, "count", "number of 3 x 3 matrices"),
+    ),
+)
+TABLES = (TableSpec("steps", "One step at one thread", make_table),)
+
+
+STEPS = Study(
+    name="steps",
+    title="Time and memory of one step, against every peer that is installed",
+    summary=(
+        "One optimizer step with a fixed gradient in float32, safe step on. A peer's cost is all "
+        "that a user pays per step: for parametrizations the way forward and backward through "
+        "them too. Medians of repetitions that take turns, so that what disturbs one disturbs all; "
+        "only ratios within one case mean something on a noisy machine. Targets are judged at one "
+        "thread. Memory is what torch's allocator holds at the peak of a step beyond what was "
+        "there before, in units of the parameters."
+    ),
+    settings={
+        "smoke": StepsSettings(
+            cases=("40x40", "lenet-96-of-5x5"), sizes=(4, 16), counts=(1, 10), seconds=0.05
+        ),
+        "quick": StepsSettings(seconds=1.0),
+        "full": StepsSettings(),
+    },
+    plan=plan,
+    run=run,
+    claims=CLAIMS,
+    figures=FIGURES,
+    tables=TABLES,
+    seconds={"smoke": 15, "quick": 600, "full": 1200},
+)

@@ -1,1 +1,0 @@
-"""Image classifiers with orthogonal kernels: what mnist, cifar and batch-size share."""

@@ -1,0 +1,1 @@
+"""One file for each method of ``minimize`` and ``minimize_finite_sum``."""
