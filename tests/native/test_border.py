@@ -55,11 +55,15 @@ def call(moved, gradients, moments=NO_MOMENTS, kernels=False, only_check=True):
     step = native.operations().landing_step
     for _ in range(3):
         answers = step(moved, gradients, settings(moments, kernels), only_check)
-        asked = [answer - 1 for answer in answers[1:] if answer > 0 and answers[0] == 0]
+        asked = [
+            (x.dtype, answer - 1)
+            for x, answer in zip(moved, answers[1:], strict=False)  # no answers: all stepped
+            if answer > 0 and answers[0] == 0
+        ]
         if not asked:
             return answers
-        for columns in asked:
-            native.add_kernels(moved[0].dtype, columns)
+        for dtype, columns in asked:
+            native.add_kernels(dtype, columns)
     raise AssertionError("asks for kernels again and again")
 
 
