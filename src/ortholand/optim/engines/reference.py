@@ -1,6 +1,6 @@
 """The engine that can step everything: torch's operations, on batches of equal matrices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -11,10 +11,12 @@ from ortholand.geometry.matrices import finite_matrices
 from ortholand.geometry.rounding import HALF_TYPES, exact_value, keep_
 from ortholand.geometry.scales import follow, unscaled
 from ortholand.geometry.views import View
-from ortholand.landing.batches import longest_batch
+from ortholand.landing.batches import LONGEST_ON_DEVICE, longest_batch
 from ortholand.landing.step import LIMITED, SKIPPED, MatrixStep, Slot, count_of
 from ortholand.optim.plan import Plan
-from ortholand.optim.weights import check_memory
+from ortholand.optim.weights import check_memory, copy_all
+
+MOST_PADDING = 1.5  # rows of a batch, rows of zeros among them, over those that weights have
 
 
 class ReferenceEngine:
@@ -41,75 +43,146 @@ class ReferenceEngine:
 
 @torch.no_grad()
 def _step(slots: list[Slot], plan: Plan) -> None:
-    """Step the weights, those of one shape as a batch if that is quicker."""
+    """Step the weights, several as one batch if that is quicker."""
+    flags: dict[torch.device, list[_Flags]] = {}
+    for batch in batches(slots, plan):
+        result = _step_batch(batch, plan.for_shape(batch.runs[0].shape))
+        if (taken := result.taken) is not None:
+            flags.setdefault(taken.device, []).append(_Flags(batch, taken, result.limited))
+    for together in flags.values():
+        _count(together)
+
+
+class Run(NamedTuple):
+    """Weights of one shape, and how matrices lie in them."""
+
+    slots: list[Slot]
+    shape: torch.Size  # of a weight
+    lying: torch.Size  # of its matrices as they lie in it: (rows, columns) or (-1, rows, columns)
+
+    @classmethod
+    def of(cls, slots: list[Slot], view: View) -> "Run":
+        """Weights, one or several, in that view."""
+        shape = slots[0].weight.shape
+        if view == "matrix":
+            return cls(slots, shape, torch.Size((shape[0], shape[1:].numel())))
+        return cls(slots, shape, torch.Size((-1, *shape[-2:])) if len(shape) > 2 else shape)
+
+    @property
+    def n(self) -> int:
+        """The longer side of a matrix."""
+        return max(self.lying[-2:])
+
+    @property
+    def each(self) -> int:
+        """How many matrices a weight has."""
+        return self.shape.numel() // self.lying[-2:].numel()
+
+    @property
+    def count(self) -> int:
+        """How many matrices all weights have."""
+        return len(self.slots) * self.each
+
+    def upright(self, M: Tensor) -> Tensor:
+        """Matrices with n >= p from those that lie as in a weight, and back."""
+        return M.mT if self.lying[-2] < self.lying[-1] else M
+
+
+class Batch(NamedTuple):
+    """Weights that step at once: their matrices are ``(..., n, p)``, n >= p.
+
+    Matrices with fewer rows than the first run's get rows of zeros, which stay zero, and add
+    nothing to a product of columns.
+    """
+
+    runs: list[Run]
+
+    @property
+    def slots(self) -> list[Slot]:
+        """The weights, in the order of their matrices."""
+        return [slot for run in self.runs for slot in run.slots]
+
+    def together(self, lists: list[list[Tensor]], dtype: torch.dtype) -> list[Tensor]:
+        """Tensors of the weights' shapes as matrices, for each list; several are copied."""
+        run, like = self.runs[0], lists[0][0]
+        if len(lists[0]) == 1:
+            found = [M if M.ndim == len(run.lying) else M.reshape(run.lying) for (M,) in lists]
+            return [run.upright(M.to(dtype)) for M in found]
+        is_padded = any(other.n != run.n for other in self.runs)
+        make, count = torch.zeros if is_padded else torch.empty, sum(r.count for r in self.runs)
+        copies = make(len(lists), count, *run.lying[-2:], dtype=dtype, device=like.device)
+        found = [run.upright(M) for M in copies.unbind()]
+        copy_all(
+            [part for M in found for part in self.apart(M)], [M for some in lists for M in some]
+        )
+        return found
+
+    def numbers(self, lists: list[list[Tensor]]) -> list[Tensor]:
+        """A number of each matrix, for each list of what the weights have."""
+        if len(lists[0]) == 1:
+            return [value.flatten() if value.ndim > 1 else value for (value,) in lists]
+        values = [value for some in lists for value in some]
+        is_one = not values[0].ndim
+        together = torch.stack(values) if is_one else torch.cat([v.flatten() for v in values])
+        return list(together.unflatten(0, (len(lists), -1)).unbind())
+
+    def apart(self, M: Tensor) -> list[Tensor]:
+        """Matrices in the shapes of the weights that they belong to."""
+        if M.ndim == 2:
+            M = self.runs[0].upright(M)
+            return [M if M.shape == self.runs[0].shape else M.reshape(self.runs[0].shape)]
+        parts, at = [], 0
+        for run in self.runs:
+            part = run.upright(M[at : at + run.count, : run.n])
+            parts += part.reshape(len(run.slots), *run.shape).unbind()
+            at += run.count
+        return parts
+
+
+def batches(slots: list[Slot], plan: Plan) -> Iterator[Batch]:
+    """The weights that step at once."""
     alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[Slot]] = {}
     for slot in slots:
         weight = slot.weight
         alike.setdefault((weight.shape, weight.dtype, weight.device), []).append(slot)
-    flags: dict[torch.device, list[_Flags]] = {}
-    for (shape, _, device), members in alike.items():
-        frame = Frame.of(shape, plan.view)
-        for batch in frame.batches(members, plan.foreach, device):
-            result = _step_batch(batch, frame, plan.for_shape(shape))
-            if result.taken is not None:
-                flags.setdefault(device, []).append(_Flags(batch, result.taken, result.limited))
-    for batches in flags.values():
-        _count(batches)
+    padded: dict[tuple[int, float, torch.dtype, torch.device], list[Run]] = {}
+    may_pad = plan.landing is not None and plan.landing.ignores_zeros and len(alike) > 1
+    for (shape, dtype, device), members in alike.items():
+        run, on_device = Run.of(members, plan.view), device.type != "cpu"
+        p = min(run.lying[-2:])
+        longest = longest_batch(run.n, p, plan.foreach, on_device=on_device)
+        firsts = range(0, len(members), longest)
+        pieces = [run._replace(slots=members[i : i + longest]) for i in firsts]
+        if may_pad and run.n > p and (on_device if plan.foreach is None else plan.foreach):
+            key = (p, plan.scale_of(shape), dtype, device)
+            padded.setdefault(key, []).extend(pieces)
+        else:
+            yield from (Batch([piece]) for piece in pieces)
+    for (p, *_), runs in padded.items():
+        yield from batches_with_zeros(sorted(runs, key=lambda run: -run.n), p)
 
 
-class Frame(NamedTuple):
-    """How weights of one shape, one or several of them, become a batch of matrices, and back."""
-
-    shape: torch.Size  # of a weight
-    rows: int  # of a matrix as it lies in the weight
-    columns: int
-    is_batch: bool  # whether a weight has several matrices
-
-    @classmethod
-    def of(cls, shape: torch.Size, view: View) -> "Frame":
-        """The frame of weights of that shape."""
-        if view == "matrix":
-            return cls(shape, shape[0], shape[1:].numel(), is_batch=False)
-        return cls(shape, shape[-2], shape[-1], is_batch=len(shape) > 2)
-
-    def batches(
-        self, slots: list[Slot], foreach: bool | None, device: torch.device
-    ) -> list[list[Slot]]:
-        """Those that step as one batch."""
-        if len(slots) == 1:
-            return [slots]
-        n, p = max(self.rows, self.columns), min(self.rows, self.columns)
-        longest = longest_batch(n, p, foreach, on_device=device.type != "cpu")
-        return [slots[i : i + longest] for i in range(0, len(slots), longest)]
-
-    def together(self, lists: list[list[Tensor]]) -> list[Tensor]:
-        """Tensors of the weights' shape as matrices ``(..., n, p)``, n >= p, for each list."""
-        found, several = stacked(lists)
-        if self.is_batch or found[0].ndim != 2 + several:
-            batch = (-1,) if self.is_batch or several else ()
-            found = [M.reshape(*batch, self.rows, self.columns) for M in found]
-        return [M.mT for M in found] if self.rows < self.columns else found
-
-    def apart(self, M: Tensor, weights: int) -> list[Tensor]:
-        """Undo :meth:`together`."""
-        M = M.mT if self.rows < self.columns else M
-        if weights > 1:
-            return list(M.reshape(-1, *self.shape).unbind())
-        return [M if M.shape == self.shape else M.reshape(self.shape)]
+def batches_with_zeros(runs: list[Run], p: int) -> Iterator[Batch]:
+    """Runs of matrices with p columns, the longest first, in batches with few rows of zeros."""
+    batch: list[Run] = []
+    rows = count = 0
+    for run in runs:
+        rows, count = rows + run.count * run.n, count + run.count
+        size = count * (batch or runs)[0].n
+        if batch and size > min(MOST_PADDING * rows, LONGEST_ON_DEVICE // p):
+            yield Batch(batch)
+            batch, rows, count = [], run.count * run.n, run.count
+        batch.append(run)
+    yield Batch(batch)
 
 
-def stacked(lists: list[list[Tensor]]) -> tuple[list[Tensor], bool]:
-    """The tensors of each list, stacked if there are several; and whether there are."""
-    if len(lists[0]) == 1:
-        return [tensors[0] for tensors in lists], False
-    together = torch.stack([tensor for tensors in lists for tensor in tensors])
-    return list(together.unflatten(0, (len(lists), -1)).unbind()), True
-
-
-def _step_batch(slots: list[Slot], frame: Frame, plan: Plan) -> MatrixStep:
-    """Step weights of one shape, type, device and scale as one batch."""
-    W, G, kept, state = _read(slots, frame, plan)
-    X, dtype = W if plan.scale == 1 else unscaled(W, plan.scale), slots[0].weight.dtype
+def _step_batch(batch: Batch, plan: Plan) -> MatrixStep:
+    """Step weights of one type, device and scale as one batch."""
+    W, G, kept, state = _read(batch, plan)
+    X, dtype = (
+        W if plan.scale == 1 else unscaled(W, plan.scale),
+        batch.runs[0].slots[0].weight.dtype,
+    )
     step = plan.matrix_step if plan.landing is None else plan.landing
     moved, taken, new_state, limited = MatrixStep(*step(X, G, state))
     if plan.scale != 1:
@@ -123,67 +196,51 @@ def _step_batch(slots: list[Slot], frame: Frame, plan: Plan) -> MatrixStep:
             name: torch.where(mask if new.ndim == X.ndim else taken, new, state[name])
             for name, new in new_state.items()
         }
-    _write(slots, frame, moved, kept, new_state)
+    _write(batch, moved, kept, new_state)
     return MatrixStep(moved, taken, {}, limited)
 
 
 def _read(
-    slots: list[Slot], frame: Frame, plan: Plan
+    batch: Batch, plan: Plan
 ) -> tuple[Tensor, Tensor, dict[str, list[Tensor]], dict[str, Tensor]]:
     """Weights, gradients to descend along, and state, also as batches of matrices or numbers."""
-    weights, gradients = [], []
-    for slot in slots:
-        weights.append(slot.weight)
-        gradients.append(slot.gradient)
+    slots = batch.slots
+    weights = [slot.weight for slot in slots]
     if weights[0].dtype in HALF_TYPES:
         weights = [exact_value(slot.weight, slot.state) for slot in slots]
-    kept, state = {}, {}
-    matrices, numbers = [weights, gradients], []
-    for name, kind in plan.state_kinds.items():
-        kept[name] = [slot.state[name] for slot in slots]
-        (matrices if kind == "matrix" else numbers).append(kept[name])
-    W, G, *of_matrices = frame.together(matrices)
-    of_numbers = stacked(numbers)[0] if numbers else []
-    for name, kind in plan.state_kinds.items():
-        if kind == "matrix":
-            state[name] = of_matrices.pop(0)
-        else:
-            value = of_numbers.pop(0)
-            state[name] = value.flatten() if value.ndim > 1 else value
-    G = G.to(W.dtype)
+    kept = {name: [slot.state[name] for slot in slots] for name in plan.state_kinds}
+    matrices = [name for name, kind in plan.state_kinds.items() if kind == "matrix"]
+    lists = [weights, [slot.gradient for slot in slots], *(kept[name] for name in matrices)]
+    W, G, *buffers = batch.together(lists, weights[0].dtype)
+    state = dict(zip(matrices, buffers, strict=True))
+    numbers = [name for name in kept if name not in state]
+    if numbers:
+        found = batch.numbers([kept[name] for name in numbers])
+        state |= zip(numbers, found, strict=True)
     return W, -G if plan.maximize else G, kept, state
 
 
 def _write(
-    slots: list[Slot],
-    frame: Frame,
-    moved: Tensor,
-    kept: dict[str, list[Tensor]],
-    state: dict[str, Tensor],
+    batch: Batch, moved: Tensor, kept: dict[str, list[Tensor]], state: dict[str, Tensor]
 ) -> None:
     """Store weights and state, all matrices at once."""
-    to, values = [], []
+    to, values, weights = [], [], [slot.weight for slot in batch.slots]
     for name, new in state.items():
         if new.ndim == moved.ndim:
             to += kept[name]
-            values += frame.apart(new, len(slots))
+            values += batch.apart(new)
         else:
             # As vectors: torch.compile loses what is written to a single float64 number.
-            to += [number.unsqueeze(0) for number in kept[name]]
-            values += new.reshape(len(slots), 1, *kept[name][0].shape).unbind()
-    parts = frame.apart(moved, len(slots))
-    if slots[0].weight.dtype in HALF_TYPES:
-        for slot, part in zip(slots, parts, strict=True):
+            to += [number.view(-1) for number in kept[name]]
+            values += new.reshape(-1).split([number.numel() for number in kept[name]])
+    parts = batch.apart(moved)
+    if weights[0].dtype in HALF_TYPES:
+        for slot, part in zip(batch.slots, parts, strict=True):
             keep_(slot.weight, part, slot.state)
     else:
-        to += [slot.weight for slot in slots]
+        to += weights
         values += parts
-    # In lists, torch does not write to negated views.
-    if not torch.compiler.is_compiling() and any(map(Tensor.is_neg, to)):
-        for tensor, value in zip(to, values, strict=True):
-            tensor.copy_(value)
-    elif to:
-        torch._foreach_copy_(to, values)
+    copy_all(to, values)
 
 
 def _is_surely_finite(dtype: torch.dtype, plan: Plan) -> bool:
@@ -210,23 +267,23 @@ def _finite(moved: Tensor, taken: Tensor | None, state: dict[str, Tensor], plan:
 class _Flags(NamedTuple):
     """Which matrices of some weights did not step, or stepped less than lr."""
 
-    slots: list[Slot]
+    batch: Batch
     taken: Tensor
     limited: Tensor | None
 
 
-def _count(batches: list[_Flags]) -> None:
+def _count(flags: list[_Flags]) -> None:
     """Add the matrices that did not step, or stepped less than lr, to the counts of weights."""
-    taken = joined([batch.taken for batch in batches])
+    taken = joined([some.taken for some in flags])
     skipped = torch.logical_not(taken, out=torch.empty_like(taken, dtype=torch.int64))
-    short = [batch for batch in batches if batch.limited is not None]
-    marks = joined([skipped, *(batch.limited for batch in batches if batch.limited is not None)])
+    short = [some for some in flags if some.limited is not None]
+    marks = joined([skipped, *(some.limited for some in flags if some.limited is not None)])
     sizes: list[int] = []
     counts: list[Tensor] = []
-    for name, some in ((SKIPPED, batches), (LIMITED, short)):
-        for slots, taken, _ in some:
-            sizes += [taken.numel() // len(slots)] * len(slots)
-            counts += [count_of(name, slot.state, marks.device) for slot in slots]
+    for name, those in ((SKIPPED, flags), (LIMITED, short)):
+        for run in [run for some in those for run in some.batch.runs]:
+            sizes += [run.each] * len(run.slots)
+            counts += [count_of(name, slot.state, marks.device) for slot in run.slots]
     parts = marks.split(sizes)
     torch._foreach_add_(
         counts, [part.sum() if part.numel() > 1 else part.reshape(()) for part in parts]
