@@ -52,8 +52,8 @@ class LandingStep:
         return self.options.rule is not None and type(self.options.attraction) in OURS
 
     @property
-    def ignores_zeros(self) -> bool:
-        """Whether rows of zeros below tall matrices stay zero, and change nothing."""
+    def is_ours(self) -> bool:
+        """Whether rows of zeros change nothing, and what is returned has memory of its own."""
         return type(self.options.attraction) in OURS
 
     @property

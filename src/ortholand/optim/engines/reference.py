@@ -146,7 +146,7 @@ def batches(slots: list[Slot], plan: Plan) -> Iterator[Batch]:
         weight = slot.weight
         alike.setdefault((weight.shape, weight.dtype, weight.device), []).append(slot)
     padded: dict[tuple[int, float, torch.dtype, torch.device], list[Run]] = {}
-    may_pad = plan.landing is not None and plan.landing.ignores_zeros and len(alike) > 1
+    may_pad = plan.landing is not None and plan.landing.is_ours and len(alike) > 1
     for (shape, dtype, device), members in alike.items():
         run, on_device = Run.of(members, plan.view), device.type != "cpu"
         p = min(run.lying[-2:])
@@ -191,13 +191,22 @@ def _step_batch(batch: Batch, plan: Plan) -> MatrixStep:
         taken = _finite(moved.to(dtype), taken, new_state, plan)
     if taken is not None:
         mask = taken[..., None, None] if X.ndim > 2 else taken
-        moved = torch.where(mask, moved, W)
+        ours = plan.landing is not None and plan.landing.is_ours
+        choose = _chosen if ours and not torch.compiler.is_compiling() else torch.where
+        moved = choose(mask, moved, W)
         new_state = {
-            name: torch.where(mask if new.ndim == X.ndim else taken, new, state[name])
+            name: choose(mask, new, state[name])
+            if new.ndim == X.ndim
+            else torch.where(taken, new, state[name])
             for name, new in new_state.items()
         }
     _write(batch, moved, kept, new_state)
     return MatrixStep(moved, taken, {}, limited)
+
+
+def _chosen(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """What is new where the mask is, in the memory of what is old."""
+    return torch.where(mask, new, old, out=old)
 
 
 def _read(
