@@ -32,8 +32,8 @@ from torch import Tensor
 
 from ortholand.geometry.rounding import COMPENSATION, HALF_TYPES, ROUNDING_STATE, exact_value, keep_
 from ortholand.geometry.scales import follow, unscaled
-from ortholand.landing.batches import longest_batch
 from ortholand.landing.step import COUNTS, LIMITED, SKIPPED, Rows, Slot, count_of, prepare_counts
+from ortholand.optim.engines.batches import longest_batch
 from ortholand.optim.plan import Plan
 from ortholand.optim.weights import copy_all
 from ortholand.sharding.costs import received_by_columns, received_by_owner, received_by_sum
