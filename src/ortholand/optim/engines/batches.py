@@ -72,7 +72,7 @@ class Run(NamedTuple):
         return self.shape.numel() // self.lying[-2:].numel()
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         """How many matrices all weights have."""
         return len(self.slots) * self.each
 
@@ -98,7 +98,7 @@ class Batch(NamedTuple):
             found = [M if M.ndim == len(run.lying) else M.reshape(run.lying) for (M,) in lists]
             return [run.upright(M.to(dtype)) for M in found]
         is_padded = any(other.n != run.n for other in self.runs)
-        make, count = torch.zeros if is_padded else torch.empty, sum(r.count for r in self.runs)
+        make, count = torch.zeros if is_padded else torch.empty, sum(r.total for r in self.runs)
         copies = make(len(lists), count, *run.lying[-2:], dtype=dtype, device=like.device)
         found = [run.upright(M) for M in copies.unbind()]
         copy_all(
@@ -122,9 +122,9 @@ class Batch(NamedTuple):
             return [M if M.shape == self.runs[0].shape else M.reshape(self.runs[0].shape)]
         parts, at = [], 0
         for run in self.runs:
-            part = run.upright(M[at : at + run.count, : run.n])
+            part = run.upright(M[at : at + run.total, : run.n])
             parts += part.reshape(len(run.slots), *run.shape).unbind()
-            at += run.count
+            at += run.total
         return parts
 
 
@@ -163,11 +163,11 @@ def batches_with_zeros(runs: list[Run], p: int) -> Iterator[Batch]:
     batch = Batch([], [])
     rows = count = 0
     for run in runs:
-        rows, count = rows + run.count * run.n, count + run.count
+        rows, count = rows + run.total * run.n, count + run.total
         size = count * (batch.runs or runs)[0].n
         if batch.runs and size > min(MOST_PADDING * rows, LONGEST_ON_DEVICE // p):
             yield batch
-            batch, rows, count = Batch([], []), run.count * run.n, run.count
+            batch, rows, count = Batch([], []), run.total * run.n, run.total
         batch.runs.append(run)
         batch.slots.extend(run.slots)
     yield batch

@@ -97,11 +97,11 @@ def _read(
     matrices, numbers = [], []
     for name, kind in plan.state_kinds.items():
         (matrices if kind == "matrix" else numbers).append(name)
-    lists = [weights, gradients, *map(kept.get, matrices)]
+    lists = [weights, gradients, *map(kept.__getitem__, matrices)]
     W, G, *buffers = batch.together(lists, weights[0].dtype)
     state = dict(zip(matrices, buffers, strict=True))
     if numbers:
-        state |= zip(numbers, batch.numbers([*map(kept.get, numbers)]), strict=True)
+        state |= zip(numbers, batch.numbers([*map(kept.__getitem__, numbers)]), strict=True)
     return W, -G if plan.maximize else G, kept, state
 
 
