@@ -14,6 +14,7 @@ from torch import Tensor
 from ortholand.geometry.derivatives import relative_gradient
 from ortholand.geometry.manifold import orthonormal_factor, polar_projection
 from ortholand.geometry.matrices import (
+    add_identity,
     add_product,
     by_size,
     gram_matrix,
@@ -21,7 +22,6 @@ from ortholand.geometry.matrices import (
     identity_like,
     is_square,
     skew,
-    subtract_identity,
     to_working_dtype,
 )
 from ortholand.geometry.rotations import (
@@ -110,7 +110,7 @@ def qr(X: Tensor, A: Tensor) -> Tensor:
     if X.shape[-1] < CHOLESKY_FROM:
         return orthonormal_factor(Y)
     S = gram_matrix(Y)
-    size, branches = _norm(subtract_identity(S)), [(WELL_CONDITIONED, _qr_by_cholesky)]
+    size, branches = _norm(add_identity(S, -1)), [(WELL_CONDITIONED, _qr_by_cholesky)]
     return by_size(size, branches, lambda Y, _: orthonormal_factor(Y), Y, S)
 
 
@@ -165,7 +165,7 @@ def _in_a_basis(X: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
     """
     S, M = (X.mH @ torch.cat([X, B], -1)).split(X.shape[-1], -1)
     # To first order S^-1 M: with M itself, the part of B along X would blow up X^H X - I in time.
-    M = M - subtract_identity(S) @ M
+    M = M - add_identity(S, -1) @ M
     Q, R = torch.linalg.qr(B - X @ M)
     lower = torch.cat([R / 2, torch.zeros_like(R)], -1)
     upper = torch.cat([skew(M), -R.mH / 2], -1)

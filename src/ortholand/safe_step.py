@@ -261,10 +261,7 @@ def largest_step(
     b, room = lam * d * (1 - d), eps - d
     if lam == 0:  # nothing pulls away from the edge, so a root left by rounding is not a step
         room = room * (room > EDGE * torch.finfo(room.dtype).eps)
-    if isinstance(tangency_error, Tensor):
-        step = largest_root(bound, b - tangency_error, room)
-    else:
-        step = _largest_root_ahead(bound, b, room)
+    step = largest_root(bound, b - tangency_error, room)
     return step.clamp(max=1 / (2 * lam)) if lam > 0 else step
 
 
@@ -294,9 +291,7 @@ def largest_step_before_landing(
     ``Y^H Y - I = D + eta^2 R^H R`` may have norm e_max with ``3/4 e^2 + 1/4 e^3 = eps``.
     """
     room = farthest_before_landing(eps) - d
-    if isinstance(tangency_error, Tensor):
-        return largest_root(bound, -tangency_error, room)
-    return room.clamp(min=0).sqrt() / _divisor(bound)
+    return largest_root(bound, torch.zeros_like(d) - tangency_error, room)
 
 
 def farthest_before_landing(eps: float) -> float:
@@ -314,26 +309,13 @@ def largest_root(bound: Tensor, b: Tensor, room: Tensor) -> Tensor:
     eta suffices (rounding has left d above eps by more than one step can repair), ``b / q``, if
     positive, reduces d most.
     """
-    bound = _divisor(bound)
+    bound = bound.clamp(min=torch.finfo(bound.dtype).tiny ** (1 / 3))  # quotients can be squared
     slope = b / bound
     reach = (slope.square() + room).clamp(min=0).sqrt()
     away = room.clamp(min=0) / (reach - slope) / bound
     step = torch.where(slope >= 0, (slope + reach) / bound, away)
     # Tiny fields allow more than a float can hold; lr bounds the step anyway.
     return step.clamp(min=0, max=torch.finfo(room.dtype).max)
-
-
-def _largest_root_ahead(bound: Tensor, b: Tensor, room: Tensor) -> Tensor:
-    """:func:`largest_root` where b is negative only beyond distance 1, where no step is safe."""
-    bound = _divisor(bound)
-    slope = b / bound
-    step = ((slope.square() + room).clamp(min=0).sqrt() + slope) / bound
-    return step.clamp(min=0, max=torch.finfo(room.dtype).max)
-
-
-def _divisor(bound: Tensor) -> Tensor:
-    """A divisor whose quotients can be squared without overflow."""
-    return bound.clamp(min=torch.finfo(bound.dtype).tiny ** (1 / 3))
 
 
 def paper_step_size(

@@ -6,6 +6,7 @@ from torch import nn
 
 from ortholand.geometry.matrices import (
     HERMITIAN_FROM,
+    add_identity,
     bounded_norm,
     frobenius_norm,
     gram_matrix,
@@ -13,7 +14,6 @@ from ortholand.geometry.matrices import (
     per_matrix,
     sharp_gram_minus_identity,
     skew,
-    subtract_identity,
     sym,
 )
 
@@ -25,9 +25,9 @@ def test_skew_and_sym_split_a_complex_matrix():
     torch.testing.assert_close(skew(M) + sym(M), M)
 
 
-def test_subtract_identity_leaves_its_argument():
+def test_add_identity_leaves_its_argument():
     S = torch.ones(2, 3, 3)
-    assert torch.equal(subtract_identity(S), S - torch.eye(3))
+    assert torch.equal(add_identity(S, -1), S - torch.eye(3))
     assert torch.equal(S, torch.ones(2, 3, 3))
 
 

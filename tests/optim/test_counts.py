@@ -3,6 +3,8 @@
 Products include those in place, which torch's FlopCounterMode does not count.
 """
 
+import math
+
 import pytest
 import torch
 
@@ -70,10 +72,52 @@ def test_equal_shapes_step_as_one_batch(method, small, large):
     assert counted(make, [(768, 768)] * 96, **options).launches <= large
 
 
-@pytest.mark.parametrize(("method", "most"), [("coupled", 600), ("after", 910), ("Adam", 1200)])
+@pytest.mark.parametrize(("method", "most"), [("coupled", 235), ("after", 350), ("Adam", 460)])
 def test_launches_of_a_network(method, most):
     make, options = METHODS[method]
     assert counted(make, RESNET, **options).launches <= most
+
+
+@pytest.mark.parametrize(
+    ("method", "single", "batch"),
+    [
+        ("coupled", (5, 2.4), (7, 4.4)),
+        ("after", (5, 2.6), (7, 4.6)),
+        ("momentum-after", (5, 3.6), (8, 6.6)),
+        ("Adam", (5, 3.6), (8, 6.6)),
+    ],
+)
+def test_little_memory_is_needed_for_a_while(method, single, batch):
+    """In units of the weights; a batch is a copy of weights, gradients and buffers."""
+    make, options = METHODS[method]
+    for count, most in ((1, single), (8, batch)):
+        for (n, p), limit in zip([(768, 768), (2304, 256)], most, strict=True):
+            needed = counted(make, [(n, p)] * count, **options).temporary
+            assert needed <= (limit + 0.01) * 4 * n * p * count, (n, p, count)
+
+
+def test_zeros_below_matrices_change_nothing():
+    """Matrices of one width step together, tall and wide ones, in any view."""
+    shapes = [(12, 4), (4, 15), (4, 2, 3, 2), (9, 4), (5, 5), (9, 4)]
+    for make, options in (*METHODS.values(), (ol.LandingMuon, {})):
+        together, apart = (stepped(make, shapes, foreach=f, **options) for f in (True, False))
+        for a, b in zip(together, apart, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def stepped(make, shapes, **options):
+    """Weights of these shapes after a few steps."""
+    generator = torch.Generator().manual_seed(1)
+    weights = []
+    for shape in shapes:
+        M = torch.randn(shape[0], math.prod(shape[1:]), generator=generator).double()
+        weights.append(torch.nn.Parameter(ol.orthogonalize_(M).reshape(shape)))
+    optimizer = make(weights, fused=False, **options)
+    for _ in range(4):
+        for weight in weights:
+            weight.grad = torch.randn(weight.shape, generator=generator).double()
+        optimizer.step()
+    return weights
 
 
 @each_method

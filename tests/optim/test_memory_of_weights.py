@@ -99,6 +99,20 @@ def test_state_that_becomes_expanded(make, orthogonal):
         check_error_moves_nothing(optimizer, "share some")
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_conjugated_weights_step_as_others(count):
+    X = ol.random_orthogonal(6, 3, seed=0, dtype=torch.complex64).conj()
+    start, weights = X.resolve_conj(), [nn.Parameter(X), nn.Parameter(X.resolve_conj())]
+    assert weights[0].is_conj()
+    for weight in weights:
+        group = [weight, *(nn.Parameter(weight.detach().clone()) for _ in range(count - 1))]
+        for p in group:
+            p.grad = torch.ones(6, 3, dtype=torch.complex64)
+        ol.LandingAdam(group, fused=False).step()
+    torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-6)
+    assert (weights[0] - start).abs().max() > 0
+
+
 @pytest.mark.parametrize(
     ("data", "kind", "match"),
     [

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from ortholand.geometry.matrices import (
+    add_identity,
     add_product,
     by_size,
     extremes,
     identity_like,
     per_matrix,
-    subtract_identity,
 )
 
 POLISH_EVERY = 8  # squarings, each of which doubles the distance from the unitary matrices
@@ -55,7 +55,7 @@ def _without_reading(A: Tensor, size: Tensor) -> Tensor:
     short = (size < _reach(A, 3))[..., None, None]
     # The branch not taken must be finite too: its gradient is multiplied by zero.
     by_series = _series(torch.where(short, A, 0), 3)
-    return torch.where(short, by_series, subtract_identity(torch.linalg.matrix_exp(A)))
+    return torch.where(short, by_series, add_identity(torch.linalg.matrix_exp(A), -1))
 
 
 def _reach(A: Tensor, blocks: int) -> float:

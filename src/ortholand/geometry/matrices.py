@@ -43,11 +43,6 @@ def identity_like(X: Tensor) -> Tensor:
 _identities: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
 
-def subtract_identity(S: Tensor) -> Tensor:
-    """``S - I`` for each square matrix."""
-    return add_identity(S, -1)
-
-
 def add_identity(S: Tensor, factor: Tensor | float = 1.0) -> Tensor:
     """``S + factor I`` for each square matrix, without building the identity.
 

@@ -81,7 +81,7 @@ class After(Attraction):
         Y = moved_along(X, R, t, out=R)
         stop = settle(t, norm, *centred_gram(Y), start, lr, options)
         if stop.share is not None:
-            Y = torch.lerp(X, Y, stop.share)
+            Y = torch.lerp(X, Y, stop.share, out=Y)
         Y = add_product(Y.mul_(stop.shrink), Y, landing_of(stop.F, options.landings), alpha=-0.5)
         return Step(unless_zero(options.lr, Y, X), stop.taken, stop.limited)
 
@@ -203,7 +203,7 @@ def settle(
     Args:
         t: the length of the trial move ``X - t R``.
         norm: ``||R||_F``.
-        C: ``Y^H Y - q I`` after it.
+        C: ``Y^H Y - q I`` after it; its memory is used.
         q: the mean squared singular value of Y, at least 1.
         start: where it started; None without a safe step.
         lr: the length that was asked for.
@@ -215,7 +215,7 @@ def settle(
         taken = is_finite(length) if start is None else is_finite(length) & (start.d < FARTHEST)
         shrink, scale = cast_together(C, q.rsqrt(), q)
         limited = None if start is None else t < lr
-        return Stop(None, shrink, C / scale, is_valid(taken, options.lr), limited)
+        return Stop(None, shrink, C.div_(scale), is_valid(taken, options.lr), limited)
     D, d, W, error = start
     reached, below, added = spectral_bound(C) + (q - 1), max_abs(D), length.square()
     reached = reached if unknown is None else reached + unknown
@@ -232,10 +232,10 @@ def settle(
     q = torch.addcmul(1 - square, square, q)
     numbers = [share, square, q.rsqrt(), q] + ([] if S is None else [(share - square) * t])
     part, part_squared, shrink, scale, *along = cast_together(C, *numbers)
-    C = torch.lerp(D, C, part_squared)
+    C = torch.lerp(D, C, part_squared, out=C)
     if S is not None:
-        C = torch.addcmul(C, S, *along)
-    return Stop(part, shrink, C / scale, is_valid(taken, options.lr), t * share < lr)
+        C.addcmul_(S, *along)
+    return Stop(part, shrink, C.div_(scale), is_valid(taken, options.lr), t * share < lr)
 
 
 def cast_together(M: Tensor, *numbers: Tensor) -> tuple[Tensor, ...]:

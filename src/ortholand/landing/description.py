@@ -52,6 +52,11 @@ class LandingStep:
         return self.options.rule is not None and type(self.options.attraction) in OURS
 
     @property
+    def is_ours(self) -> bool:
+        """Whether rows of zeros change nothing, and what is returned has memory of its own."""
+        return type(self.options.attraction) in OURS
+
+    @property
     def gram_step(self) -> GramStep | None:
         """The step of rows on several ranks, or None (see :attr:`why_not_gram`)."""
         return None if self.why_not_gram else self._gram_step

@@ -192,13 +192,15 @@ class AdamMoments:
             B = relative_gradient(X, G)
         else:
             B = add_product(G, X, point.multiplier(X.mH @ G), alpha=-1)
-        mean, length, numbers = self.mean(B, point.norm(B), state)
+        mean, length, numbers = self.mean(B, point.norm(B), state, out=B)
         return Direction(mean, length), {"exp_avg": mean, **numbers}
 
-    def mean(self, B: Tensor, norm: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
+    def mean(
+        self, B: Tensor, norm: Tensor, state: State, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, State]:
         """The new mean, the factor that makes it a direction, and the new numbers."""
         length, numbers = self.length(norm, B.shape[-1], state)
-        return torch.lerp(state["exp_avg"], B, 1 - self.betas[0]), length, numbers
+        return torch.lerp(state["exp_avg"], B, 1 - self.betas[0], out=out), length, numbers
 
     def length(self, norm: Tensor, p: int, state: State) -> tuple[Tensor, State]:
         """The factor of the mean, from the norm of a generator; and the new numbers.

@@ -39,21 +39,6 @@ def prepare_counts(state: dict[str, Any], device: torch.device) -> None:
         count_of(name, state, device)
 
 
-def count_skipped(state: dict[str, Any], taken: Tensor) -> None:
-    """Add the skipped steps to their count."""
-    _add(SKIPPED, state, taken.logical_not())
-
-
-def count_limited(state: dict[str, Any], limited: Tensor | None) -> None:
-    """Add the steps that were shorter than lr to their count."""
-    if limited is not None:
-        _add(LIMITED, state, limited)
-
-
-def _add(name: str, state: dict[str, Any], which: Tensor) -> None:
-    count_of(name, state, which.device).add_(which.sum() if which.ndim else which)
-
-
 def descent(G: Tensor, maximize: bool) -> Tensor:
     """The gradient, with its sign flipped if the step should ascend."""
     return -G if maximize else G

@@ -33,7 +33,7 @@ class GroupOptions(TypedDict, total=False):
             ``"fan"`` for ``sqrt(max(1, out / in))`` of each out x in matrix. lr refers to the
             weight, ball and attraction to X = weight / scale. See ``docs/scaled_weights.md``.
         maximize: ascend instead of descend.
-        foreach: step parameters of the same matrix shape as one batch (True), one by one (False),
+        foreach: step matrices of the same width as one batch (True), weights one by one (False),
             or whichever is quicker for their size (None).
         rounding: how float16 and bfloat16 weights keep steps too small for their precision:
             ``"nearest"``, ``"stochastic"``, or ``"compensated"`` (None), which keeps the remainder

@@ -9,7 +9,7 @@ from torch.optim.sgd import sgd
 
 from ortholand.geometry.matrices import to_working_dtype, working_dtype
 from ortholand.geometry.rounding import exact_value, keep_
-from ortholand.landing.step import SKIPPED, Slot, count_of, count_skipped, descent
+from ortholand.landing.step import SKIPPED, Slot, count_of, descent
 from ortholand.native import all_below
 from ortholand.optim.options import Group, scalar_lr
 from ortholand.optim.weights import device_of_steps
@@ -143,7 +143,7 @@ def _guarded_step(
                 if isinstance(value, Tensor):
                     value.copy_(torch.where(taken, value, state.get(name, 0)))
     for slot, taken in zip(slots, agreed, strict=True):
-        count_skipped(slot.state, taken)
+        slot.state[SKIPPED].add_(taken.logical_not())
 
 
 def _stepped(slots: list[Slot], group: Group, step: Callable[..., None]) -> None:

@@ -141,6 +141,17 @@ def state_error(
     )
 
 
+def copy_all(to: list[Tensor], values: list[Tensor]) -> None:
+    """Copy each value to its tensor, all at once."""
+    # In lists, torch does not write to negated or conjugated views.
+    is_run = not torch.compiler.is_compiling()
+    if is_run and (any(map(Tensor.is_neg, to)) or any(map(Tensor.is_conj, to))):
+        for tensor, value in zip(to, values, strict=True):
+            tensor.copy_(value)
+    elif to:
+        torch._foreach_copy_(to, values)
+
+
 def check_memory(slot: Slot, name: Callable[[Tensor], str]) -> None:
     """Raise if a tensor's memory was freed or truncated (``untyped_storage().resize_(0)``).
 

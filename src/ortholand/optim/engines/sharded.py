@@ -32,9 +32,10 @@ from torch import Tensor
 
 from ortholand.geometry.rounding import COMPENSATION, HALF_TYPES, ROUNDING_STATE, exact_value, keep_
 from ortholand.geometry.scales import follow, unscaled
-from ortholand.landing.batches import longest_batch
 from ortholand.landing.step import COUNTS, LIMITED, SKIPPED, Rows, Slot, count_of, prepare_counts
+from ortholand.optim.engines.batches import longest_batch
 from ortholand.optim.plan import Plan
+from ortholand.optim.weights import copy_all
 from ortholand.sharding.costs import received_by_columns, received_by_owner, received_by_sum
 from ortholand.sharding.exchange import Owners, finished, rows_of_transposes, sum_over_groups
 from ortholand.sharding.placement import (
@@ -325,11 +326,7 @@ class Shards(NamedTuple):
         for name, new in zip(batch.numbers, numbers, strict=True):
             to += [slot.state[name] for slot in slots]
             values += new.unbind()
-        if any(map(Tensor.is_neg, to)):  # in lists, torch does not write to negated views
-            for tensor, value in zip(to, values, strict=True):
-                tensor.copy_(value)
-        elif to:
-            torch._foreach_copy_(to, values)
+        copy_all(to, values)
         for name, which in ((SKIPPED, skipped), (LIMITED, limited)):
             if which is not None:
                 counts = [slot.state[name] for slot in slots]
