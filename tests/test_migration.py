@@ -19,11 +19,14 @@ LIBRARIES = {
 
 
 def blocks(heading: str) -> tuple[str, str]:
-    """The code before and after the move, of one section of the page."""
-    section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    """The code before and after the move, of one section of the page.
+
+    POGO's task is that of the parametrizations, with the same script after the move.
+    """
+    after = "geotorch and torch's parametrizations" if heading == "POGO" else heading
     return tuple(
-        re.search(rf"^```{mark}\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)[1]
-        for mark in ("py", "python")
+        re.search(rf"^## {section}\n.*?^```{mark}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[1]
+        for section, mark in ((heading, "py"), (after, "python"))
     )
 
 
