@@ -1,5 +1,6 @@
 """What `import ortholand` brings in, and that the page of names is true."""
 
+import functools
 import importlib
 import re
 import subprocess
@@ -54,7 +55,7 @@ def test_the_top_level_is_small_sorted_and_true():
 
 
 def test_the_page_lists_the_whole_top_level():
-    table = PAGE.split("The rest is imported")[0]
+    table = PAGE.split("Import the rest")[0]
     rows = re.findall(r"^\| (`.*?) \|", table, flags=re.MULTILINE)
     listed = [name for row in rows for name in names_in(row)]
     assert sorted(listed) == sorted(ol.__all__)
@@ -70,6 +71,20 @@ def test_names_are_where_the_page_says(module):
         assert hasattr(found, name), name
     if module in COMPLETE:
         assert set(names) == set(found.__all__)
+
+
+def test_no_chain_of_imports_in_the_solver_has_more_than_8_modules():
+    grimp = pytest.importorskip("grimp", reason="comes with import-linter")
+    graph = grimp.build_graph("ortholand")
+
+    @functools.cache
+    def longest(module: str) -> tuple[str, ...]:
+        below = graph.find_modules_directly_imported_by(module) & solver
+        return (module, *max(map(longest, below), key=len, default=()))
+
+    solver = {name for name in graph.modules if name.startswith("ortholand.solve")}
+    chain = max(map(longest, solver), key=len)
+    assert len(chain) <= 8, chain
 
 
 def test_every_name_of_the_top_level_also_has_a_module():
