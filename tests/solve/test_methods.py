@@ -1,7 +1,6 @@
 """What sets the methods apart, and what their options do."""
 
 import math
-from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -15,18 +14,13 @@ from ortholand import (
     random_orthogonal,
 )
 from ortholand.solve import METHODS, Method
+from tests.solve import promises
+from tests.solve.promises import iterates
 
 METHOD_NAMES = tuple(METHODS)
 SCALES = [1e-200, 1e-30, 1e150]
 
 methods = pytest.mark.parametrize("method", METHOD_NAMES)
-
-
-def iterates(fun, x0, **options):
-    """X after each iteration, and the result."""
-    seen = []
-    result = minimize(fun, x0, callback=lambda X: seen.append(X.clone()), **options)
-    return seen, result
 
 
 class TestLanding:
@@ -127,16 +121,7 @@ class TestDescent:
     @pytest.mark.parametrize("method", ["lbfgs", "newton"])
     @pytest.mark.parametrize("shape", [(5, 5), (7, 3)])
     def test_the_cost_falls_monotonically(self, method, shape, brockett):
-        """But for what the distance from the manifold does to it: f(X) landed is compared."""
-        cost = brockett(shape)
-        seen, _ = iterates(cost.fun, cost.start, method=method)
-        values = []
-        for X in seen:
-            U, _, Vh = torch.linalg.svd(X, full_matrices=False)
-            values.append(float(cost.fun(U @ Vh)))
-        rounding = 1e-13 * abs(cost.optimum)
-        assert len(values) > 4
-        assert all(b <= a + rounding for a, b in pairwise(values))
+        promises.the_cost_falls_monotonically(brockett(shape), method)
 
     @methods
     def test_trial_points_stay_near_the_manifold(self, method, brockett, distance):
@@ -163,14 +148,7 @@ class TestDescent:
     @pytest.mark.parametrize("method", ["lbfgs", "bb", "newton"])
     @pytest.mark.parametrize("c", [1e4, 1e8, -1e4, -1e8])
     def test_costs_that_are_steep_off_the_manifold(self, method, c, brockett, verified):
-        """F + c ||X^T X - I||^2 is f on the manifold, and must be minimised as f is."""
-        cost = brockett((5, 2))
-        identity = torch.eye(2, dtype=torch.float64)
-        fun = lambda X: cost.fun(X) + c * (X.mT @ X - identity).square().sum()  # noqa: E731
-        result = minimize(fun, cost.start, method=method)
-        assert verified(result, cost.fun, cost.jac)
-        assert result.fun == pytest.approx(cost.optimum, rel=1e-10)
-        assert result.nfev < 1500
+        promises.steepness_off_the_manifold_does_not_matter(brockett((5, 2)), c, method, verified)
 
     @methods
     @pytest.mark.parametrize("c", [1e6, -1e6])
@@ -183,12 +161,7 @@ class TestDescent:
 
     @methods
     def test_huge_offset(self, method, brockett, verified):
-        """F + 1e12: no decrease is seen any more, but slopes are."""
-        cost = brockett((5, 2))
-        fun = lambda X: cost.fun(X) + 1e12  # noqa: E731
-        result = minimize(fun, cost.start, method=method)
-        assert verified(result, fun, cost.jac)
-        assert float(cost.fun(result.x)) == pytest.approx(cost.optimum, rel=1e-10)
+        promises.a_huge_offset_does_not_matter(brockett((5, 2)), method, verified)
 
     @pytest.mark.parametrize("method", ["lbfgs", "newton"])
     def test_a_minimum_of_zero(self, method):
@@ -276,21 +249,7 @@ class TestCurvature:
 
     @pytest.mark.parametrize("method", ["bb", "newton"])
     def test_a_preconditioner_saves_work(self, method):
-        """The inverse Hessian of a badly scaled cost, f = Tr X^T A X with one steep direction."""
-        n = 30
-        d = torch.logspace(0, 4, n, dtype=torch.float64)
-        x0 = random_orthogonal(n, 1, seed=0, dtype=torch.float64)
-        options = [{"preconditioner": lambda X, V: V / d[:, None]}, {"preconditioner": None}]
-        with_it, without = (
-            minimize(
-                lambda X: (X * d[:, None] * X).sum(), x0, method=method, options=o, maxiter=200
-            )
-            for o in options
-        )
-        assert with_it.success
-        work = lambda r: r.njev + r.nhev  # noqa: E731
-        assert work(with_it) < 0.7 * work(without)
-        assert with_it.fun == pytest.approx(1.0)
+        promises.a_preconditioner_saves_work(method)
 
     @pytest.mark.parametrize("method", ["bb", "newton"])
     def test_a_preconditioner_may_return_its_argument(self, method, brockett):
@@ -305,13 +264,9 @@ class TestCurvature:
         assert same.nit < 1.5 * none.nit
 
     @pytest.mark.parametrize("method", ["bb", "newton"])
-    @pytest.mark.parametrize("sign", [-1.0, math.nan])
+    @promises.not_positive
     def test_a_preconditioner_that_is_not_positive(self, method, sign, brockett):
-        """An error that says so; no creeping."""
-        cost = brockett((5, 3))
-        options = {"preconditioner": lambda X, V: sign * V}
-        with pytest.raises(ValueError, match="preconditioner"):
-            minimize(cost.fun, cost.start, method=method, options=options, maxiter=200)
+        promises.a_preconditioner_that_is_not_positive_is_an_error(brockett((5, 3)), sign, method)
 
     @pytest.mark.parametrize("hessp", ["zero", "negative", "nan", "noise"])
     def test_newton_with_a_wrong_hessian(self, hessp, brockett, verified):
@@ -345,24 +300,11 @@ class TestCurvature:
 
     @pytest.mark.parametrize("method", ["lbfgs", "newton", "bb"])
     def test_leaves_a_saddle_point(self, method, brockett):
-        """From 1e-4 beside one: eigenvectors, but not those of the smallest eigenvalues."""
-        cost = brockett((6, 2))
-        X = torch.linalg.eigh(cost.A).eigenvectors[:, [3, 0]]
-        noise = torch.randn(6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        U, _, Vh = torch.linalg.svd(X + 1e-4 * noise, full_matrices=False)
-        result = minimize(cost.fun, U @ Vh, method=method, gtol=1e-4)
-        assert result.success
-        assert result.fun == pytest.approx(cost.optimum, rel=1e-6)
+        promises.a_saddle_point_is_left(brockett((6, 2)), method)
 
     @pytest.mark.parametrize("method", ["lbfgs", "bb", "newton"])
     def test_minimisers_that_are_not_isolated(self, method):
-        """Equal weights: any basis of the subspace is a minimiser, and the Hessian is singular."""
-        cost = torch.diag(torch.arange(1.0, 9.0, dtype=torch.float64))
-        x0 = random_orthogonal(8, 3, seed=0, dtype=torch.float64)
-        result = minimize(lambda X: (X * (cost @ X)).sum(), x0, method=method, gtol=1e-9)
-        assert result.success
-        assert result.fun == pytest.approx(6.0)
-        assert result.nit < 150
+        promises.minimisers_need_not_be_isolated(method)
 
 
 class Halving(Method):

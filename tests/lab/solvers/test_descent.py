@@ -1,8 +1,5 @@
 """Conjugate gradients and retractions, in the loop and with the line search of the library."""
 
-import math
-from itertools import pairwise
-
 import pytest
 import torch
 
@@ -10,9 +7,10 @@ import ortholand as ol
 from ortholand import minimize, random_orthogonal, retract
 from ortholand.retractions import RETRACTIONS
 from ortholand_lab.solvers import METHODS, ConjugateGradient, RetractionCG, RetractionGD
+from tests.solve import promises
+from tests.solve.promises import iterates
 from tests.solve.test_generalized import cost as eigen_cost
 from tests.solve.test_generalized import eigenproblem
-from tests.solve.test_methods import iterates
 from tests.solve.test_products import LowRank, is_feasible
 
 methods = pytest.mark.parametrize("method", METHODS.values())
@@ -72,16 +70,7 @@ class TestAll:
     @methods
     @pytest.mark.parametrize("shape", [(5, 5), (7, 3)])
     def test_the_cost_falls_monotonically(self, method, shape, brockett):
-        """But for what the distance from the manifold does to it: f(X) landed is compared."""
-        cost = brockett(shape)
-        seen, _ = iterates(cost.fun, cost.start, method=method)
-        values = []
-        for X in seen:
-            U, _, Vh = torch.linalg.svd(X, full_matrices=False)
-            values.append(float(cost.fun(U @ Vh)))
-        rounding = 1e-13 * abs(cost.optimum)
-        assert len(values) > 4
-        assert all(b <= a + rounding for a, b in pairwise(values))
+        promises.the_cost_falls_monotonically(brockett(shape), method)
 
     @methods
     @pytest.mark.parametrize("scale", [1e-200, 1.0, 1e150])
@@ -95,22 +84,13 @@ class TestAll:
 
     @methods
     def test_huge_offset(self, method, brockett, verified):
-        """F + 1e12: no decrease is seen any more, but slopes are."""
-        cost = brockett((5, 2))
-        fun = lambda X: cost.fun(X) + 1e12  # noqa: E731
-        result = minimize(fun, cost.start, method=method)
-        assert verified(result, fun, cost.jac)
+        promises.a_huge_offset_does_not_matter(brockett((5, 2)), method, verified)
 
     @pytest.mark.parametrize("c", [1e4, 1e8, -1e4, -1e8])
     def test_costs_that_are_steep_off_the_manifold(self, c, brockett, verified):
-        """F + c ||X^T X - I||^2 is f on the manifold, and must be minimised as f is."""
-        cost = brockett((5, 2))
-        identity = torch.eye(2, dtype=torch.float64)
-        fun = lambda X: cost.fun(X) + c * (X.mT @ X - identity).square().sum()  # noqa: E731
-        result = minimize(fun, cost.start, method=ConjugateGradient)
-        assert verified(result, cost.fun, cost.jac)
-        assert result.fun == pytest.approx(cost.optimum, rel=1e-10)
-        assert result.nfev < 1500
+        promises.steepness_off_the_manifold_does_not_matter(
+            brockett((5, 2)), c, ConjugateGradient, verified
+        )
 
     @methods
     def test_the_wrong_sign_is_noticed(self, method, brockett):
@@ -129,50 +109,21 @@ class TestAll:
 
     @conjugate
     def test_minimisers_that_are_not_isolated(self, method):
-        """Equal weights: any basis of the subspace is a minimiser, and the Hessian is singular."""
-        cost = torch.diag(torch.arange(1.0, 9.0, dtype=torch.float64))
-        x0 = random_orthogonal(8, 3, seed=0, dtype=torch.float64)
-        result = minimize(lambda X: (X * (cost @ X)).sum(), x0, method=method, gtol=1e-9)
-        assert result.success
-        assert result.fun == pytest.approx(6.0)
-        assert result.nit < 150
+        promises.minimisers_need_not_be_isolated(method)
 
     def test_leaves_a_saddle_point(self, brockett):
-        """From 1e-4 beside one: eigenvectors, but not those of the smallest eigenvalues."""
-        cost = brockett((6, 2))
-        X = torch.linalg.eigh(cost.A).eigenvectors[:, [3, 0]]
-        noise = torch.randn(6, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        U, _, Vh = torch.linalg.svd(X + 1e-4 * noise, full_matrices=False)
-        result = minimize(cost.fun, U @ Vh, method=ConjugateGradient, gtol=1e-4)
-        assert result.success
-        assert result.fun == pytest.approx(cost.optimum, rel=1e-6)
+        promises.a_saddle_point_is_left(brockett((6, 2)), ConjugateGradient)
 
 
 class TestPreconditioners:
     @conjugate
     def test_saves_work(self, method):
-        """The inverse Hessian of a badly scaled cost, f = Tr X^T A X with one steep direction."""
-        d = torch.logspace(0, 4, 30, dtype=torch.float64)
-        x0 = random_orthogonal(30, 1, seed=0, dtype=torch.float64)
-        options = [{"preconditioner": lambda X, V: V / d[:, None]}, {"preconditioner": None}]
-        with_it, without = (
-            minimize(
-                lambda X: (X * d[:, None] * X).sum(), x0, method=method, options=o, maxiter=200
-            )
-            for o in options
-        )
-        assert with_it.success
-        assert with_it.njev < 0.7 * without.njev
-        assert with_it.fun == pytest.approx(1.0)
+        promises.a_preconditioner_saves_work(method)
 
     @conjugate
-    @pytest.mark.parametrize("sign", [-1.0, math.nan])
+    @promises.not_positive
     def test_one_that_is_not_positive(self, method, sign, brockett):
-        """An error that says so; no creeping."""
-        cost = brockett((5, 3))
-        options = {"preconditioner": lambda X, V: sign * V}
-        with pytest.raises(ValueError, match="preconditioner"):
-            minimize(cost.fun, cost.start, method=method, options=options, maxiter=200)
+        promises.a_preconditioner_that_is_not_positive_is_an_error(brockett((5, 3)), sign, method)
 
     @pytest.mark.parametrize("form", ["cholesky", "landing"])
     def test_with_a_metric(self, form):
