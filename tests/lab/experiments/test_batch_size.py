@@ -1,5 +1,5 @@
 import io
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,9 +17,10 @@ from ortholand_lab.experiments.batch_size import (
     unit_name,
 )
 from ortholand_lab.experiments.classification import TrainingRun
-from ortholand_lab.study.records import Record, Records, Request, Result, RunOptions
+from ortholand_lab.study.records import Records
 from ortholand_lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
 from ortholand_lab.study.timing import Timing
+from tests.lab.experiments import made
 
 
 def images(n=256):
@@ -99,17 +100,13 @@ EXTRA = {  # milliseconds that the constraint costs, whatever the batch size
 
 
 def made_records(extra=EXTRA, per_image=0.1, start=1.0, repetitions=7):
-    made = {}
+    units = {}
     for unit in plan(BatchSizeSettings(warm_up=0, repetitions=repetitions)):
         assert isinstance(unit.task, Timing)
         times = [start + per_image * t.batch_size + extra[t.method] for t in unit.task.runs]
-        turns = [(i, 1e-3 * time) for i, time in enumerate(times)] * repetitions
-        series = dict(zip(("run", "seconds"), zip(*turns, strict=True), strict=True))
-        request = Request(
-            "batch-size", 1, unit.name, RunOptions("quick", 0, "cpu", 1), asdict(unit.task), {}
-        )
-        made[unit.name] = Record(request, Result(series, {}), {}, 0.0, "")
-    return Records(made)
+        series = made.turns([1e-3 * time for time in times], repetitions)
+        units[unit.name] = made.record("batch-size", unit.task, series, "quick")
+    return Records(units)
 
 
 def verdicts(records):

@@ -1,6 +1,6 @@
 import io
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,10 +22,11 @@ from ortholand_lab.experiments.cifar import (
     start_resnet,
 )
 from ortholand_lab.study.figures import METHOD_STYLES
-from ortholand_lab.study.records import Record, Records, Request, Result, RunOptions, Store
+from ortholand_lab.study.records import Records, RunOptions, Store
 from ortholand_lab.study.runner import run_study
 from ortholand_lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
 from ortholand_lab.study.timing import TIMING, Timing
+from tests.lab.experiments import made
 
 
 def pictures(n=40):
@@ -111,13 +112,7 @@ def test_every_method_learns_and_leaves_kernels_of_1_x_1_alone(method):
 
 
 def test_trials_are_other_networks_with_other_batches():
-    one, again, other = (start_resnet(replace(RUN, trial=i), CONTEXT) for i in (1, 1, 2))
-    for make, same in ((again, True), (other, False)):
-        weights = zip(one.trainee.weights(), make.trainee.weights(), strict=True)
-        assert all(torch.equal(W, V) for W, V in weights) == same
-    first, second, third = (next(t.batches)[0] for t in (one, again, other))
-    assert torch.equal(first, second)
-    assert not torch.equal(first, third)
+    made.trials_are_other_networks_with_other_batches(start_resnet, RUN, CONTEXT)
 
 
 def test_images_are_augmented_and_rates_dropped():
@@ -130,11 +125,6 @@ def test_images_are_augmented_and_rates_dropped():
 
 
 def test_a_run_from_end_to_end(tmp_path):
-    class Quiet:
-        def start(self, *_): ...
-        def advance(self, *_): ...
-        def unit_done(self, *_): ...
-
     class Source:
         identity, notice, load = "kinds", "", staticmethod(pictures)
 
@@ -144,7 +134,7 @@ def test_a_run_from_end_to_end(tmp_path):
     settings = replace(PAPER, **sizes, **lengths, **changes)
     experiment = replace(CIFAR, settings={"smoke": settings})
     options = RunOptions("smoke", 0, "cpu", 1, data="kinds")
-    run = run_study(experiment, options, Store(tmp_path), Quiet(), Source())
+    run = run_study(experiment, options, Store(tmp_path), made.Quiet(), Source())
     assert len(run.records) == 3 * 2 * 2 + 2
     assert not run.missing
     verdicts = [finding.verdict for _, finding in run.findings()]
@@ -164,21 +154,17 @@ GOOD = {  # as the paper has it: seconds, test error, orthogonality error
 }
 
 
-def record(task, series):
-    request = Request("cifar", 1, "unit", RunOptions("paper", 0, "cpu", 1), asdict(task), {})
-    return Record(request, Result(series, {}), {}, 0.0, "")
-
-
 def made_records(methods, largest_error=0.1, **settings):
     sizes = dict(iterations=TRAINED, seeds=3, learning_rates=(0.5, 2.0), timed_repetitions=5)
-    made = {}
+    units = {}
     for unit in plan(replace(PAPER, **{**sizes, **settings})):
         if isinstance(unit.task, Timing):
-            made[unit.name] = record(unit.task, timed(unit.task, methods))
+            units[unit.name] = made.record("cifar", unit.task, timed(unit.task, methods))
             continue
         _, test_error, orthogonality_error = methods[unit.task.method]
         failed = unit.task.trial == 2  # one of three, which a median does not see
-        made[unit.name] = record(
+        units[unit.name] = made.record(
+            "cifar",
             unit.task,
             dict(
                 iteration=[0, 10, unit.task.iterations],
@@ -188,12 +174,11 @@ def made_records(methods, largest_error=0.1, **settings):
                 largest_error=[1e-7, 1e-7, largest_error],
             ),
         )
-    return Records(made)
+    return Records(units)
 
 
 def timed(timing, methods):
-    turns = [(i, methods[t.method][0]) for i, t in enumerate(timing.runs)] * timing.repetitions
-    return dict(zip(("run", "seconds"), zip(*turns, strict=True), strict=True))
+    return made.turns([methods[t.method][0] for t in timing.runs], timing.repetitions)
 
 
 def verdicts(records):

@@ -1,6 +1,6 @@
 import io
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,10 +16,11 @@ from ortholand_lab.methods import (
     TRIVIALIZATION_METHODS,
 )
 from ortholand_lab.study.figures import METHOD_STYLES
-from ortholand_lab.study.records import Record, Records, Request, Result, RunOptions, Store
+from ortholand_lab.study.records import Records, RunOptions, Store
 from ortholand_lab.study.runner import run_study
 from ortholand_lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
 from ortholand_lab.study.timing import Timing
+from tests.lab.experiments import made
 
 
 def digits(n=40):
@@ -68,13 +69,7 @@ def test_the_paper_preset_trains_each_methods_best_for_an_epoch_with_five_seeds(
 
 
 def test_trials_are_other_networks_with_other_batches():
-    one, again, other = (start_lenet(replace(RUN, trial=i), CONTEXT) for i in (1, 1, 2))
-    for training, same in ((again, True), (other, False)):
-        weights = zip(one.trainee.weights(), training.trainee.weights(), strict=True)
-        assert all(torch.equal(W, V) for W, V in weights) == same
-    first, second, third = (next(t.batches)[0] for t in (one, again, other))
-    assert torch.equal(first, second)
-    assert not torch.equal(first, third)
+    made.trials_are_other_networks_with_other_batches(start_lenet, RUN, CONTEXT)
 
 
 def test_only_trivializations_are_cut_short():
@@ -116,11 +111,6 @@ def test_momentum_is_for_all_parameters():
 
 
 def test_a_run_from_end_to_end(tmp_path):
-    class Quiet:
-        def start(self, *_): ...
-        def advance(self, *_): ...
-        def unit_done(self, *_): ...
-
     class Source:
         identity, notice, load = "kinds", "", staticmethod(digits)
 
@@ -128,7 +118,7 @@ def test_a_run_from_end_to_end(tmp_path):
     settings = replace(PAPER, learning_rates=(0.01,), **lengths)
     options = RunOptions("smoke", 0, "cpu", 1, data="kinds")
     experiment = replace(MNIST, settings={"smoke": settings})
-    run = run_study(experiment, options, Store(tmp_path), Quiet(), Source())
+    run = run_study(experiment, options, Store(tmp_path), made.Quiet(), Source())
     assert len(run.records) == len(TRAINING_METHODS) + 1
     assert not run.missing
     verdicts = [finding.verdict for _, finding in run.findings()]
@@ -151,19 +141,15 @@ GOOD = {  # as the paper has it: seconds, test error, orthogonality error
 }
 
 
-def record(task, series):
-    request = Request("mnist", 1, "unit", RunOptions("paper", 0, "cpu", 1), asdict(task), {})
-    return Record(request, Result(series, {}), {}, 0.0, "")
-
-
 def made_records(methods, iterations=EPOCH, repetitions=10, largest_error=0.1, **finals):
     lengths = dict(iterations=iterations, repetitions=repetitions)
     changes = dict(learning_rates=(0.1,), **{"finals": (), **finals})
     *runs, timing = plan(replace(PAPER, **changes, **lengths))
-    made = {}
+    units = {}
     for unit in runs:
         _, test_error, orthogonality_error = methods[unit.task.method]
-        made[unit.name] = record(
+        units[unit.name] = made.record(
+            "mnist",
             unit.task,
             dict(
                 iteration=[0, unit.task.iterations],
@@ -174,9 +160,8 @@ def made_records(methods, iterations=EPOCH, repetitions=10, largest_error=0.1, *
             ),
         )
     assert isinstance(timing.task, Timing)
-    turns = [(i, methods[t.method][0]) for i, t in enumerate(timing.task.runs)] * repetitions
-    columns = dict(zip(("run", "seconds"), zip(*turns, strict=True), strict=True))
-    return Records({**made, timing.name: record(timing.task, columns)})
+    columns = made.turns([methods[t.method][0] for t in timing.task.runs], repetitions)
+    return Records({**units, timing.name: made.record("mnist", timing.task, columns)})
 
 
 FASTER, NEARER, ADAPTIVE_BEST, SLOWER, BALL, ACCURATE = range(6)
@@ -240,7 +225,7 @@ def test_finals_count_for_the_ball():
     records = made_records(GOOD, finals=finals, trials=3)
     outside = {**records["final-landing-lr0.1-trial2"].result.series, "largest_error": [0.0, 0.6]}
     task = next(u.task for u in plan(replace(PAPER, finals=finals)) if u.name.endswith("trial2"))
-    moved = Records({**records, "final-landing-lr0.1-trial2": record(task, outside)})
+    moved = Records({**records, "final-landing-lr0.1-trial2": made.record("mnist", task, outside)})
     assert [verdicts(r)[BALL] for r in (records, moved)] == [Verdict.HOLDS, Verdict.FAILS]
 
 
