@@ -115,8 +115,9 @@ def test_every_figure_is_visible_and_nothing_sticks_out(folder, served, smoke, w
     # None of the run without timing: all its figures need it.
     assert len(found["figures"]) == len(found["drawings"]) == figures
     assert all(300 < w <= width and h > 100 for w, h in found["figures"])
-    for drawing in found["drawings"]:
-        assert min(drawing["box"]) > 100
+    for drawing, (room, _) in zip(found["drawings"], found["figures"], strict=True):
+        assert 100 < min(drawing["box"])
+        assert drawing["box"][0] <= room  # no legend is cut off
         assert drawing["drawn"] > 20  # axes, curves, letters
     assert len(found["claims"]) == 2 * (claims + 1)  # with a heading for each run
     assert all(w > 300 and h > 15 for w, h in found["claims"])

@@ -263,9 +263,9 @@ def _figure(drawn: Drawn) -> str:
     files = ", ".join(
         f'<a href="{FIGURES}/{escape(drawn.stem)}.{kind}">{kind.upper()}</a>' for kind in FORMATS
     )
-    # The figure scrolls by itself where the page is narrow, and by keyboard too.
+    # Where the page is narrow the figure is small but whole, and its files are large.
     return (
-        f'<figure>\n<div class="scroll" tabindex="0">\n{drawn.svg}\n</div>\n'
+        f"<figure>\n{drawn.svg}\n"
         f"<figcaption>{escape(drawn.spec.caption)} "
         f'<span class="files">{files}</span></figcaption>\n</figure>\n'
     )
@@ -423,7 +423,7 @@ th.time, td.time { text-align: right; white-space: nowrap; padding-right: 0; }
 .hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%);
   white-space: nowrap; }
 .settings { width: auto; min-width: 18rem; }
-.settings th { padding-right: 2rem; }
+.settings th { padding-right: 2rem; overflow-wrap: normal; }
 .reduced td { font-weight: 600; }
 .data { width: auto; font-size: .85rem; }
 .data td:not(:first-child), .data th:not(:first-child) { text-align: right; }
@@ -443,8 +443,6 @@ pre { background: var(--pale); padding: .7rem 1rem; white-space: pre-wrap;
   figure svg { filter: invert(.93) hue-rotate(180deg) brightness(1.25); mix-blend-mode: lighten; }
 }
 @media (max-width: 640px) {
-  .scroll { overflow-x: auto; }
-  figure svg { min-width: 36rem; }
   .settings, .units { width: 100%; min-width: 0; }
   .settings th { padding-right: .7rem; }
   .claims thead { display: none; }
