@@ -53,6 +53,6 @@ def core(cases: Sequence[Sequence[Hashable]]) -> list[int]:
 
 
 def examples(number: int) -> hypothesis.settings:
-    """That many examples of hypothesis, or a tenth of them in the core."""
+    """Run this many examples of hypothesis, or a tenth of them in the core."""
     is_core = os.environ.get("HYPOTHESIS_PROFILE") == "core"
     return hypothesis.settings(max_examples=number // 10 if is_core else number)

@@ -13,7 +13,7 @@ import ortholand as ol
 
 PAGE = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
 HEAVY = {"matplotlib", "rich", "scipy", "sklearn", "typer"}
-# Of other modules the page has what users call or extend.
+# For other modules the page lists only what users call or extend.
 COMPLETE = {"ortholand.geometry", "ortholand.optim", "ortholand.solve", "ortholand_lab.problems"}
 
 

@@ -207,7 +207,7 @@ def test_weights_start_on_the_manifold(dtype, shape, init):
     ol.orthogonal(layer, init=init, seed=3 if init == "random" else None, scale=2.0)
     assert layer.weight.requires_grad
     assert layer.weight.dtype == dtype
-    # Of the Gram matrix: scale 2 squared
+    # The Gram matrix has the scale 2 squared.
     assert ol.orthogonality_error(layer.weight, scale=2.0) < (0.05 if dtype.itemsize == 2 else 1e-5)
 
 

@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def check_package() -> None:
-    """That it is the wheel of the library alone, without extras and without a command."""
+    """The wheel holds the library alone, without extras and without a command."""
     assert "site-packages" in ol.__file__, ol.__file__
     wheel = distribution("ortholand")
     files = wheel.files or []

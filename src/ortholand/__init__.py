@@ -11,7 +11,7 @@ This module exports what most programs need. The rest is in its submodules:
 - :mod:`ortholand.optim`: the optimizers.
 - :mod:`ortholand.parameters`: marks, groups, projection and errors of a model's parameters.
 - :mod:`ortholand.sharding`: weights spread over ranks, and what their steps cost.
-- :mod:`ortholand.solve`: minimisation of a function, or of a sum of many.
+- :mod:`ortholand.solve`: minimisation of a function, or of a sum of many terms.
 - :mod:`ortholand.flow`: the landing flow, an ordinary differential equation.
 - :mod:`ortholand.trivializations`: weights as exp(A), for any Euclidean optimizer.
 - :mod:`ortholand.native`: compiled code, or why there is none.

@@ -42,7 +42,7 @@ def facts() -> dict[str, str]:
 
 
 def table() -> str:
-    """The facts, one per line, wrapped if $COLUMNS asks for narrower lines."""
+    """The facts, one per line, wrapped at the width that $COLUMNS gives."""
     known = facts()
     margin = max(map(len, known)) + 2
     width = asked_width()
@@ -57,7 +57,7 @@ def table() -> str:
 
 
 def asked_width() -> int | None:
-    """The width that $COLUMNS asks for, if any."""
+    """The width that $COLUMNS gives, if any."""
     width = os.environ.get("COLUMNS", "")
     return int(width) if width.isdecimal() and int(width) > 0 else None
 

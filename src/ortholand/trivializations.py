@@ -128,7 +128,7 @@ def untrivialize_(model: Model) -> Model:
     >>> list(untrivialize_(trivialize_(model, "weight")).state_dict())
     ['weight', 'bias']
     """
-    # Last in, first out: then the positions fit.
+    # The last that came is the first to go, because positions were counted in that order.
     for module, name, parameter, trivialization in reversed(_trivialized(model)):
         weight = getattr(module, name)
         after = list(module._parameters)[trivialization.position :]
@@ -156,7 +156,7 @@ class Trivialization(nn.Module):
         self.map = map
         self.position = 0
         matrices = to_working_dtype(as_matrices(weight.detach(), view))
-        # Named after the map, so that load_state_dict refuses a checkpoint of the other one.
+        # The buffer is named after the map, so that load_state_dict refuses the other map's state.
         self.register_buffer(f"{map}_base", matrices.clone(memory_format=torch.contiguous_format))
 
     @property
@@ -199,7 +199,7 @@ class Trivialization(nn.Module):
         return f"map={self.map!r}, view={self.view!r}"
 
 
-# For skew matrices, and for all.
+# The maps of skew matrices, and the same maps of any matrix.
 _MAPS: dict[str, Callable[[Tensor], Tensor]] = {"exp": skew_exponential, "cayley": skew_cayley}
 _GENERAL_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "exp": lambda A: identity_like(A) + exponential_minus_identity(A),
@@ -289,7 +289,7 @@ def _logarithm(name: str, weight: nn.Parameter, view: View, map: Map) -> Tensor:
     else:
         A = 2 * K
     V = (A.tril(-1) + torch.diag_embed(A.diagonal(dim1=-2, dim2=-1)) / 2).to(X.dtype)
-    # Where the logarithm misses its matrix; near the eigenvalue -1 some digits are lost.
+    # The logarithm may miss its matrix, and near the eigenvalue -1 some digits are lost.
     miss = torch.linalg.vector_norm(_MAPS[map](_skew_of_lower(V)) - X, dim=(-2, -1))
     missed = ~(miss <= torch.finfo(X.dtype).eps ** 0.5 * X.shape[-1])
     if missed.any():

@@ -24,7 +24,7 @@ each_type = pytest.mark.parametrize("dtype", HALF_TYPES, ids=str)
 
 
 def numbers(dtype) -> torch.Tensor:
-    """Of all sizes that the type can hold, at ties, at powers of two and at the ends."""
+    """Numbers of all sizes that the type can hold, ties, powers of two and both ends."""
     generator = torch.Generator().manual_seed(0)
     largest = torch.finfo(dtype).max
     decades = torch.arange(-9.0, 4.5, 0.5) if dtype == torch.float16 else torch.arange(-42.0, 38.0)

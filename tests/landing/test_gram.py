@@ -271,7 +271,7 @@ def test_a_bound_that_overflows_where_the_norm_does_not_destroys_nothing(
 
 
 def test_a_tangent_norm_is_never_below_its_rounding_error():
-    """Of a gradient that is normal: a difference of equal numbers, which may come out negative."""
+    """The norm of a normal gradient is a difference of equal numbers, which may be negative."""
     roundoff = product_roundoff(20, torch.float64)
     for seed in range(20):
         X, C = (
@@ -317,7 +317,7 @@ def test_rows_apart_never_leave_the_ball(scene, ranks):
 @pytest.mark.parametrize("attraction", ["coupled", "decoupled", "after"])
 @pytest.mark.parametrize("shape", [(6, 1), (9, 2), (40, 3)], ids=str)
 def test_gradients_that_are_almost_normal_stay_in_the_ball_apart(shape, attraction, share):
-    """Of their tangent part, a difference of Gram matrices, rounding leaves few digits or none."""
+    """The tangent part is a difference of Gram matrices, of which rounding leaves few digits."""
     X = ol.random_orthogonal(*shape, seed=0, dtype=torch.float64)
     optimizer = ol.LandingMuon(
         [nn.Parameter(X)],

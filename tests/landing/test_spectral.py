@@ -179,7 +179,7 @@ shapes_of_both_kinds = pytest.mark.parametrize("shape", [(16, 16), (40, 16)], id
 
 @both_engines
 def test_the_pull_is_not_counted_twice_before_a_move(fused):
-    """Of one column: the distance after a step by 1/2 is ``t^2 ||L||^2 - d^2``."""
+    """For one column the distance after a step by 1/2 is ``t^2 ||L||^2 - d^2``."""
     X = nn.Parameter(torch.zeros(5, 1, dtype=torch.float64))
     X.data[0] = 1.45**0.5
     optimizer = ol.LandingSGD([X], lr=0.5, fused=fused)

@@ -76,7 +76,7 @@ LIBRARIES = [
 ]
 
 
-# That a wrong access is found ---------------------------------------------------------------------
+# A wrong access is found ---------------------------------------------------------------------
 
 BROKEN = """
 extern "C" float read_beyond(const float* x, int n) { return x[n]; }

@@ -58,7 +58,7 @@ def reference_step_length(X, L, lr, lam, eps, rule):
 
 
 def reference_share(X, L, D, t, lam, eps):
-    """Of a trial step t that is measured, for iterates inside of the ball."""
+    """The share that is taken of a measured trial step t, for iterates inside of the ball."""
     aim, d, E = eps * (1 - 1e-4), norm(D), residual(X - t * L)
     bound = (lambda M: norm(M @ M) ** 0.5) if lam else (lambda M: norm(M @ M @ M @ M) ** 0.25)
     reached = bound(E)

@@ -20,7 +20,7 @@ each_engine = pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("first", range(0, 400, 100))
 @pytest.mark.thorough
 def test_a_sample_of_all_cases(first):
-    """Of the 100,000 that ``tools/wild_gradients.py`` runs."""
+    """A sample of the 100,000 cases that ``tools/wild_gradients.py`` runs."""
     report = wild_gradients.run_cases(first, 100, large=0.01)
     assert report.cases == 100
     assert report.steps > report.skipped / 10

@@ -291,7 +291,7 @@ def any_gradient(X, k):
 
 
 def symmetric_gradient(X, k):
-    """Of the Rayleigh quotient, with another matrix each time: X^T G is symmetric."""
+    """Gradients of Rayleigh quotients, each with another matrix: X^T G is symmetric."""
     M = sym(gaussian(X.shape[0], X.shape[0], seed=k))
     return M @ X
 

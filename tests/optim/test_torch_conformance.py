@@ -103,7 +103,7 @@ def stand_in(name, **content):
     sys.modules[name] = types.ModuleType(name)
     vars(sys.modules[name]).update(content)
 
-# Of use only where torch's tests run: a package of theirs, and a table of all operators.
+# Modules that only torch's own tests need: a package of theirs, and a table of all operators.
 stand_in("expecttest", TestCase=unittest.TestCase)
 stand_in("torch.testing._internal.common_methods_invocations", DecorateInfo=lambda *a, **k: None)
 from torch.testing._internal import common_optimizers as common

@@ -197,7 +197,7 @@ class TestScale:
     @methods
     @pytest.mark.parametrize("scale", [1e-35, 1e-20, 1e18, 1e30])
     def test_in_single_precision(self, method, scale, brockett, verified):
-        """Whose squares over- and underflow much earlier."""
+        """Squares over- and underflow much earlier there."""
         cost = brockett((5, 2), torch.float32)
         fun, jac = lambda X: scale * cost.fun(X), lambda X: scale * cost.jac(X)
         result = minimize(fun, cost.start, jac=jac, method=method)

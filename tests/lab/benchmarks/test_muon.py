@@ -72,7 +72,7 @@ from ortholand_lab.study.records import (
 from ortholand_lab.study.runner import run_study
 from ortholand_lab.study.spec import BENCHMARK_PRESETS, Context, Verdict
 
-# Of peers, about torch.jit.
+# Peers warn of torch.jit.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 SHAPES = [(5, 1), (6, 6), (7, 7), (9, 6), (12, 6), (40, 6)]

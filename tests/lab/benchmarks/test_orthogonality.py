@@ -33,7 +33,7 @@ from ortholand_lab.study.records import (
 from ortholand_lab.study.runner import run_study
 from ortholand_lab.study.spec import BENCHMARK_PRESETS, Context, Verdict
 
-# Of peers, about torch.jit.
+# Peers warn of torch.jit.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 CONTEXT = Context(seed=0, device=torch.device("cpu"), tick=lambda _: None)

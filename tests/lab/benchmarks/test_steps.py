@@ -35,7 +35,7 @@ from ortholand_lab.study.report import markdown_table
 from ortholand_lab.study.runner import collect
 from ortholand_lab.study.spec import BENCHMARK_PRESETS, Context, Verdict
 
-# Of peers, about torch.jit.
+# Peers warn of torch.jit.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 OURS = ("LandingAdam, after", "LandingSGD", "LandingSGD, after", "LandingSGD, momentum, after")

@@ -116,7 +116,7 @@ def test_every_figure_is_visible_and_nothing_sticks_out(folder, served, smoke, w
     assert len(found["figures"]) == len(found["drawings"]) == figures
     assert all(300 < w <= width and h > 100 for w, h in found["figures"])
     for drawing, (room, _) in zip(found["drawings"], found["figures"], strict=True):
-        assert 100 < min(drawing["box"])
+        assert min(drawing["box"]) > 100
         assert drawing["box"][0] <= room  # no legend is cut off
         assert drawing["drawn"] > 20  # axes, curves, letters
     assert len(found["claims"]) == 2 * (claims + 1)  # with a heading for each run

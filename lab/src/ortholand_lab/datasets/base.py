@@ -38,7 +38,7 @@ class Source:
 
     Args:
         identity: what it is, for the records: numbers made with another are not comparable.
-        notice: what the user must be told about it; usually nothing.
+        notice: what the user must know about it; usually empty.
         load: reads it.
     """
 

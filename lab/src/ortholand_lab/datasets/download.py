@@ -52,7 +52,7 @@ def download_folder(
         mirrors: addresses that have all the files, with a slash at the end.
         files: what to download. From an archive, the folder gets the members.
         check: is given the folder before it appears; raises ValueError if something is wrong.
-        tell: is told of progress.
+        tell: called with the progress.
 
     Raises:
         DownloadError: if no mirror has them.

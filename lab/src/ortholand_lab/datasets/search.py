@@ -163,7 +163,7 @@ def find_dataset(
             ORTHOLAND_DATA names, the cache folder, a download into it, or if all else fails
             scikit-learn's digits in its place, with a notice.
         offline: do not download, like the environment variable ORTHOLAND_OFFLINE=1.
-        tell: is told of a download's progress.
+        tell: called with the progress of a download.
 
     Raises:
         DatasetError: if it is not in the folder given, or if a file of it is damaged.

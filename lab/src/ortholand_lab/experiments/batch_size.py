@@ -23,7 +23,7 @@ BATCH_SIZES = tuple(2**i for i in range(1, 9))
 SMALLEST, LARGEST = BATCH_SIZES[0], BATCH_SIZES[-1]
 LR = 4.0**-3  # from the middle of the grid on MNIST
 HALF = 0.5
-NOISE = 0.05  # shares, and times relative to each other, that differ by less are not told apart
+NOISE = 0.05  # shares and ratios of times that differ by less count as equal
 
 
 @dataclass(frozen=True)

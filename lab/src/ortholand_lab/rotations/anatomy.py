@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 KNOWN_NORMS = ("input_layernorm", "post_attention_layernorm")
-# Of queries and keys, which no rotation here reaches.
+# Norms of queries and keys, which no rotation here reaches.
 HEAD_NORMS = ("q_norm", "k_norm", "query_layernorm", "key_layernorm")
 SINKS = "sinks"  # logits of attention, a number for each head
 

@@ -28,7 +28,7 @@ RECORDED = "recorded already"  # the outcome of a unit that need not be run
 
 
 class Watcher(Protocol):
-    """Is told how a run progresses. Several studies may run at once."""
+    """Shows how runs progress. Several studies may run at once."""
 
     def start(self, study: str, units: int, steps: int) -> None:
         """A study begins: all its units, and the steps of those still to be run."""
@@ -117,7 +117,7 @@ def run_studies(
     Args:
         jobs: what to run.
         store: where records are.
-        watcher: is told of progress.
+        watcher: shows the progress.
         processes: how many units that measure no time may run at once.
     """
     for job in jobs:
@@ -139,7 +139,7 @@ def run_studies(
 
 
 def _begin(job: Job, store: Store, watcher: Watcher) -> list[Unit[Any]]:
-    """The units not yet recorded; the watcher is told of the others."""
+    """The units not yet recorded; the watcher shows the others as done."""
     study, options = job.study, job.options
     units = study.units(options.preset)
     missing = collect(study, options, store).missing

@@ -52,7 +52,7 @@ def time_in_turn(
         device: where they compute.
         clock: the clock; ``time.process_time`` on a shared machine, where a
             long action is interrupted more often than a short one.
-        tick: is told of each round.
+        tick: called after each round.
     """
     stopwatch = Stopwatch(device or torch.device("cpu"), clock)
     times: dict[str, list[float]] = {name: [] for name in actions}

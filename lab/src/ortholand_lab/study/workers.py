@@ -121,7 +121,7 @@ def do_side_by_side(
     tick: Callable[[int, int], None],
     done: Callable[[int, Any], None],
 ) -> None:
-    """Do all work in ``count`` processes. ``tick`` and ``done`` are told which work it is."""
+    """Do all work in ``count`` processes. ``tick`` and ``done`` are called with that work."""
     with workers(min(count, len(works))) as pipes:
         waiting, busy = iter(enumerate(works)), {}
         for pipe in pipes:

@@ -1,13 +1,13 @@
 """LoRA with orthonormal factors: ``W + scaling B diag(s) A``, ``B^T B = I`` and ``A A^T = I``.
 
 PEFT's layers compute ``W + scaling B A``. One orthonormal factor needs nothing but an optimizer
-that keeps it so: the other factor takes what the first no longer says. If both are orthonormal, a
-diagonal s stands between them. The module of A then computes ``diag(s) A`` and says that this is
+that keeps it so, because the other factor takes its lengths. If both are orthonormal, a
+diagonal s stands between them. The module of A then computes ``diag(s) A`` and returns this as
 its weight, so that whatever PEFT does with factors (forward passes of any layer, merges, sums of
-adapters, DoRA's norms) is right without knowing of s.
+adapters, DoRA's norms) is right and needs no s.
 
-A layer is converted without changing what it computes. And what is saved is an ordinary LoRA, with
-no further tensors: whoever loads it needs nothing of this library.
+A layer is converted without changing what it computes. What is saved is an ordinary LoRA without
+further tensors, which loads without this library.
 """
 
 from collections.abc import Mapping
@@ -166,7 +166,7 @@ def _unfold_diagonals(layer: Layer, state_dict: dict[str, Tensor], prefix: str, 
         keys, module = _Keys(prefix, adapter), layer.lora_A[adapter]
         if not {keys.A, keys.B} & state_dict.keys():
             continue
-        # A factor that is not given is that of the layer.
+        # The layer's factor stands in for one that is not given.
         rows, present = module.layer.weight, layer.lora_B[adapter].weight
         A, B = folded(rows, module.diagonal, present)
         A, B = state_dict.pop(keys.A, A), state_dict.get(keys.B, B)
@@ -190,8 +190,8 @@ def folded(rows: Tensor, s: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
 def unfolded(A: Tensor, B: Tensor, present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Orthonormal rows, s and orthonormal columns of any LoRA.
 
-    What was saved by this library is found as it was; where s is zero, with rows as they are at
-    present. Of other adapters it is the singular value decomposition.
+    An adapter that this library saved is restored as it was; where s is zero, with the present
+    rows. For other adapters the result is the singular value decomposition.
     """
     rows, columns = (to_working_dtype(M).flatten(1) for M in (A, B))
     lengths, norms = rows.norm(dim=1), columns.norm(dim=0)

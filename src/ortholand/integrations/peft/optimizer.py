@@ -69,7 +69,9 @@ def create_landing_optimizer(
     orthogonal_lr = lr if orthogonal_lr is None else orthogonal_lr
     _check_arguments(optimizer_cls, factors, seed)
     make: Callable[..., OrthogonalOptimizer] = optimizer_cls
-    make(_any_groups(orthogonal_lr, weight_decay), lr=lr, **options)  # are they allowed?
+    make(
+        _any_groups(orthogonal_lr, weight_decay), lr=lr, **options
+    )  # raises if an option is not allowed
     places = list(_places(model))
     if not places:
         raise ValueError(_nothing_found(model))
@@ -92,7 +94,7 @@ class _Place(NamedTuple):
 
 @dataclass
 class _Chosen:
-    """By identity: orthogonal matrices, stacks of square blocks, and diagonals between factors."""
+    """Identities of orthogonal matrices, of stacks of square blocks, and of diagonals."""
 
     matrices: set[int] = field(default_factory=set)
     blocks: set[int] = field(default_factory=set)
@@ -129,7 +131,7 @@ def _places(model: nn.Module) -> Iterator[_Place]:
 
 
 def _adapter_weights(layer: Any, adapter: str) -> list[nn.Parameter]:
-    """Factors or blocks of a layer; none of a layer of other types."""
+    """Factors or blocks of a layer; empty for layers of other types."""
     if isinstance(layer, LoraLayer) and not isinstance(layer, AdaLoraLayer):
         held: list[Any] = [layer.lora_A, layer.lora_B]
     elif isinstance(layer, OFTLayer):
@@ -180,7 +182,7 @@ def _check_place(place: _Place, factors: Factors) -> None:
         _check_boft(place)
 
 
-# What else PEFT computes from factors that depends on their product alone.
+# Variants of LoRA that use only the product of the factors.
 PRODUCT_VARIANTS = ("Dora", "ALora", "QALora")
 
 
@@ -198,7 +200,7 @@ def _check_factors(place: _Place, layer: Any, factors: Factors) -> None:
     variant = layer.lora_variant.get(place.adapter)
     if variant is not None and not type(variant).__name__.lstrip("_").startswith(PRODUCT_VARIANTS):
         raise ValueError(
-            "Factors can be made orthonormal where their product is all that counts, but "
+            "Factors can be made orthonormal where only their product matters, but "
             f"{place.name} is a {type(variant).__name__}, which uses them in another way. Use a "
             "LoraConfig without that variant (DoRA and aLoRA will do)."
         )
@@ -224,8 +226,8 @@ def _check_trained(place: _Place, layer: Any) -> None:
         for weight in getattr(layer, f"lora_{factor}")[place.adapter].parameters():
             if not weight.requires_grad:
                 raise ValueError(
-                    "Both factors must be trained, because one takes what the other can no longer "
-                    f"say, but {factor} of {place.name} is frozen. Unfreeze it "
+                    "Both factors must be trained, because one takes the lengths that the other "
+                    f"loses, but {factor} of {place.name} is frozen. Unfreeze it "
                     "(requires_grad_(True)), or leave the layer out."
                 )
 
@@ -259,7 +261,7 @@ def _check_block_size(place: _Place, size: int, option: str) -> None:
 
 
 def _check_ties(places: list[_Place], model: nn.Module) -> None:
-    """A weight that something else uses as well cannot be converted for one of them."""
+    """Raise if a weight is shared, because it cannot be converted for one of its users alone."""
     own: dict[int, str] = {}
     for place in places:
         for weight in _adapter_weights(place.layer, place.adapter):

@@ -153,7 +153,7 @@ TABLES = (
     *(
         TableSpec(
             f"sharded-counted-{ranks}",
-            f"Counted on {ranks} ranks; * decompositions by the textbook, which no counter sees",
+            f"Counted on {ranks} ranks; * decompositions by the textbook, which are not counted",
             partial(counted_table, ranks),
         )
         for ranks in (2, 4)

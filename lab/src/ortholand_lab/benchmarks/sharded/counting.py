@@ -202,7 +202,7 @@ COLLECTIVES = {  # torch's names for them
 
 
 def count(case: Case, steps: int) -> dict[str, float]:
-    """What this rank sees of a step; and its CPU time, the median of a few."""
+    """What a step costs this rank, with its median CPU time over a few repetitions."""
     from torch.distributed.tensor.debug import CommDebugMode
 
     torch.manual_seed(0)
@@ -217,7 +217,7 @@ def count(case: Case, steps: int) -> dict[str, float]:
     seen = {str(op).split(".")[-1]: times for op, times in collectives.get_comm_counts().items()}
     calls = {COLLECTIVES.get(name, name): times for name, times in seen.items()}
     counts = {"received": wire.received, "products": flops.get_total_flops()}
-    # Of this rank alone, however many share a core: not what a clock on the wall would show.
+    # Processor time of this rank alone, because several ranks may share a core.
     return {**counts, "seconds": statistics.median(_cpu_seconds(step, steps)), **calls}
 
 

@@ -21,7 +21,7 @@ def on_ranks(
 ) -> list[list[dict[str, float]]]:
     """What the module-level generator ``work(*arguments)`` yields on each rank.
 
-    ``tick`` is told how many results are new.
+    ``tick`` is called with the number of new results.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         started: Any = start_processes(
