@@ -28,7 +28,7 @@ class Marked(NamedTuple):
 
 def marks_of(module: nn.Module) -> Mapping[str, Options]:
     """The marks on a module's own parameters (not its children's), by name."""
-    # Not getattr: torch.compile's wrapper around a module would answer for it.
+    # getattr would find the attribute on torch.compile's wrapper around a module.
     return vars(module).get(RECORD, {})
 
 

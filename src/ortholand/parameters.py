@@ -90,7 +90,7 @@ def orthogonal(
         raise ValueError(f"init must be one of {get_args(Init)}, got {init!r}.")
     if (init == "random") != (seed is not None):
         raise ValueError(
-            'init="random" needs a seed, and only it does, but got '
+            'init="random" needs a seed, and no other init takes one, but got '
             f'init={init!r} and seed={seed!r}. Example: init="random", seed=0.'
         )
     further = dict(options or {})
@@ -395,7 +395,7 @@ def _checked_weights(
 def _groups_of(
     target: Any, orthogonal: Selectors | None, view: View | None, scale: Scale | None
 ) -> Iterable[Mapping[str, Any]]:
-    """Whatever the user passed, as parameter groups."""
+    """Parameter groups for whatever the user passed."""
     if isinstance(target, nn.Module):
         return param_groups(target, orthogonal, view=view, scale=scale)
     given = _given(view=view, scale=scale)

@@ -15,7 +15,7 @@ from torch import Tensor
 from ortholand.geometry.exponential import exponential_minus_identity
 from ortholand.geometry.matrices import identity_like, skew
 
-# Of t, the square of the angle: the pair a(t), b(t) in I + a A + b A^2.
+# Functions of t, the square of the angle: the pair a(t), b(t) in I + a A + b A^2.
 Coefficients = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 

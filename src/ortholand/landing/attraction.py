@@ -263,7 +263,7 @@ def goes(eta: Tensor, pull: float | Tensor, lr: float | Tensor) -> Tensor:
 
 
 def is_valid(taken: Tensor, lr: float | Tensor) -> Tensor:
-    """Which steps are taken: none with an invalid tensor lr."""
+    """Which steps are taken; with an invalid tensor lr there are none."""
     return taken & (lr >= 0) if isinstance(lr, Tensor) else taken
 
 

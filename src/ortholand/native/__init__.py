@@ -61,7 +61,7 @@ SIGNATURES: dict[str, dict[str, Any]] = {
 
 
 def operations() -> Any:
-    """The operations of ``ops.cpp``, as torch knows them; None where there are none."""
+    """The operations of ``ops.cpp``, as torch has registered them; None where there are none."""
     found = _operations()
     return None if isinstance(found, str) else found
 

@@ -84,7 +84,7 @@ def library_path(unit: Unit) -> Path:
 
 
 def compile_command(unit: Unit) -> list[str]:
-    """The compiler and all that it is told, but for the output."""
+    """The compiler and its arguments, except the output."""
     folder = Path()
     if not unit.scalar:
         found, wanted = version("torch"), ".".join(map(str, OLDEST_TORCH))
@@ -142,7 +142,7 @@ def _compile(command: Sequence[str], output: Path) -> None:
     if command[0] in _too_slow:
         raise too_slow
     try:
-        # Not a pipe: a server that the compiler starts (ccache's) would keep it open.
+        # A pipe would stay open as long as a server that the compiler starts (ccache's).
         with tempfile.TemporaryFile() as said:
             code = _run([*command, "-o", str(output)], stderr=said, env=environment)
             said.seek(0)
@@ -174,8 +174,8 @@ def _run(command: Sequence[str], **options: Any) -> int:
 def _complaint(program: str, code: int, output: bytes) -> str:
     """The first error that a compiler reported, shortened."""
     lines = output.decode(errors="replace").strip().splitlines()
-    told = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "")
-    said = f"{program} gave {code}" + (f", {told.strip()}" if told else "")
+    message = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "")
+    said = f"{program} gave {code}" + (f", {message.strip()}" if message else "")
     return said[:LONGEST_COMPLAINT]
 
 

@@ -11,7 +11,7 @@
 #include <tuple>
 #include <vector>
 
-// Only its functions in C: what is written in C++ there asks for a newer libstdc++ than wheels may.
+// Only its functions in C, because its C++ needs a newer libstdc++ than wheels may use.
 #include <torch/csrc/stable/c/shim.h>
 
 #include "steps.h"

@@ -51,7 +51,7 @@ class Unit(NamedTuple):
         return [FOLDER / f"{name}.cpp" for name in SOURCES[self.source]]
 
     def arguments(self, torch_headers: Path, torch_libraries: Path) -> list[str]:
-        """What a compiler is told besides the flags: definitions, sources, what is linked."""
+        """A compiler's arguments besides the flags: definitions, sources, libraries."""
         sources = [str(path) for path in self.paths]
         if self.scalar:
             return [f"-DSCALAR={self.scalar}", f"-DSIZE={self.size}", *sources]

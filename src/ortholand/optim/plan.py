@@ -12,7 +12,7 @@ from ortholand.landing.description import LandingStep
 from ortholand.landing.step import MatrixStep, StateKind
 from ortholand.optim.options import CONSTRAINT, Group
 
-# Not options, or read where they are used: a tensor lr may change in place.
+# These are no options, or are read where they are used (a tensor lr may change in place).
 READ_IN_STEPS = ("params", "param_names", "lr")
 
 

@@ -54,8 +54,8 @@ def check_change(
         if what != "scale":
             raise
         raise ValueError(
-            f"When the option scale changes, the weights must follow, but it {values}, and they "
-            f"have not. Set it back, or multiply the weights. {error}"
+            f"If the option scale changes, weights must be rescaled, but it {values}, and they "
+            f"were not. Set it back, or multiply the weights. {error}"
         ) from None
 
 
@@ -112,7 +112,7 @@ def _advice(p: Tensor, view: View, radius: float, scale: float) -> str:
     if float(distances(p, other, scale=scale).max()) <= radius:
         return f"In the view {other!r} it is within: set view={other!r} in its group."
     return (
-        f"If the view {other!r} is meant, set view={other!r} in its group: 'matrix' sees one "
+        f"If the view {other!r} is meant, set view={other!r} in its group: 'matrix' means one "
         "matrix (size of the first dimension) x (all others), 'kernel' a stack of matrices, the "
         "last two dimensions. Else project it in the view that is meant, with "
         f"ortholand.orthogonalize_(weight, view=...).{also}"

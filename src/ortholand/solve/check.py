@@ -255,7 +255,7 @@ class Probe:
                 f"ortholand.random_orthogonal({variables.shape[0]}, {variables.shape[1]}, seed=0)."
             )
         self.X, self.eps = polar_projection(start), precision(start)
-        # Not the seed itself: if x0 was drawn with it, directions would depend on x0.
+        # With the seed itself directions would depend on an x0 that was drawn with it.
         is_seed = not isinstance(seed, torch.Generator)
         self.random = torch.Generator().manual_seed(seed + SEED_OFFSET) if is_seed else seed
         self.value, self.G = self.objective.value_and_gradient(self.X)

@@ -1,4 +1,4 @@
-"""The user's functions as a solver sees them: of its own arrays, with calls counted."""
+"""The user's functions as functions of a solver's own arrays, with calls counted."""
 
 import contextvars
 import math

@@ -1,4 +1,4 @@
-"""What the user sees: reports on the way, and the best point with a message at the end."""
+"""What a user gets: reports on the way, and the best point with a message at the end."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -79,7 +79,7 @@ def result_of(
 
 
 def intermediate_result(run: Run) -> "OptimizeResult":
-    """What a callback sees."""
+    """What a callback receives."""
     from scipy.optimize import OptimizeResult  # here: importing ortholand must stay cheap
 
     point, objective = run.point, run.cost.objective

@@ -70,7 +70,7 @@ class ShardedEngine:
         self.step_whole = step_whole
 
     def refusal(self, slot: Slot, plan: Plan, *, alone: bool) -> str | None:  # noqa: ARG002
-        """That the weight is not spread over ranks; None if it is."""
+        """The reason if the weight is not spread over ranks, else None."""
         return None if is_dtensor(slot.weight) else "not a DTensor"
 
     def claim(self, slots: list[Slot], plan: Plan, *, alone: bool) -> Claim:  # noqa: ARG002

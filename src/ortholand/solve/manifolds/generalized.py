@@ -36,7 +36,7 @@ from ortholand.solve.manifolds.geometry import LandedLine, MatrixGeometry, half_
 from ortholand.solve.manifolds.operators import Operator, not_definite
 
 KEPT = 4  # points whose products with B are remembered
-MEASURED = 50  # lines after which a residual is measured anew: derived, it collects rounding
+MEASURED = 50  # lines after which a residual is measured again: derived ones collect rounding
 
 
 @dataclass(eq=False)
@@ -84,7 +84,7 @@ class GeneralizedColumns(MatrixGeometry):
         return inner(X, X)
 
     def residual(self, X: Array) -> Array:
-        """``X^H B X - I``, by a product computed anew."""
+        """``X^H B X - I``, by a new product."""
         self.know(X, self.operator.apply(X))
         return self._residual(X)
 

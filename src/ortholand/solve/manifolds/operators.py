@@ -85,7 +85,7 @@ def _as(A: Any, V: Any) -> Any:
 
 
 class Operator:
-    """B as the solver sees it: ``apply(V)`` for arrays (..., n, p) of its library and type.
+    """B for the solver: ``apply(V)`` for arrays (..., n, p) of its library and type.
 
     Attributes:
         norm: a close lower bound of the largest eigenvalue; NaN until B is checked.

@@ -7,7 +7,7 @@ from ortholand.solve.arrays import real_vector
 from ortholand.solve.manifold_cost import ManifoldCost, Point, Targets
 from ortholand.solve.method import Method, Passed, Progress
 
-FEW = 192  # numbers in X up to which L-BFGS sees most of the Hessian
+FEW = 192  # numbers in X up to which pairs of L-BFGS span most of the Hessian
 TRIAL = 30  # the first method is judged every so many iterations
 FIRST = 1e-2  # share of the gradient that may be left the first time it is judged
 LATER = 1e-1  # share that may be left from one time to the next

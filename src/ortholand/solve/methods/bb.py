@@ -115,7 +115,7 @@ class BarzilaiBorwein(Method):
             return 4 * trial.t
         self.targets.saw(yy / sy, search.start)
         step = trial.t * trial.t * before / sy if self.count % 2 else sy / scaled
-        # No lower limit: the smaller the gradient, the longer a cautious step.
+        # There is no lower limit, because a cautious step is longer for a smaller gradient.
         size = trial.point.gradient_norm
         return min(step, RANGE * self.cost.cautious_step(trial.point, size))
 

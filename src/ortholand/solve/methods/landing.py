@@ -62,7 +62,7 @@ class Landing(Method):
         safe_step: str = DEFAULT_RULE,
     ) -> None:
         if lam == 0:
-            raise ValueError("lam must be > 0 for method='landing', or nothing would land, got 0.")
+            raise ValueError("lam must be > 0 for method='landing': nothing lands with 0. Got 0.")
         self.lam, self.step, self.momentum = lam, step, momentum
         self.eps, self.rule = eps, find_rule(safe_step)
         self.buffer: Any = None

@@ -149,7 +149,7 @@ class Newton(Method):
         """Residual for CG: Eisenstat and Walker's second choice, which follows the last decrease.
 
         Quadratic convergence where Newton steps work, little effort where they do not yet; and no
-        more than the run asks for or rounding allows, or the last system would be solved in vain.
+        more than the run asks for or rounding allows, or the work on the last system would be lost.
         """
         decrease = point.gradient_norm / self.last_norm if self.last_norm else 0.0
         self.last_norm = point.gradient_norm
@@ -204,7 +204,7 @@ def truncated_cg(
         z = r if inverse is None else inverse(r)
         rz, before = (rr if inverse is None else inner(r, z)), rz
         d = rz / before * d - z  # a new one: the user's hessp may have kept the last
-        # Not by recurrence: rounding spoils the orthogonality that it would need.
+        # A recurrence would need an orthogonality that rounding spoils.
         Ad, dd = inner(A, d), inner(d, d)
     return _finish(g, A, r, False)
 
