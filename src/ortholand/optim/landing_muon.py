@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
-from ortholand.geometry.matrices import frobenius_norm, working_dtype
+from ortholand.geometry.matrices import working_dtype
 from ortholand.geometry.polar import SKEW_STEPS, check_steps
 from ortholand.geometry.views import matrices_shape
 from ortholand.landing.attraction import LandingOptions
@@ -160,5 +160,5 @@ class LandingMuon(LandingWithAdam):
         if group["momentum"]:
             B, total = moments.averaged(B, state["momentum_buffer"])
             new_state["momentum_buffer"] = self.transport(X, total)
-        direction = moments.polar_direction(Point(X, group["eps"]), B, frobenius_norm(G))
+        direction = moments.polar_direction(Point(X, group["eps"]), B, G)
         return MatrixStep.of(self.move(X, direction.of_length_one(X).B, group), new_state)
