@@ -168,6 +168,23 @@ def test_the_polar_factor_of_a_riemannian_gradient_is_another_direction():
     assert (direction(X, G) - other).abs().max() > 0.01
 
 
+@pytest.mark.parametrize("shape", [(8, 4), (128, 64), (200, 20)])
+@pytest.mark.parametrize("decays", [False, True])
+def test_two_polar_factors_in_place_of_one_are_another_direction(shape, decays):
+    """iMuon's, the best where ``X Omega + Y K`` has the norm ``max(|Omega|, |K|)``: tangent."""
+    X, G = ol.random_orthogonal(*shape, seed=0, dtype=EXACT), gaussian(*shape, seed=1)
+    if decays:
+        U, s, V = torch.linalg.svd(G, full_matrices=False)
+        G = U / torch.arange(1, len(s) + 1) @ V
+    M = X.mT @ G
+    other = X @ ol.msign(skew(M), steps=11) + ol.msign(G - X @ M, steps=11)
+    assert (X.mT @ other + other.mT @ X).abs().max() < 1e-6
+    norm = torch.linalg.matrix_norm(other, ord=2)
+    assert float(norm) == pytest.approx(2**0.5, rel=1e-3)
+    _, optimum = exact_direction(X, G)
+    assert 0.8 < float((G * other).sum() / (norm * optimum)) < 0.96
+
+
 @pytest.mark.parametrize("shape", [(6, 6), (12, 4), (5, 1), (5, 4)])
 def test_zero_and_normal_gradients_give_no_direction(shape):
     """Rounding is not a direction."""
