@@ -191,8 +191,8 @@ def skew_polar_factor(
     powers = [P * factor for P, factor in zip(powers, factors, strict=True)]
     *others, last = levels(steps, SKEW_LEVELS)
     for level in others:
-        half = _applied(level, powers, 0.5)
-        powers = _powers(half - adjoint(half))
+        part = _applied(level, powers, 0.5)
+        powers = _powers(part - adjoint(part))
     return _applied(last, powers, columns=columns)
 
 

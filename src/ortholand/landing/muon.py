@@ -153,7 +153,7 @@ class MuonMoments:
                 polar = polar_gram(D, M, T, self.sign, noise, roundoff)
                 return move(B2, D, polar, sums)
             first = FirstPass.of(D, M, T)
-            L = shifted_cholesky(first.T, gram_error(roundoff))
+            L = shifted_cholesky(first.T, 4 * roundoff)
             W = first.basis(X, B, L)
 
             def finish_second(products: GramSums) -> MatrixStep:
@@ -263,14 +263,7 @@ def first_shift(T: Tensor, roundoff: float) -> Tensor:
     return (4 * roundoff * trace(T) + roundoff**2)[..., None]
 
 
-def gram_error(roundoff: float) -> float:
-    """The possible rounding error of T where it is a difference of Gram matrices of norm 1."""
-    return 4 * roundoff
-
-
-def second_pass(
-    M: Tensor, L: Tensor, E: Tensor, WW: Tensor, sign: Sign, roundoff: float
-) -> Polar:
+def second_pass(M: Tensor, L: Tensor, E: Tensor, WW: Tensor, sign: Sign, roundoff: float) -> Polar:
     """The generator of ``msign(Skew(F Q^H)) Q`` in terms of Q and ``W = C L^(-H)``.
 
     Args:
@@ -281,9 +274,9 @@ def second_pass(
         sign: msign of skew matrices.
         roundoff: relative rounding error of these products.
     """
-    T = add_product(WW, E.mH, E, alpha=-1)
-    basis = Basis(E, T, shifted_cholesky(T, 4 * roundoff))
-    return polar_in(basis, add_product(M, E, L.mH), T @ L.mH, sign, roundoff)
+    WW = add_product(WW, E.mH, E, alpha=-1)
+    second, M = shifted_cholesky(WW, 4 * roundoff), add_product(M, E, L.mH)
+    return polar_in(E, second, WW, M, WW @ L.mH, sign, roundoff)
 
 
 def polar_gram(
@@ -302,44 +295,36 @@ def polar_gram(
     K, M, T, unit = FirstPass.of(D, M, T)
     # The product of both factors of a whole matrix with this noise damps by as much as they do.
     damped = T + 4 * noise * add_identity(T, first_shift(T, noise))
-    # The error makes the factor's matrix positive, and added to T it bounds lengths from above.
-    error = gram_error(roundoff)
-    basis = Basis(M, add_identity(T, error), shifted_cholesky(damped, error))
-    polar = polar_at(K, polar_in(basis, M, T, sign, noise))
+    # T is a difference of Gram matrices of norm 1. Its error makes the factor's matrix positive,
+    # and added to T it bounds lengths from above.
+    L, WW = shifted_cholesky(damped, 4 * roundoff), add_identity(T, 4 * roundoff)
+    polar = polar_at(K, polar_in(M, L, WW, M, T, sign, noise))
     return polar._replace(of_B=(K @ polar.of_B) * unit)
 
 
-class Basis(NamedTuple):
-    """``[Q, (W - Q E) L^(-H)]``, with orthonormal columns wherever those of C are not zero.
-
-    The columns of W span those of Q and C together with Q.
-    """
-
-    E: Tensor  # Q^H W
-    T: Tensor  # (W - Q E)^H (W - Q E)
-    L: Tensor  # Cholesky factor of T, shifted
-
-
-def polar_in(basis: Basis, M: Tensor, WC: Tensor, sign: Sign, noise: float) -> Polar:
+def polar_in(
+    E: Tensor, L: Tensor, WW: Tensor, M: Tensor, WC: Tensor, sign: Sign, noise: float
+) -> Polar:
     """The generator ``Q N11 + 2 W' N21``, in terms of Q and W.
 
-    ``N = [[N11, -N21^H], [N21, *]]`` is the polar factor of psi in the basis ``[Q, W']``, and the
-    direction ``Q N11 + W' N21``.
+    ``N = [[N11, -N21^H], [N21, *]]`` is the polar factor of psi in the basis ``[Q, W']``,
+    ``W' = (W - Q E) L^(-H)``, and the direction ``Q N11 + W' N21``.
 
     Args:
-        basis: the basis in which psi is 2p x 2p.
+        E: ``Q^H W``; the columns of W span those of Q and C together with Q.
+        L: a Cholesky factor of WW, shifted.
+        WW: ``(W - Q E)^H (W - Q E)``.
         M: ``Q^H F``.
         WC: ``(W - Q E)^H C``.
         sign: msign of skew matrices.
         noise: anything below this counts as zero.
     """
-    E, T, L = basis
-    p = T.shape[-1]
+    p = WW.shape[-1]
     psi = skew_blocks(skew(M), solved(L, WC) / 2)
     size = torch.linalg.vector_norm(psi, dim=(-2, -1))
     N11, N21 = _unless_noise(sign(psi, p), size, noise).split(p, dim=-2)
     N11, of_W = skew(N11), solved(L, 2 * N21, adjoint=True)
-    return Polar(add_product(N11, E, of_W, alpha=-1), of_W, N11, T)
+    return Polar(add_product(N11, E, of_W, alpha=-1), of_W, N11, WW)
 
 
 def shifted_cholesky(T: Tensor, shift: Tensor | float) -> Tensor:

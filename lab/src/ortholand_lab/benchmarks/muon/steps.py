@@ -56,7 +56,9 @@ def plan(settings: StepsSettings) -> list[Unit[TrainingTask | StepTimes]]:
         for name, contender in STEPPED.items()
     }
     times = StepTimes(tuple(STEPPED), WIDTHS, 1024, settings.seconds)
-    units = [Unit(name, task, task.trainings) for name, task in tasks.items()]
+    units: list[Unit[TrainingTask | StepTimes]] = [
+        Unit(name, task, task.trainings) for name, task in tasks.items()
+    ]
     return [*units, Unit(TIMES, times, 1, timed=True)]
 
 
