@@ -255,7 +255,7 @@ def test_each_of_them_is_the_best_of_its_interval(k):
 def test_polar_factors_of_skew_matrices(n, dtype):
     """Never longer than 1, and more accurate than by quintics."""
     M = skew(gaussian(2, n, n, dtype=dtype))
-    P, wide = skew_polar_factor(M, MOST_STEPS), M.to(wide_dtype(M))
+    P, wide = skew_polar_factor(M, MOST_STEPS, half=False), M.to(wide_dtype(M))
     U, s, V = torch.linalg.svd(wide)
     reached = (wide.conj() * P).real.sum((1, 2))
     torch.testing.assert_close(reached, s.sum(-1), rtol=3e-6, atol=1e-6)
@@ -263,6 +263,26 @@ def test_polar_factors_of_skew_matrices(n, dtype):
     assert (P + P.mH).abs().max() <= 1e-6
     regular = (s[:, -1] > 0.02 * s[:, 0])[:, None, None]
     assert ((P - U @ V) * regular).abs().max() < 5e-6
+
+
+@pytest.mark.parametrize("n", [8, 60, 300])
+@pytest.mark.parametrize("decades", [0, 1, 3])
+def test_first_steps_in_half_precision_turn_planes_as_far(n, decades):
+    """Singular vectors are those of rounded matrices; values are exact, and none exceeds 1."""
+    s = torch.logspace(0, -decades, n // 2, dtype=EXACT)
+    U = ol.random_orthogonal(n, n, seed=0, dtype=EXACT)
+    turns = torch.zeros(n, n, dtype=EXACT)
+    turns[range(0, n, 2), range(1, n, 2)] = s
+    M = U @ (turns - turns.mT) @ U.mT
+    both = [skew_polar_factor(M.float(), 4, half=half) for half in (False, True)]
+    shares = [float((M * P).sum() / (2 * s.sum())) for P in both]
+    assert shares[1] > shares[0] - 1e-3
+    assert not torch.equal(*both)
+    P = both[1].double()
+    assert (P + P.mT).abs().max() < 1e-6
+    assert torch.linalg.matrix_norm(P, ord=2) < 1 + 1e-6
+    few = skew_polar_factor(M.float(), 4, columns=3, half=True)
+    torch.testing.assert_close(few, both[1][:, :3], rtol=0, atol=1e-6)
 
 
 @each_type

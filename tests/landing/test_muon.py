@@ -8,23 +8,21 @@ import torch
 import ortholand as ol
 from ortholand.geometry import distance, skew
 from ortholand.geometry.derivatives import relative_gradient_times_x
-from ortholand.geometry.matrices import frobenius_norm
-from ortholand.geometry.polar import SKEW_STEPS
 from ortholand.landing.moments import generator
 from ortholand.landing.muon import MuonMoments, polar_gram, shifted_cholesky
 from ortholand.landing.point import Point
 
 EXACT = torch.float64
+STEPS = 5  # one more than the default, for what is near the closed form
 
 
 def gaussian(*shape, seed=0, dtype=EXACT):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def direction(X, G, steps=SKEW_STEPS):
+def direction(X, G, steps=STEPS):
     """``R = A X`` as the library has it, from a generator that it makes."""
-    moments, size = MuonMoments(steps=steps), frobenius_norm(G)
-    B = moments.polar_direction(Point(X), generator(X, G), size).of_length_one(X).B
+    B = MuonMoments(steps=steps).polar_direction(Point(X), generator(X, G), G).of_length_one(X).B
     return B @ X if X.shape[-2] == X.shape[-1] else relative_gradient_times_x(X, B)
 
 
@@ -170,6 +168,23 @@ def test_the_polar_factor_of_a_riemannian_gradient_is_another_direction():
     assert (direction(X, G) - other).abs().max() > 0.01
 
 
+@pytest.mark.parametrize("shape", [(8, 4), (128, 64), (200, 20)])
+@pytest.mark.parametrize("decays", [False, True])
+def test_two_polar_factors_in_place_of_one_are_another_direction(shape, decays):
+    """iMuon's, the best where ``X Omega + Y K`` has the norm ``max(|Omega|, |K|)``: tangent."""
+    X, G = ol.random_orthogonal(*shape, seed=0, dtype=EXACT), gaussian(*shape, seed=1)
+    if decays:
+        U, s, V = torch.linalg.svd(G, full_matrices=False)
+        G = U / torch.arange(1, len(s) + 1) @ V
+    M = X.mT @ G
+    other = X @ ol.msign(skew(M), steps=11) + ol.msign(G - X @ M, steps=11)
+    assert (X.mT @ other + other.mT @ X).abs().max() < 1e-6
+    norm = torch.linalg.matrix_norm(other, ord=2)
+    assert float(norm) == pytest.approx(2**0.5, rel=1e-3)
+    _, optimum = exact_direction(X, G)
+    assert 0.8 < float((G * other).sum() / (norm * optimum)) < 0.96
+
+
 @pytest.mark.parametrize("shape", [(6, 6), (12, 4), (5, 1), (5, 4)])
 def test_zero_and_normal_gradients_give_no_direction(shape):
     """Rounding is not a direction."""
@@ -220,7 +235,7 @@ def test_the_scale_of_a_gradient_does_not_matter(shape, scale):
 def test_fewer_steps_are_worse_and_still_tangent_and_never_longer(shape, steps):
     X = near_manifold(*shape, 0.2).float()
     G = gaussian(*shape, dtype=torch.float32)
-    few, many = (direction(X, G, k).double() for k in (steps, SKEW_STEPS))
+    few, many = (direction(X, G, k).double() for k in (steps, STEPS))
     X, G = X.double(), G.double()
     assert norm_of_turn(X, few) <= 1.001
     assert (X.mT @ few + few.mT @ X).abs().max() < 1e-6
@@ -235,7 +250,7 @@ def test_the_generator_from_gram_matrices(shape, dtype):
     D = X.mH @ X - torch.eye(shape[-1])
     polar = polar_gram(D, X.mH @ B, B.mH @ B, MuonMoments().sign, 1e-15, 1e-15)
     ours = X @ polar.of_X + B @ polar.of_B
-    direction = MuonMoments().polar_direction(Point(X), B, torch.linalg.matrix_norm(B))
+    direction = MuonMoments().polar_direction(Point(X), B, B)
     whole = direction.of_length_one(X).B
     assert (ours - whole).abs().max() < 1e-8
     assert (X.mH @ ours - polar.M).abs().max() < 1e-8

@@ -88,7 +88,8 @@ def test_the_norm_that_is_known_by_construction_limits_no_step(shape):
     X = ol.random_orthogonal(*shape, seed=0)
     for attraction in ("after", "coupled"):
         lr = 0.8 if attraction == "after" else 0.45
-        moved, optimizer = stepped(X, gaussian(*shape, seed=1), lr=lr, attraction=attraction)
+        options = {"attraction": attraction, "steps": 5}
+        moved, optimizer = stepped(X, gaussian(*shape, seed=1), lr=lr, **options)
         assert optimizer.limited_steps() == 0
         assert distance(moved.double(), spectral=True) <= 0.5
     _, optimizer = stepped(X, gaussian(*shape, seed=1), lr=0.9)

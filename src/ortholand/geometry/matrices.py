@@ -63,7 +63,8 @@ def gram_matrix(X: Tensor, out: Tensor | None = None) -> Tensor:
     It is Hermitian: for large ones only the blocks on and above the diagonal are
     computed. (On the CPU, where products take as long as their arithmetic.)
     """
-    if X.shape[-1] < HERMITIAN_FROM or not is_plain_cpu(X) or is_tracked(X):
+    whole = X.shape[-1] < HERMITIAN_FROM or X.dtype in HALF_TYPES
+    if whole or not is_plain_cpu(X) or is_tracked(X):
         return torch.matmul(X.mH, X, out=out)
     p, width = X.shape[-1], -(-X.shape[-1] // BLOCKS)
     S = X.new_empty(*X.shape[:-2], p, p) if out is None else out

@@ -2,10 +2,10 @@
 
 On the manifold no tangent direction of spectral norm 1 descends faster (``docs/muon.md``). The
 relative gradient psi of a tall X is n x n and has rank at most 2p. With the Cholesky factor K of
-``S = X^H X``, ``Q = X K^(-H)`` and an orthonormal basis W' of C, the part of ``B K`` that is
-orthogonal to X, psi is 2p x 2p in the basis ``[Q, W']``, and so is its polar factor N. The
-direction is again given by a *generator*, so attractions and safe steps are those of every other
-method.
+``S = X^H X``, ``Q = X K^(-H)`` and ``F = B K`` it is ``Skew(F Q^H)``. In a basis ``[Q, W']``, the
+columns of W' orthonormal and spanning C, the part of F that is orthogonal to Q, psi is 2p x 2p, and
+so is its polar factor N. The direction is again given by a *generator*, so attractions and safe
+steps are those of every other method.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,6 +22,7 @@ from ortholand.geometry.matrices import (
     add_product,
     frobenius_norm,
     gram_matrix,
+    identity_like,
     is_square,
     largest_norm,
     per_matrix,
@@ -31,10 +32,10 @@ from ortholand.geometry.matrices import (
     sym,
     wide_dtype,
 )
-from ortholand.geometry.polar import SKEW_STEPS, in_range, skew_polar_factor
+from ortholand.geometry.polar import SKEW_STEPS, near_one, skew_polar_factor
 from ortholand.landing.attraction import LandingOptions
 from ortholand.landing.gram import Gram, cast, combine, trace
-from ortholand.landing.moments import accumulate, finite_coefficients, generator
+from ortholand.landing.moments import finite_coefficients, generator
 from ortholand.landing.point import Direction, Point
 from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows, StateKind
 
@@ -70,21 +71,16 @@ class MuonMoments:
 
         With nesterov the direction is ``momentum (new buffer) + (1 - momentum) B``.
         """
-        return accumulate(
-            B * (1 - self.momentum),
-            buffer,
-            momentum=self.momentum,
-            dampening=0.0,
-            nesterov=self.nesterov,
-        )
+        total = torch.lerp(buffer, B, 1 - self.momentum)
+        return (torch.lerp(B, total, self.momentum) if self.nesterov else total), total
 
     def advance(self, point: Point, G: Tensor, state: State) -> tuple[Direction, State]:
         """The direction of a step, and the state after it."""
         B = generator(point.X, G)
         if not self.momentum:
-            return self.polar_direction(point, B, frobenius_norm(G)), {}
+            return self.polar_direction(point, B, G), {}
         B, total = self.averaged(B, state["momentum_buffer"])
-        direction = self.polar_direction(point, B, frobenius_norm(G))
+        direction = self.polar_direction(point, B, G)
         kept = total if is_square(point.X) else point.cleaned(total).B
         return direction, {"momentum_buffer": kept}
 
@@ -94,21 +90,27 @@ class MuonMoments:
             return skew_polar_factor(psi, self.steps, columns)
         return called(self.msign, psi)[..., :columns]
 
-    def polar_direction(self, point: Point, B: Tensor, size: Tensor) -> Direction:
+    def polar_direction(self, point: Point, B: Tensor, G: Tensor) -> Direction:
         """The direction ``msign(psi) X`` for the psi that the generator B represents.
 
         Args:
             point: matrices ``(..., n, p)``, n >= p.
             B: psi itself for square X, else n x p.
-            size: ``||G||_F`` of the gradients: anything at their rounding level counts as zero.
+            G: the gradients: anything at their rounding level counts as zero.
         """
         X = point.X
         if is_square(X):
             A = skew(self.sign(B))
-            noise = product_roundoff(X.shape[-2], X.dtype) * size
-            return Direction(_unless_noise(A, frobenius_norm(B), noise))
-        W, polar = tall_polar(point, B, self.sign)
-        return Direction(W @ polar.of_B, W=polar.M, V=polar.of_X)
+            noise = product_roundoff(X.shape[-2], X.dtype) * point.norm(G)
+            return Direction(_unless_noise(A, point.norm(B), noise))
+        B = near_one(B)
+        if point.is_landed:
+            W, polar = tall_polar(X, B, self.sign)
+            return Direction(W @ polar.of_W, W=polar.N, V=polar.of_Q)
+        K = point.factor
+        W, polar = tall_polar(X @ inverse(K).mH, B @ K, self.sign)
+        found = polar_at(K, polar)
+        return Direction(W @ found.of_B, W=found.M, V=found.of_X)
 
     def gram_step(
         self, X: Tensor, G: Tensor, state: State, options: LandingOptions, rows: Rows
@@ -151,13 +153,13 @@ class MuonMoments:
                 polar = polar_gram(D, M, T, self.sign, noise, roundoff)
                 return move(B2, D, polar, sums)
             first = FirstPass.of(D, M, T)
-            L = shifted_cholesky(first.T, gram_error(roundoff))
+            L = shifted_cholesky(first.T, 4 * roundoff)
             W = first.basis(X, B, L)
 
             def finish_second(products: GramSums) -> MatrixStep:
                 XW, WW = products.others
-                polar = second_pass(first, L, XW, WW, self.sign, roundoff)
-                return move(W, D, polar, sums)
+                polar = second_pass(first.M, L, solved(first.K, XW), WW, self.sign, roundoff)
+                return move(W, D, polar_at(first.K, polar), sums)
 
             return PendingStep(GramSums.of(X.mH @ W, gram_matrix(W)), finish_second)
 
@@ -196,23 +198,29 @@ def moved_by_polar(
     return MatrixStep(moved, taken, {}, limited)
 
 
-class Basis(NamedTuple):
-    """``[Q, (W - Q E) L^(-H)]``, with orthonormal columns wherever those of C are not zero.
+class Polar(NamedTuple):
+    """The generator ``Q of_Q + W of_W`` of ``msign(psi) Q``, ``psi = Skew(F Q^H)``."""
 
-    ``Q = X K^(-H)``, and the columns of W span those of X and C together with Q.
-    """
+    of_Q: Tensor
+    of_W: Tensor
+    N: Tensor  # Q^H times it
+    WW: Tensor  # Gram matrix of the part of W that is orthogonal to Q
 
-    K: Tensor  # Cholesky factor of S
-    E: Tensor  # Q^H W
-    T: Tensor  # (W - Q E)^H (W - Q E)
-    L: Tensor  # Cholesky factor of T, shifted
+
+def polar_at(K: Tensor, polar: Polar) -> PolarGram:
+    """The same direction at ``X = Q K^H``, in terms of X and W."""
+    of_Q, of_W, N = (
+        torch.linalg.solve_triangular(K, M, upper=False, left=False)
+        for M in (polar.of_Q, polar.of_W, polar.N)
+    )
+    return PolarGram(solved(K, of_Q, adjoint=True), of_W, K @ N, N, of_W, polar.WW)
 
 
 class FirstPass(NamedTuple):
-    """What one pass over rows tells of C, the part of ``B K`` that is orthogonal to X."""
+    """What one pass over rows tells of F, and of C, the part of it that is orthogonal to Q."""
 
     K: Tensor  # Cholesky factor of S
-    M: Tensor  # Q^H B K
+    M: Tensor  # Q^H F
     T: Tensor  # C^H C
     unit: Tensor  # by which B is multiplied to have norm 1, in M and T
 
@@ -233,25 +241,21 @@ class FirstPass(NamedTuple):
         return subtract_product_(B @ of_B, X, of_X)
 
 
-def tall_polar(point: Point, B: Tensor, sign: Sign) -> tuple[Tensor, PolarGram]:
-    """W, and the generator of ``msign(Skew(B X^H)) X`` in terms of X and W; nothing is n x n.
+def tall_polar(Q: Tensor, F: Tensor, sign: Sign) -> tuple[Tensor, Polar]:
+    """W, and the generator of ``msign(Skew(F Q^H)) Q`` in terms of Q and W; nothing is n x n.
 
     C is made orthonormal by Cholesky factors of its Gram matrix, twice. They are shifted by the
     Gram matrix's possible rounding error, so small singular values are damped by the first and
     restored by the second. That one needs no pass over rows: W is well conditioned, so the
     second factor is part of the coefficients.
     """
-    X, D = point.X, point.D
-    roundoff = product_roundoff(X.shape[-2], X.dtype)
-    K, B = point.factor, in_range(B)
-    M = solved(K, X.mH @ B)
-    C = subtract_product_(B, X, solved(K, M, adjoint=True))
-    T = K.mH @ gram_matrix(C) @ K
+    roundoff = product_roundoff(Q.shape[-2], Q.dtype)
+    M = Q.mH @ F
+    C = add_product(F, Q, M, alpha=-1)
+    T = gram_matrix(C)
     L = shifted_cholesky(T, first_shift(T, roundoff))
-    W = C @ solved(L, K.mH).mH
-    first = FirstPass(K, M @ K, T, D.new_ones(()))
-    XW, WW = X.mH @ W, gram_matrix(W)
-    return W, second_pass(first, L, XW, WW, sign, roundoff)
+    W = C @ inverse(L).mH
+    return W, second_pass(M, L, Q.mH @ W, gram_matrix(W), sign, roundoff)
 
 
 def first_shift(T: Tensor, roundoff: float) -> Tensor:
@@ -259,28 +263,20 @@ def first_shift(T: Tensor, roundoff: float) -> Tensor:
     return (4 * roundoff * trace(T) + roundoff**2)[..., None]
 
 
-def gram_error(roundoff: float) -> float:
-    """The possible rounding error of T where it is a difference of Gram matrices of norm 1."""
-    return 4 * roundoff
-
-
-def second_pass(
-    first: FirstPass, L: Tensor, XW: Tensor, WW: Tensor, sign: Sign, roundoff: float
-) -> PolarGram:
-    """The generator of ``msign(Skew(B X^H)) X`` in terms of X and ``W = C L^(-H)``.
+def second_pass(M: Tensor, L: Tensor, E: Tensor, WW: Tensor, sign: Sign, roundoff: float) -> Polar:
+    """The generator of ``msign(Skew(F Q^H)) Q`` in terms of Q and ``W = C L^(-H)``.
 
     Args:
-        first: what is known of C.
-        L: a factor of its Gram matrix, shifted.
-        XW: ``X^H W``, W as it was rounded.
+        M: ``Q^H F``.
+        L: a factor of C's Gram matrix, shifted.
+        E: ``Q^H W``, the part of Q that rounding has left in C.
         WW: ``W^H W``.
         sign: msign of skew matrices.
         roundoff: relative rounding error of these products.
     """
-    E = solved(first.K, XW)  # the part of Q that rounding has left in C
-    T = add_product(WW, E.mH, E, alpha=-1)
-    basis = Basis(first.K, E, T, shifted_cholesky(T, 4 * roundoff))
-    return polar_in(basis, add_product(first.M, E, L.mH), T @ L.mH, sign, roundoff)
+    WW = add_product(WW, E.mH, E, alpha=-1)
+    second, M = shifted_cholesky(WW, 4 * roundoff), add_product(M, E, L.mH)
+    return polar_in(E, second, WW, M, WW @ L.mH, sign, roundoff)
 
 
 def polar_gram(
@@ -299,41 +295,47 @@ def polar_gram(
     K, M, T, unit = FirstPass.of(D, M, T)
     # The product of both factors of a whole matrix with this noise damps by as much as they do.
     damped = T + 4 * noise * add_identity(T, first_shift(T, noise))
-    # The error makes the factor's matrix positive, and added to T it bounds lengths from above.
-    error = gram_error(roundoff)
-    basis = Basis(K, M, add_identity(T, error), shifted_cholesky(damped, error))
-    polar = polar_in(basis, M, T, sign, noise)
+    # T is a difference of Gram matrices of norm 1. Its error makes the factor's matrix positive,
+    # and added to T it bounds lengths from above.
+    L, WW = shifted_cholesky(damped, 4 * roundoff), add_identity(T, 4 * roundoff)
+    polar = polar_at(K, polar_in(M, L, WW, M, T, sign, noise))
     return polar._replace(of_B=(K @ polar.of_B) * unit)
 
 
-def polar_in(basis: Basis, M: Tensor, WC: Tensor, sign: Sign, noise: float) -> PolarGram:
-    """The generator ``(Q N11 + 2 W' N21) K^(-1)``, in terms of X and W.
+def polar_in(
+    E: Tensor, L: Tensor, WW: Tensor, M: Tensor, WC: Tensor, sign: Sign, noise: float
+) -> Polar:
+    """The generator ``Q N11 + 2 W' N21``, in terms of Q and W.
 
-    ``N = [[N11, -N21^H], [N21, *]]`` is the polar factor of psi in the basis ``[Q, W']``, and the
-    direction ``(Q N11 + W' N21) K^H``.
+    ``N = [[N11, -N21^H], [N21, *]]`` is the polar factor of psi in the basis ``[Q, W']``,
+    ``W' = (W - Q E) L^(-H)``, and the direction ``Q N11 + W' N21``.
 
     Args:
-        basis: the basis in which psi is 2p x 2p.
-        M: ``Q^H B K``.
-        WC: ``(W - Q E)^H C``, C the part of ``B K`` that is orthogonal to Q.
+        E: ``Q^H W``; the columns of W span those of Q and C together with Q.
+        L: a Cholesky factor of WW, shifted.
+        WW: ``(W - Q E)^H (W - Q E)``.
+        M: ``Q^H F``.
+        WC: ``(W - Q E)^H C``.
         sign: msign of skew matrices.
         noise: anything below this counts as zero.
     """
-    K, E, T, L = basis
-    p = T.shape[-1]
+    p = WW.shape[-1]
     psi = skew_blocks(skew(M), solved(L, WC) / 2)
-    N = _unless_noise(sign(psi, p), frobenius_norm(psi), noise)
-    N = torch.cat([skew(N[..., :p, :]), N[..., p:, :]], dim=-2)
-    N11, N21 = torch.linalg.solve_triangular(K, N, upper=False, left=False).split(p, dim=-2)
-    of_W = solved(L, 2 * N21, adjoint=True)
-    of_X = solved(K, add_product(N11, E, of_W, alpha=-1), adjoint=True)
-    return PolarGram(of_X, of_W, K @ N11, N11, of_W, T)
+    size = torch.linalg.vector_norm(psi, dim=(-2, -1))
+    N11, N21 = _unless_noise(sign(psi, p), size, noise).split(p, dim=-2)
+    N11, of_W = skew(N11), solved(L, 2 * N21, adjoint=True)
+    return Polar(add_product(N11, E, of_W, alpha=-1), of_W, N11, WW)
 
 
 def shifted_cholesky(T: Tensor, shift: Tensor | float) -> Tensor:
     """The Cholesky factor L of ``T + shift I``; NaN if that is not positive."""
     L, info = torch.linalg.cholesky_ex(add_identity(T, shift))
     return torch.where((info > 0)[..., None, None], torch.nan, L)
+
+
+def inverse(L: Tensor) -> Tensor:
+    """``L^(-1)`` of lower triangular matrices."""
+    return torch.linalg.solve_triangular(L, identity_like(L), upper=False, left=False)
 
 
 def solved(L: Tensor, M: Tensor, *, adjoint: bool = False) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
-from ortholand.geometry.matrices import frobenius_norm, working_dtype
+from ortholand.geometry.matrices import working_dtype
 from ortholand.geometry.polar import SKEW_STEPS, check_steps
 from ortholand.geometry.views import matrices_shape
 from ortholand.landing.attraction import LandingOptions
@@ -49,9 +49,9 @@ class LandingMuon(LandingWithAdam):
             has the line by which momentum follows.
         nesterov: look ahead, as ``torch.optim.Muon`` does by default.
         weight_decay: for groups with ``orthogonal=False`` only.
-        steps: steps of msign, of three products each, from 1 to 11. With 5 steps, singular values
-            of psi above 2e-3 times the largest become 1; fewer steps leave small ones smaller, and
-            none exceeds 1.
+        steps: steps of msign, of three products each, from 1 to 11. With 4 steps, singular values
+            of psi above 0.012 times the largest become 1; fewer steps leave small ones smaller, and
+            none exceeds 1. The first steps are in bfloat16 where that is fast (``docs/muon.md``).
         msign: a function to take in place of ours: from a batch of skew matrices ``(..., m, m)``,
             whose type may be float64, to their polar factors, of the same type, shape and device.
             A step with a result that is not finite is skipped. State dicts leave it out.
@@ -160,5 +160,5 @@ class LandingMuon(LandingWithAdam):
         if group["momentum"]:
             B, total = moments.averaged(B, state["momentum_buffer"])
             new_state["momentum_buffer"] = self.transport(X, total)
-        direction = moments.polar_direction(Point(X, group["eps"]), B, frobenius_norm(G))
+        direction = moments.polar_direction(Point(X, group["eps"]), B, G)
         return MatrixStep.of(self.move(X, direction.of_length_one(X).B, group), new_state)
