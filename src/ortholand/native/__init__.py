@@ -150,9 +150,15 @@ def _operations() -> Any:
         space = "ortholand" + (str(number) if (number := next(_spaces)) else "")
         if border.ortholand_register(space.encode()):
             return "torch refused the compiled operations, see its messages"
+        # There is nothing for autograd: its own fallback takes as long as a small step.
+        autograd = torch.library.Library(space, "IMPL")
+        for name in ("landing_step", "all_below"):
+            autograd.impl(name, torch.library.fallthrough_kernel, "AutogradCPU")
         found = getattr(torch.ops, space)
         # Looked up once: torch takes a microsecond for that.
         _named[border._name] = SimpleNamespace(
-            landing_step=found.landing_step.default, all_below=found.all_below.default
+            landing_step=found.landing_step.default,
+            all_below=found.all_below.default,
+            autograd=autograd,  # kept: it would take that back otherwise
         )
     return _named[border._name]

@@ -7,6 +7,7 @@ checks all tensors before it moves any. ``matrix_step`` is the reference.
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -45,7 +46,8 @@ REFUSALS = {
 OTHER_LAYOUT, NO_KERNELS, UNREADABLE = -6, -9, -100
 REFUSED, STEPPED = 0, 1  # how a list of answers begins
 UNREADABLE_LIST = [REFUSED, UNREADABLE]
-COUNTED = frozenset(COUNTS)
+NONE_TYPE, NOTHING = type(None), {}
+States = Mapping[Tensor, dict[str, Any]]
 Claim = tuple[Callable[[], None] | None, list[Slot]]
 
 
@@ -64,9 +66,7 @@ class CompiledEngine:
         taken, refused = _checked(slots, plan)
         return (partial(_run, taken, plan) if taken else None), [slot for slot, _ in refused]
 
-    def gathered(
-        self, params: Iterable[Tensor], states: Mapping[Tensor, dict[str, Any]], plan: Plan
-    ) -> "Tensors | None":
+    def gathered(self, params: list[Tensor], states: States, plan: Plan) -> "Tensors | None":
         """All that steps in a group, if there is nothing to prepare; None: prepare slots.
 
         What else a slot must be is checked beyond Python.
@@ -74,25 +74,7 @@ class CompiledEngine:
         has_scales = isinstance(plan.scale_option, str)  # of their own
         if has_scales or _group_refusal(plan) is not None or native.operations() is None:
             return None
-        n_state = len(plan.state_kinds) + len(COUNTS)
-        weights, gradients, own = [], [], []
-        for p in params:
-            G = p.grad
-            if G is not None:
-                state = states.get(p)
-                if state is None or len(state) != n_state or not state.keys() >= COUNTED:
-                    return None
-                if p.is_inference():
-                    return None
-                weights.append(p)
-                gradients.append(G)
-                own.append(state)
-        moved = weights
-        for name in plan.state_kinds:
-            moved = [*moved, *[state.get(name) for state in own]]
-        if not PLAIN_TYPES.issuperset(map(type, [*moved, *gradients])):
-            return None
-        return Tensors(moved, gradients, own)
+        return gathered(params, states, plan.state_kinds, len(plan.state_kinds) + len(COUNTS))
 
     def takes(self, tensors: "Tensors", plan: Plan) -> bool:
         """Whether compiled code can step all of them."""
@@ -118,6 +100,32 @@ class Tensors(NamedTuple):
         for name in names:
             moved += [slot.state[name] for slot in slots]
         return cls(moved, [slot.gradient for slot in slots], [slot.state for slot in slots])
+
+
+def gathered(
+    params: list[Tensor], states: States, names: Iterable[str], n_state: int
+) -> Tensors | None:
+    """The plain tensors of a group's weights, each of which has all its state; None if not so.
+
+    This takes a fraction of a microsecond per weight, of which there may be hundreds.
+    """
+    gradients: list[Any] = [p.grad for p in params]
+    if NONE_TYPE in map(type, gradients):
+        params = [p for p, G in zip(params, gradients, strict=True) if G is not None]
+        gradients = [G for G in gradients if G is not None]
+    # A tensor is slow to look up. Nearly always the weights' state is in their order.
+    in_order = len(states) == len(params) and all(map(is_, states, params))
+    own = [*states.values()] if in_order else [states.get(p, NOTHING) for p in params]
+    if not all([len(state) == n_state and SKIPPED in state for state in own]):
+        return None
+    moved = [*params]
+    for name in names:
+        moved += [state.get(name) for state in own]
+    if not PLAIN_TYPES.issuperset(map(type, moved)) or not PLAIN_TYPES.issuperset(
+        map(type, gradients)
+    ):
+        return None
+    return Tensors(moved, gradients, own)
 
 
 def _group_refusal(plan: Plan) -> str | None:
@@ -245,10 +253,13 @@ def _run(slots: list[Slot], plan: Plan) -> None:
 
 def _stepped(tensors: Tensors, plan: Plan) -> bool:
     """Step weights, all or none: ops.cpp checks everything first. Whether they did."""
+    try:
+        increment_version(tensors.moved)
+    except RuntimeError:  # made in inference mode
+        return False
     answers = _called(tensors, plan, only_check=False)
     if answers and answers[0] != STEPPED:
         return False
-    increment_version(tensors.moved)
     if not answers:
         return True
     n = len(tensors.gradients)
