@@ -118,6 +118,8 @@ def gathered(
     own = [*states.values()] if in_order else [states.get(p, NOTHING) for p in params]
     if not all([len(state) == n_state and SKIPPED in state for state in own]):
         return None
+    if any(map(torch.is_inference, params)):
+        return None
     moved = [*params]
     for name in names:
         moved += [state.get(name) for state in own]
@@ -253,13 +255,10 @@ def _run(slots: list[Slot], plan: Plan) -> None:
 
 def _stepped(tensors: Tensors, plan: Plan) -> bool:
     """Step weights, all or none: ops.cpp checks everything first. Whether they did."""
-    try:
-        increment_version(tensors.moved)
-    except RuntimeError:  # made in inference mode
-        return False
     answers = _called(tensors, plan, only_check=False)
     if answers and answers[0] != STEPPED:
         return False
+    increment_version(tensors.moved)
     if not answers:
         return True
     n = len(tensors.gradients)
