@@ -1,6 +1,6 @@
 """Steps for unconstrained parameters: torch's own, guarded against non-finite gradients."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from operator import is_
 from typing import Any
 
@@ -14,7 +14,8 @@ from ortholand.geometry.matrices import to_working_dtype, working_dtype
 from ortholand.geometry.rounding import exact_value, keep_
 from ortholand.landing.step import SKIPPED, Slot, count_of, count_skipped, descent
 from ortholand.native import all_below
-from ortholand.optim.engines.compiled import gathered
+from ortholand.optim.gathering import States, gathered
+from ortholand.optim.gathering import Tensors as Gathered
 from ortholand.optim.options import Group, scalar_lr
 from ortholand.optim.weights import device_of_steps
 
@@ -61,7 +62,7 @@ def _sgd(slots: list[Slot], weights: Tensors, gradients: Tensors, group: Group) 
     buffers = [slot.state.get("momentum_buffer") for slot in slots]
     is_new = {buffer is None for buffer in buffers}
     if group.get("fused") and len(is_new) == 1:
-        kept = [] if True in is_new else buffers
+        kept = [buffer for buffer in buffers if buffer is not None]
         fused, gradients = _fused(slots, weights, gradients, kept, group)
         options |= {"fused": fused, "foreach": options["foreach"] and not fused}
     options["lr"] = 1.0 if on_device else lr
@@ -208,14 +209,14 @@ class SoundSlots(list[Slot]):
     They have all their state; it and the gradients have the strides of the weights.
     """
 
-    def __init__(self, tensors: Any) -> None:
+    def __init__(self, tensors: Gathered) -> None:
         super().__init__(map(Slot, tensors.moved, tensors.gradients, tensors.states))
         self.weights: Tensors = tensors.moved[: len(self)]
         self.gradients: Tensors = tensors.gradients
 
 
 def sound_slots(
-    params: Tensors, states: Mapping[Tensor, dict[str, Any]], group: Group, notes: dict[str, Any]
+    params: Tensors, states: States, group: Group, notes: dict[str, Any]
 ) -> SoundSlots | None:
     """The weights of a group that have gradients; None if they must be prepared or guarded.
 

@@ -5,10 +5,9 @@ checks all tensors before it moves any. ``matrix_step`` is the reference.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from operator import is_
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from ortholand.landing.decoupled import Decoupled
 from ortholand.landing.moments import AdamMoments, Momentum
 from ortholand.landing.step import COUNTS, LIMITED, SKIPPED, Slot, count_of
 from ortholand.native import PLAIN_TYPES
+from ortholand.optim.gathering import States, Tensors, gathered
 from ortholand.optim.plan import Plan
 from ortholand.optim.weights import check_memory
 from ortholand.safe_step import Frobenius, Spectral, farthest_before_landing
@@ -46,8 +46,6 @@ REFUSALS = {
 OTHER_LAYOUT, NO_KERNELS, UNREADABLE = -6, -9, -100
 REFUSED, STEPPED = 0, 1  # how a list of answers begins
 UNREADABLE_LIST = [REFUSED, UNREADABLE]
-NONE_TYPE, NOTHING = type(None), {}
-States = Mapping[Tensor, dict[str, Any]]
 Claim = tuple[Callable[[], None] | None, list[Slot]]
 
 
@@ -66,7 +64,7 @@ class CompiledEngine:
         taken, refused = _checked(slots, plan)
         return (partial(_run, taken, plan) if taken else None), [slot for slot, _ in refused]
 
-    def gathered(self, params: list[Tensor], states: States, plan: Plan) -> "Tensors | None":
+    def gathered(self, params: list[Tensor], states: States, plan: Plan) -> Tensors | None:
         """All that steps in a group, if there is nothing to prepare; None: prepare slots.
 
         What else a slot must be is checked beyond Python.
@@ -76,58 +74,14 @@ class CompiledEngine:
             return None
         return gathered(params, states, plan.state_kinds, len(plan.state_kinds) + len(COUNTS))
 
-    def takes(self, tensors: "Tensors", plan: Plan) -> bool:
+    def takes(self, tensors: Tensors, plan: Plan) -> bool:
         """Whether compiled code can step all of them."""
         return not _called(tensors, plan, only_check=True)
 
-    def step(self, tensors: "Tensors", plan: Plan) -> bool:
+    def step(self, tensors: Tensors, plan: Plan) -> bool:
         """Step all of them, or none; whether it did."""
         scale = plan.scale_option
         return _stepped(tensors, plan if scale == 1 else plan.at_scale(float(scale)))
-
-
-class Tensors(NamedTuple):
-    """What compiled code steps."""
-
-    moved: list[Any]  # weights, and then their state, kind by kind
-    gradients: list[Tensor]
-    states: list[dict[str, Any]]  # with the counts
-
-    @classmethod
-    def of(cls, slots: list[Slot], names: Iterable[str]) -> "Tensors":
-        """The tensors of slots."""
-        moved = [slot.weight for slot in slots]
-        for name in names:
-            moved += [slot.state[name] for slot in slots]
-        return cls(moved, [slot.gradient for slot in slots], [slot.state for slot in slots])
-
-
-def gathered(
-    params: list[Tensor], states: States, names: Iterable[str], n_state: int
-) -> Tensors | None:
-    """The plain tensors of a group's weights, each of which has all its state; None if not so.
-
-    This takes a fraction of a microsecond per weight, of which there may be hundreds.
-    """
-    gradients: list[Any] = [p.grad for p in params]
-    if NONE_TYPE in map(type, gradients):
-        params = [p for p, G in zip(params, gradients, strict=True) if G is not None]
-        gradients = [G for G in gradients if G is not None]
-    # A tensor is slow to look up. Nearly always the weights' state is in their order.
-    in_order = len(states) == len(params) and all(map(is_, states, params))
-    own = [*states.values()] if in_order else [states.get(p, NOTHING) for p in params]
-    if not all([len(state) == n_state and SKIPPED in state for state in own]):
-        return None
-    if any(map(torch.is_inference, params)):
-        return None
-    moved = [*params]
-    for name in names:
-        moved += [state.get(name) for state in own]
-    if not PLAIN_TYPES.issuperset(map(type, moved)) or not PLAIN_TYPES.issuperset(
-        map(type, gradients)
-    ):
-        return None
-    return Tensors(moved, gradients, own)
 
 
 def _group_refusal(plan: Plan) -> str | None:
