@@ -80,7 +80,9 @@ def test_state_that_is_loaded_is_looked_at(kind, value):
     for k in range(3):
         set_gradients(params, k)
         optimizer.step()
-    name = next((n for n in ("exp_avg", "momentum_buffer") if n in optimizer.state[params[3]]), None)
+    name = next(
+        (n for n in ("exp_avg", "momentum_buffer") if n in optimizer.state[params[3]]), None
+    )
     if name is None:
         return
     optimizer.state[params[3]][name] = torch.full_like(params[3], value)
