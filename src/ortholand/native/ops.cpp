@@ -118,7 +118,7 @@ struct Seen {
         check(aoti_torch_get_data_ptr(handle, &start));
         sizes = size, strides = stride;
         // Only dense tensors are taken: `numel` numbers from the first on.
-        in_memory = start && bytes >= (offset + numel) * item_size();
+        in_memory = !numel || (start && bytes >= (offset + numel) * item_size());
     }
 
     bool is_float() const { return dtype == FLOAT; }
