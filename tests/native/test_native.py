@@ -91,6 +91,16 @@ def test_all_below_sees_every_entry(dtype):
 
 
 @needs_compiler
+def test_all_below_compares_what_else_belongs_to_tensors():
+    x, y = torch.zeros(4, 3), torch.zeros(5)
+    alike = [torch.full((4, 3), 9.0), torch.ones(5), torch.ones(4, 3), torch.ones(5)]
+    assert native.all_below(1.0, [x, y], alike)
+    for odd in (torch.ones(3, 4).mT, torch.ones(4, 2), torch.ones(4, 3).double(), y, x.to("meta")):
+        assert not native.all_below(1.0, [x, y], [*alike[:2], odd, alike[3]])
+    assert not native.all_below(1.0, [x.half()], [x.half()])
+
+
+@needs_compiler
 def test_all_below_of_nothing():
     assert native.all_below(1.0, [])
     assert native.all_below(1.0, [torch.zeros(0), torch.zeros(3, 0, dtype=torch.float64)])

@@ -22,7 +22,9 @@ def sgd_twin(params: Any, group: dict[str, Any]) -> torch.optim.Optimizer:
 def adam_twin(params: Any, group: dict[str, Any]) -> torch.optim.Optimizer:
     make = torch.optim.AdamW if group["decoupled_weight_decay"] else torch.optim.Adam
     names = ("lr", "betas", "weight_decay", "maximize")
-    return make(params, eps=group["adam_eps"], **{name: group[name] for name in names})
+    options = {name: group[name] for name in names}
+    fused = group["fused"] is None and group["foreach"] is None  # our default
+    return make(params, eps=group["adam_eps"], fused=fused, **options)
 
 
 @dataclass(frozen=True)

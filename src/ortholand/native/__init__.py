@@ -99,16 +99,17 @@ def code_path(dtype: torch.dtype) -> Path | None:
     return None if isinstance(found, str) else Path(found._name)
 
 
-def all_below(limit: float, tensors: Sequence[Tensor]) -> bool:
+def all_below(limit: float, tensors: Sequence[Tensor], others: Sequence[Tensor] = ()) -> bool:
     """Whether all entries are smaller than the limit in modulus, as far as compiled code can tell.
 
+    And whether others, as many or a multiple, are of the types, shapes and strides of ``tensors``.
     On the CPU this waits for nothing and launches nothing. False if the tensors are elsewhere or
     of other types or layouts, or if there is no compiled code.
     """
-    if any(type(tensor) not in PLAIN_TYPES for tensor in tensors) or operations() is None:
+    if not PLAIN_TYPES.issuperset(map(type, (*tensors, *others))) or operations() is None:
         return False
     try:
-        return not tensors or operations().all_below(tensors, limit)
+        return not tensors or operations().all_below(tensors, limit, others)
     except RuntimeError:  # on no device of ours, or shown by a transform
         return False
 
@@ -150,9 +151,15 @@ def _operations() -> Any:
         space = "ortholand" + (str(number) if (number := next(_spaces)) else "")
         if border.ortholand_register(space.encode()):
             return "torch refused the compiled operations, see its messages"
+        # There is nothing for autograd: its own fallback takes as long as a small step.
+        autograd = torch.library.Library(space, "IMPL")
+        for name in ("landing_step", "all_below"):
+            autograd.impl(name, torch.library.fallthrough_kernel, "AutogradCPU")
         found = getattr(torch.ops, space)
         # Looked up once: torch takes a microsecond for that.
         _named[border._name] = SimpleNamespace(
-            landing_step=found.landing_step.default, all_below=found.all_below.default
+            landing_step=found.landing_step.default,
+            all_below=found.all_below.default,
+            autograd=autograd,  # kept: it would take that back otherwise
         )
     return _named[border._name]

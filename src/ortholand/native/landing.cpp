@@ -31,8 +31,11 @@ namespace {
 constexpr double LITTLE = 0.125;
 // What rounding may change by more than this share is measured.
 constexpr double MUCH = 1e-4, SHAKY = 1e-3;
-// How long a generator may be for what rounding does to it not to be seen.
-constexpr double COARSE = 0.5;
+// How much longer than its field a generator may be, in squares, for the field's Gram matrix to be
+// derived without loss.
+constexpr double GENERIC = 16;
+// How long columns of a generator may be for what rounding does to them not to be seen.
+constexpr double COARSE = 2;
 
 // A step of W matrices.
 struct Step {
@@ -414,7 +417,9 @@ struct Step {
     void after() {
         const Numbers longest = o.lr * unit * size;
         curved = !for_all(d * longest * at_least(4 * longest, 1) <= LITTLE * roundoff);
+        Numbers column = square ? Numbers(0) : longest_column(Q);
         square ? turned_square() : tangent_square();
+        if (square) column = longest_column(Q);
         const Numbers drift = curved && !square ? unit * norms(E) : Numbers(0);
         const Numbers unknown = (1 + d) * (1 + d) * roundoff + (curved ? 0 * d : 4 * d);
         norm = unit * root(at_least(trace(Q), 0) + unknown * size * size), eta = o.lr;
@@ -425,18 +430,27 @@ struct Step {
         taken = finite & ((d < FARTHEST) | (o.rule != FROBENIUS));
         shrunk = -1;
         if (!free && o.rule != UNSAFE) {
-            measure(0, true);
+            // Nearly always Q is as good as if it were measured.
+            const bool known = for_all(size * size <= GENERIC * trace(Q));
+            known ? void(norm = unit * root(trace(Q))) : measure(0, true);
             choose(o.lr, -1 * error, o.farthest - d);
-            derive(norm);
+            derive(known ? unit : norm);
             centre(Z, mean);
             if (o.rule == SPECTRAL) shorten_landing(drift);
         }
         taken = taken & (eta * norm < INFINITY);
         // A generator may be so long that what rounding does to it would be seen in Y^T Y, where
         // the gradient is nearly normal to the manifold. Then Y is formed, and measured.
-        lands_later = !for_all((eta * unit * size <= COARSE) | (taken < 1));
+        lands_later = !for_all((eta * unit * column <= COARSE) | (taken < 1));
         set_move(0);
         if (!lands_later) land();
+    }
+
+    // The norm of the longest column of what has this Gram matrix.
+    static Numbers longest_column(const Buffer& gram) {
+        Numbers longest = 0;
+        for (int i = 0; i < L::p(); ++i) longest = at_least(diagonal(gram, i), longest);
+        return root(longest);
     }
 
     // Q becomes R^T R, and E what D adds to Y^T Y: of square X, Q = -M (M + D M), E = M^T D + D M.

@@ -503,10 +503,9 @@ __attribute__((noinline)) void solve(Buffer& S, Buffer& A) {
         for (int i = 0; i < p; ++i) {
             if (i == k) continue;
             const auto factor = element(S.v + L::at(i, k)) / element(S.v + L::at(k, k));
-            for (int j = 0; j < vectors; ++j) {
+            for (int j = k * vectors / L::elements(); j < vectors; ++j)
                 row(S, i)[j] -= factor * row(S, k)[j];
-                row(A, i)[j] -= factor * row(A, k)[j];
-            }
+            for (int j = 0; j < vectors; ++j) row(A, i)[j] -= factor * row(A, k)[j];
         }
     for (int i = 0; i < p; ++i) {
         const auto pivot = element(S.v + L::at(i, i));

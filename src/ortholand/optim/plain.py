@@ -1,16 +1,21 @@
 """Steps for unconstrained parameters: torch's own, guarded against non-finite gradients."""
 
 from collections.abc import Callable
+from operator import is_
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
+from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from ortholand.geometry.matrices import to_working_dtype, working_dtype
 from ortholand.geometry.rounding import exact_value, keep_
 from ortholand.landing.step import SKIPPED, Slot, count_of, descent
 from ortholand.native import all_below
+from ortholand.optim.gathering import States, gathered
+from ortholand.optim.gathering import Tensors as Gathered
 from ortholand.optim.options import Group, scalar_lr
 from ortholand.optim.weights import device_of_steps
 
@@ -18,7 +23,8 @@ Tensors = list[Tensor]
 Agreement = Callable[[Tensor], Tensor]  # which may step here -> which may step on all ranks
 MOVING = ("momentum_buffer", "exp_avg", "exp_avg_sq")
 SGD_OPTIONS = ("momentum", "dampening", "nesterov", "weight_decay", "maximize", "foreach")
-MODERATE = 1e15  # its cube does not overflow in float32, so no step of such numbers does
+MODERATE = 1e15  # its square does not overflow in float32, nor do many steps of such numbers,
+MOST, SMALLEST_EPS = 1e3, 1e-20  # with an lr of at most this, and Adam's eps
 
 
 def plain_sgd_step(slots: list[Slot], group: Group, agree: Agreement | None = None) -> None:
@@ -48,12 +54,17 @@ def _sgd(slots: list[Slot], weights: Tensors, gradients: Tensors, group: Group) 
         gradients = [descent(G, group["maximize"]) + group["weight_decay"] * W for G, W in pairs]
         moved = [torch.zeros_like(W) for W in weights]
         options |= {"weight_decay": 0.0, "maximize": False}
-    elif group["nesterov"] and group["foreach"] is not False:
-        # torch adds the momentum to the gradients in their own memory. (None may mean True.)
+    elif group["nesterov"] and options["foreach"]:
+        # torch adds the momentum to the gradients in their own memory.
         gradients = [gradient.clone() for gradient in gradients]
+    elif options["foreach"] is None:
+        options["foreach"] = not group["nesterov"]  # to the last bit the same, with less Python
     buffers = [slot.state.get("momentum_buffer") for slot in slots]
-    if _is_fused(group, weights) and len({buffer is None for buffer in buffers}) == 1:
-        options |= {"fused": True, "foreach": False}
+    is_new = {buffer is None for buffer in buffers}
+    if group.get("fused") and len(is_new) == 1:
+        kept = [buffer for buffer in buffers if buffer is not None]
+        fused, gradients = _fused(slots, weights, gradients, kept, group)
+        options |= {"fused": fused, "foreach": options["foreach"] and not fused}
     options["lr"] = 1.0 if on_device else lr
     sgd(moved, gradients, buffers, **options)
     if on_device:
@@ -65,20 +76,19 @@ def _sgd(slots: list[Slot], weights: Tensors, gradients: Tensors, group: Group) 
 
 
 def _adam(slots: list[Slot], weights: Tensors, gradients: Tensors, group: Group) -> None:
-    lr, betas, decay = scalar_lr(group["lr"]), group["betas"], group["weight_decay"]
-    if group["decoupled_weight_decay"]:  # by hand: torch's function takes it only since 2.7
-        for weight in weights if decay else []:
-            weight.mul_(1 - lr * decay)
-        decay = 0.0
+    lr, betas = scalar_lr(group["lr"]), group["betas"]
     # torch captures nothing on the CPU, and refuses to try.
     capturable = bool(group.get("capturable")) and not all(weight.is_cpu for weight in weights)
-    fused = _is_fused(group, weights)
+    means = [slot.state["exp_avg"] for slot in slots]
+    squares = [slot.state["exp_avg_sq"] for slot in slots]
+    fused, gradients = _fused(slots, weights, gradients, [*means, *squares], group)
     takes_lists = capturable or not any(isinstance(n, Tensor) for n in (lr, *betas))
-    adam(
+    step = adamw if group["decoupled_weight_decay"] else adam
+    step(
         weights,
         gradients,
-        [slot.state["exp_avg"] for slot in slots],
-        [slot.state["exp_avg_sq"] for slot in slots],
+        means,
+        squares,
         [],
         [slot.state["step"] for slot in slots],
         foreach=group["foreach"] if takes_lists and not fused else False,
@@ -89,20 +99,38 @@ def _adam(slots: list[Slot], weights: Tensors, gradients: Tensors, group: Group)
         beta1=betas[0],
         beta2=betas[1],
         lr=lr,
-        weight_decay=decay,
+        weight_decay=group["weight_decay"],
         eps=group["adam_eps"],
         maximize=group["maximize"],
     )
 
 
-def _is_fused(group: Group, weights: Tensors) -> bool:
-    """Whether the group asks for torch's fused step, and torch has one for its weights."""
-    if group.get("fused") is not True or torch.compiler.is_compiling():
-        return False
-    numbers = (group["lr"], *group.get("betas", ()))
-    return not any(isinstance(number, Tensor) for number in numbers) and all(
-        weight.is_floating_point() and weight.device.type in ("cpu", "cuda") for weight in weights
-    )
+def _fused(
+    slots: list[Slot], weights: Tensors, gradients: Tensors, state: Tensors, group: Group
+) -> tuple[bool, Tensors]:
+    """Whether torch's fused step is wanted and possible, and the gradients for it.
+
+    On the CPU it walks through memory without looking at strides, so all must have those of the
+    weight. torch counts its gradients as written to, though they are not.
+    """
+    wanted, numbers = group.get("fused"), (group["lr"], *group.get("betas", ()))
+    if wanted is None and "betas" in group:  # Adam's takes a fifth of the time there
+        wanted = group["foreach"] is None and all(weight.is_cpu for weight in weights)
+    if not wanted or torch.compiler.is_compiling() or any(isinstance(n, Tensor) for n in numbers):
+        return False, gradients
+    if isinstance(slots, SoundSlots):
+        return True, [G.data for G in gradients]
+    for i, W in enumerate(weights):
+        is_dense = W.is_contiguous() or (
+            W.ndim == 4 and W.is_contiguous(memory_format=torch.channels_last)
+        )
+        laid_out = all(A.stride() == W.stride() for A in state[i :: len(weights)])
+        if not (W.is_floating_point() and (W.is_cuda or (W.is_cpu and is_dense and laid_out))):
+            return False, gradients
+    pairs = zip(weights, gradients, strict=True)
+    return True, [
+        G.data if G.stride() == W.stride() else torch.empty_like(W).copy_(G) for W, G in pairs
+    ]
 
 
 def _guarded_step(
@@ -113,17 +141,17 @@ def _guarded_step(
 ) -> None:
     """Run an in-place step; put back, with its state, each parameter that it left non-finite.
 
-    The copies cost memory traffic on vectors and heads, but save the host sync of checking first.
-    Where checking is free (:func:`ortholand.native.all_below`), it comes first. Ranks that hold
-    different parts of the parameters ``agree`` on what is put back.
+    The copies cost memory traffic, but save the host sync of checking first. Where checking is
+    nearly free, it comes first (:func:`sound_slots`). Ranks that hold different parts of the
+    parameters ``agree`` on what is put back.
     """
+    if isinstance(slots, SoundSlots):
+        _stepped(slots, group, step)
+        return
     if not slots:
         return
     for slot in slots:
         count_of(SKIPPED, slot.state, slot.weight.device)
-    if agree is None and _is_moderate(slots, group):
-        _stepped(slots, group, step)
-        return
     before = [
         (
             slot.weight.clone(),
@@ -146,6 +174,7 @@ def _guarded_step(
         slot.state[SKIPPED].add_(taken.logical_not())
 
 
+@torch.no_grad()
 def _stepped(slots: list[Slot], group: Group, step: Callable[..., None]) -> None:
     """Step weights in the type used for computation, and store them in their own.
 
@@ -153,10 +182,11 @@ def _stepped(slots: list[Slot], group: Group, step: Callable[..., None]) -> None
     are squares of gradients below 1e-4; in bfloat16 a second moment that should decay by 0.999
     does not change.
     """
+    if isinstance(slots, SoundSlots):
+        step(slots, slots.weights, slots.gradients, group)
+        return
     weights = [exact_value(slot.weight, slot.state) for slot in slots]
     gradients = [to_working_dtype(slot.gradient) for slot in slots]
-    if _is_fused(group, weights):  # torch counts gradients as written to, though they are not
-        gradients = [gradient.data for gradient in gradients]
     step(slots, weights, gradients, group)
     for slot, weight in zip(slots, weights, strict=True):
         if weight is not slot.weight:
@@ -173,20 +203,52 @@ def _is_sound(slot: Slot, group: Group) -> Tensor:
     return finite & (lr >= 0).to(finite.device) if isinstance(lr, Tensor) else finite
 
 
-def _is_moderate(slots: list[Slot], group: Group) -> bool:
-    """Whether all numbers are so moderate that a step leaves them finite.
+class SoundSlots(list[Slot]):
+    """Plain float32 or float64 weights on the CPU that a step surely leaves finite.
 
-    False if unknown. Adam's divisor is at least its eps: with an eps of zero, a gradient of zero
-    gives 0 / 0.
+    They have all their state; it and the gradients have the strides of the weights.
+    """
+
+    def __init__(self, tensors: Gathered) -> None:
+        super().__init__(map(Slot, tensors.moved, tensors.gradients, tensors.states))
+        self.weights: Tensors = tensors.moved[: len(self)]
+        self.gradients: Tensors = tensors.gradients
+
+
+def sound_slots(
+    params: Tensors, states: States, group: Group, notes: dict[str, Any]
+) -> SoundSlots | None:
+    """The weights of a group that have gradients; None if they must be prepared or guarded.
+
+    Only gradients are read in every step. Weights and state were moderate when these tensors were
+    first seen, and no number of steps with moderate gradients ends beyond the largest numbers.
+    """
+    if torch.compiler.is_compiling() or not _is_moderate(group):
+        return None
+    first = next((state for p in params if (state := states.get(p))), {})
+    names = [name for name in MOVING if name in first]
+    found = gathered(params, states, names, len(first))
+    if found is None or not found.gradients:
+        return None
+    moved, gradients, _ = found
+    if not all_below(MODERATE, gradients, moved):
+        return None
+    known = notes.get("moderate", ())
+    if len(known) != len(moved) or not all(map(is_, known, moved)):
+        if not all_below(MODERATE, moved):
+            return None
+        notes["moderate"] = moved
+    return SoundSlots(found)
+
+
+def _is_moderate(group: Group) -> bool:
+    """Whether a step of a group's options is bounded by its gradients, and does not add up.
+
+    Adam's divisor is at least its eps: with an eps of zero, a gradient of zero gives 0 / 0.
     """
     lr = group["lr"]
-    if torch.compiler.is_compiling() or isinstance(lr, Tensor):
+    if isinstance(lr, Tensor) or lr > MOST or lr * group["weight_decay"] > 1:
         return False
-    if lr * (2 + group["weight_decay"]) > MODERATE:
+    if group.get("adam_eps", 1.0) <= SMALLEST_EPS:
         return False
-    if "adam_eps" in group and group["adam_eps"] <= 1e-20 * max(lr, 1.0):
-        return False
-    moved = [slot.state[k] for slot in slots for k in MOVING if slot.state.get(k) is not None]
-    for slot in slots:
-        moved += [slot.weight, slot.gradient]
-    return all_below(MODERATE, moved)
+    return group.get("momentum", 0) < 1 and abs(group.get("dampening", 0)) <= 1

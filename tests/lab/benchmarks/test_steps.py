@@ -95,7 +95,7 @@ def test_figures_and_tables_come_from_the_records():
     assert sizes.get_xlabel().startswith("rows")
     assert counts.get_xlabel().startswith("number")
     assert len(counts.lines) == 7
-    (table,) = STEPS.tables
+    table, _ = STEPS.tables
     rows = table.make(records)
     assert rows[0][1:] == list(CASES)
     assert [row[0] for row in rows[1 : 1 + len(OURS)]] == list(OURS)
@@ -104,7 +104,7 @@ def test_figures_and_tables_come_from_the_records():
 
 
 def test_a_table_has_the_cases_that_are_recorded():
-    (table,) = STEPS.tables
+    table, _ = STEPS.tables
     some = Records({unit: record for unit, record in made_up().items() if "40x40" in unit})
     del some["40x40.1"].result.values["POGO + SGD"]
     assert table.make(some)[0][1:] == ["40x40"]

@@ -19,6 +19,7 @@ from ortholand.optim.engines.compiled import CompiledEngine, Tensors
 from ortholand.optim.engines.reference import ReferenceEngine
 from ortholand.optim.engines.sharded import ShardedEngine, step_plain
 from ortholand.optim.options import Group
+from ortholand.optim.plain import sound_slots
 from ortholand.optim.plan import Plan, name_of
 from ortholand.optim.weights import (
     PLAIN_TYPES,
@@ -93,6 +94,8 @@ def step_by_engines(slots: list[Slot], plan: Plan, engines: tuple[Engine, ...] =
 
 def claimed_plain(group: Group, plan: Plan, states: States, step: Callable[..., None]) -> list[Run]:
     """The step of unconstrained weights by a function of slots, checked but not done."""
+    if sound := sound_slots(group["params"], states, group, plan.notes):
+        return [partial(step, sound, group)]
     for slot in (slots := slots_of(group, plan, states)):
         check_memory(slot, plan.name_of)
     return [partial(step_plain, slots, plan, partial(step, group=group))] if slots else []

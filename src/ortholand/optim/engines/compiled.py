@@ -5,9 +5,9 @@ checks all tensors before it moves any. ``matrix_step`` is the reference.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from ortholand.landing.decoupled import Decoupled
 from ortholand.landing.moments import AdamMoments, Momentum
 from ortholand.landing.step import COUNTS, LIMITED, SKIPPED, Slot, count_of
 from ortholand.native import PLAIN_TYPES
+from ortholand.optim.gathering import States, Tensors, gathered
 from ortholand.optim.plan import Plan
 from ortholand.optim.weights import check_memory
 from ortholand.safe_step import Frobenius, Spectral, farthest_before_landing
@@ -45,7 +46,6 @@ REFUSALS = {
 OTHER_LAYOUT, NO_KERNELS, UNREADABLE = -6, -9, -100
 REFUSED, STEPPED = 0, 1  # how a list of answers begins
 UNREADABLE_LIST = [REFUSED, UNREADABLE]
-COUNTED = frozenset(COUNTS)
 Claim = tuple[Callable[[], None] | None, list[Slot]]
 
 
@@ -64,9 +64,7 @@ class CompiledEngine:
         taken, refused = _checked(slots, plan)
         return (partial(_run, taken, plan) if taken else None), [slot for slot, _ in refused]
 
-    def gathered(
-        self, params: Iterable[Tensor], states: Mapping[Tensor, dict[str, Any]], plan: Plan
-    ) -> "Tensors | None":
+    def gathered(self, params: list[Tensor], states: States, plan: Plan) -> Tensors | None:
         """All that steps in a group, if there is nothing to prepare; None: prepare slots.
 
         What else a slot must be is checked beyond Python.
@@ -74,50 +72,16 @@ class CompiledEngine:
         has_scales = isinstance(plan.scale_option, str)  # of their own
         if has_scales or _group_refusal(plan) is not None or native.operations() is None:
             return None
-        n_state = len(plan.state_kinds) + len(COUNTS)
-        weights, gradients, own = [], [], []
-        for p in params:
-            G = p.grad
-            if G is not None:
-                state = states.get(p)
-                if state is None or len(state) != n_state or not state.keys() >= COUNTED:
-                    return None
-                if p.is_inference():
-                    return None
-                weights.append(p)
-                gradients.append(G)
-                own.append(state)
-        moved = weights
-        for name in plan.state_kinds:
-            moved = [*moved, *[state.get(name) for state in own]]
-        if not PLAIN_TYPES.issuperset(map(type, [*moved, *gradients])):
-            return None
-        return Tensors(moved, gradients, own)
+        return gathered(params, states, plan.state_kinds, len(plan.state_kinds) + len(COUNTS))
 
-    def takes(self, tensors: "Tensors", plan: Plan) -> bool:
+    def takes(self, tensors: Tensors, plan: Plan) -> bool:
         """Whether compiled code can step all of them."""
         return not _called(tensors, plan, only_check=True)
 
-    def step(self, tensors: "Tensors", plan: Plan) -> bool:
+    def step(self, tensors: Tensors, plan: Plan) -> bool:
         """Step all of them, or none; whether it did."""
         scale = plan.scale_option
         return _stepped(tensors, plan if scale == 1 else plan.at_scale(float(scale)))
-
-
-class Tensors(NamedTuple):
-    """What compiled code steps."""
-
-    moved: list[Any]  # weights, and then their state, kind by kind
-    gradients: list[Tensor]
-    states: list[dict[str, Any]]  # with the counts
-
-    @classmethod
-    def of(cls, slots: list[Slot], names: Iterable[str]) -> "Tensors":
-        """The tensors of slots."""
-        moved = [slot.weight for slot in slots]
-        for name in names:
-            moved += [slot.state[name] for slot in slots]
-        return cls(moved, [slot.gradient for slot in slots], [slot.state for slot in slots])
 
 
 def _group_refusal(plan: Plan) -> str | None:

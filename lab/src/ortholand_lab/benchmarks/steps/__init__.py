@@ -4,6 +4,7 @@ Every number is a median of repetitions that took turns with their competitors.
 """
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,11 +13,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ortholand_lab.benchmarks.steps.contenders import (
+    BACKWARD,
+    GEMM,
     RESNET_SHAPES,
+    WHOLE,
     Step,
     StepsCase,
     lenet_iterations,
     steps_of,
+    whole_steps,
 )
 from ortholand_lab.study.environment import torch_threads
 from ortholand_lab.study.records import MissingRecordError, Record, Records, Result
@@ -55,8 +60,26 @@ CASES: dict[str, StepsCase] = {
     "12-of-384x384": StepsCase(12, (384, 384)),
     "200-of-32x32": StepsCase(200, (32, 32)),
     RESNET: StepsCase(1, RESNET_SHAPES[-1], others=RESNET_SHAPES[:-1]),
+    "130x130": StepsCase(1, (130, 130)),
+    "vit-s-block": StepsCase(1, (1152, 384), others=((384, 384), (1536, 384), (384, 1536))),
+    "gpt-2-layer": StepsCase(1, (3072, 768)),
+    "convnext-t-pointwise": StepsCase(1, (1536, 384)),
+    "lstm-1024x256": StepsCase(1, (1024, 256)),
+    "64-of-4096x4": StepsCase(64, (4096, 4)),
+    "64-of-4x4096": StepsCase(64, (4, 4096)),
+    "8-of-4096x64": StepsCase(8, (4096, 64)),
+    "1000000x4": StepsCase(1, (1_000_000, 4)),
+    "100000-of-3x3": StepsCase(1, (100_000, 3, 3), "kernel"),
+    "1000000-of-2x2": StepsCase(1, (1_000_000, 2, 2), "kernel"),
+    "1000-of-12x12": StepsCase(1, (1000, 12, 12), "kernel"),
+    "50257-unit-vectors": StepsCase(1, (50257, 64, 1), "kernel"),
+    "100-separate-4x4": StepsCase(100, (4, 4)),
+    "500-separate-4x4": StepsCase(500, (4, 4)),
+    "binding-64x64": StepsCase(1, (64, 64), lr=1e3),
+    "binding-512x512": StepsCase(1, (512, 512), lr=1e3),
 }
 TRAINING = "lenet-training"
+WHOLE_STEPS = "whole-step-"
 
 
 @dataclass(frozen=True)
@@ -68,13 +91,14 @@ class StepsSettings:
     counts: tuple[int, ...] = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
     threads: tuple[int, ...] = (1, 2)
     seconds: float = 3.0  # for each case
+    whole: bool = False  # whether training steps of models are timed
 
 
 @dataclass(frozen=True)
 class StepsTask:
     """One group of steps that take turns."""
 
-    case: StepsCase | None  # None: training of LeNet
+    case: StepsCase | str | None  # a model, for its whole training steps; None: that of LeNet
     threads: int = 1
     seconds: float = 0.0  # zero: memory is measured instead of time
 
@@ -89,6 +113,8 @@ def plan(settings: StepsSettings) -> list[Unit[StepsTask]]:
     curves = {f"size-{p}": StepsCase(1, (p, p)) for p in settings.sizes}
     curves |= {f"count-{n}": StepsCase(1, (n, 3, 3), "kernel") for n in settings.counts}
     timed |= {name: StepsTask(case, 1, settings.seconds / 2) for name, case in curves.items()}
+    if settings.whole:
+        timed |= {f"{WHOLE_STEPS}{name}": StepsTask(name, 1, settings.seconds) for name in WHOLE}
     memory = {f"{name}.memory": StepsTask(CASES[name]) for name in settings.cases}
     return [
         *(Unit(name, task, 1, timed=True) for name, task in timed.items()),
@@ -99,25 +125,38 @@ def plan(settings: StepsSettings) -> list[Unit[StepsTask]]:
 def run(task: StepsTask, context: Context) -> Result:
     """Median seconds of each step, or its peak memory in units of the parameters."""
     with torch_threads(task.threads):
-        steps = lenet_iterations() if task.case is None else steps_of(task.case)
+        steps = _steps(task.case)
         values = _times(task, steps) if task.seconds else _memory(task, steps)
     context.tick(1)
     return Result({}, values)
 
 
+def _steps(case: StepsCase | str | None) -> dict[str, Step]:
+    if case is None:
+        return lenet_iterations()
+    return whole_steps(case) if isinstance(case, str) else steps_of(case)
+
+
 def _times(task: StepsTask, steps: Mapping[str, Step]) -> dict[str, float]:
-    huge = task.case is not None and task.case.numel > 3_000_000  # seconds for a single step
+    case = task.case if isinstance(task.case, StepsCase) else None
+    huge = case is not None and case.numel > 3_000_000  # seconds for a single step
     actions = {name: Action(step) for name, step in steps.items()}
-    return medians(
-        time_in_turn(actions, repetitions=3 if huge else 7, seconds=task.seconds, warm_up=2)
+    repetitions = 3 if huge else 7
+    clock = time.process_time if task.threads == 1 else time.perf_counter  # others may compute too
+    found = medians(
+        time_in_turn(actions, repetitions=repetitions, seconds=task.seconds, warm_up=2, clock=clock)
     )
+    if case is not None:
+        found["limit, arithmetic"] = found.pop(GEMM) * case.operations / 512**3
+    return found
 
 
 def _memory(task: StepsTask, steps: Mapping[str, Step]) -> dict[str, float]:
-    assert task.case is not None
+    assert isinstance(task.case, StepsCase)
     for step in steps.values():
         step()  # its state is there now
-    return {name: peak_bytes(step) / (4 * task.case.numel) for name, step in steps.items()}
+    peaks = {name: peak_bytes(step) for name, step in steps.items() if name != GEMM}
+    return {name: peak / (4 * task.case.numel) for name, peak in peaks.items()}
 
 
 # What is claimed.
@@ -296,7 +335,7 @@ def draw(kind: str, label: str, records: Records) -> Figure:
 
 
 def make_table(records: Records) -> list[list[str]]:
-    """Milliseconds per step at one thread, in brackets relative to LandingSGD."""
+    """Milliseconds per step at one thread, a row for each case."""
     cases = {case: records[f"{case}.1"] for case in CASES if f"{case}.1" in records}
     if not cases:
         raise MissingRecordError("no case is recorded")
@@ -306,11 +345,11 @@ def make_table(records: Records) -> list[list[str]]:
     return [["one step, ms (times ours)", *cases], *rows]
 
 
-def _cell(record: Record, name: str) -> str:
+def _cell(record: Record, name: str, unit: str = "LandingSGD") -> str:
     if name not in record.result.values:
         return "-"
     seconds = record.value(name)
-    return f"{1e3 * seconds:.3g} ({seconds / record.value('LandingSGD'):.2g})"
+    return f"{1e3 * seconds:.3g} ({seconds / record.value(unit):.2g})"
 
 
 FIGURES = (
@@ -325,7 +364,23 @@ FIGURES = (
         partial(draw, "count", "number of 3 x 3 matrices"),
     ),
 )
-TABLES = (TableSpec("steps", "One step at one thread", make_table),)
+
+
+def make_whole_table(records: Records) -> list[list[str]]:
+    """Milliseconds of a step of all weights of a model, in brackets relative to its gradients."""
+    whole = {f"{WHOLE_STEPS}{model}": model for model in WHOLE}
+    found = {model: records[unit] for unit, model in whole.items() if unit in records}
+    if not found:
+        raise MissingRecordError("no whole step is recorded")
+    names = [*next(iter(found.values())).result.values]
+    rows = [[name, *(_cell(record, name, BACKWARD) for record in found.values())] for name in names]
+    return [["one thread, ms (times forward and backward)", *found], *rows]
+
+
+TABLES = (
+    TableSpec("steps", "One step at one thread", make_table),
+    TableSpec("whole-steps", "Training steps at one thread", make_whole_table),
+)
 
 
 STEPS = Study(
@@ -343,13 +398,13 @@ STEPS = Study(
         "smoke": StepsSettings(
             cases=("40x40", "lenet-96-of-5x5"), sizes=(4, 16), counts=(1, 10), seconds=0.05
         ),
-        "quick": StepsSettings(seconds=1.0),
-        "full": StepsSettings(),
+        "quick": StepsSettings(seconds=1.0, whole=True),
+        "full": StepsSettings(whole=True),
     },
     plan=plan,
     run=run,
     claims=CLAIMS,
     figures=FIGURES,
     tables=TABLES,
-    seconds={"smoke": 15, "quick": 600, "full": 1200},
+    seconds={"smoke": 15, "quick": 1200, "full": 2400},
 )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ortholand.geometry import random_orthogonal
 from ortholand.optim import LandingAdam, LandingSGD, RiemannianSGD
 from ortholand.parameters import orthogonalize_, param_groups
-from ortholand_lab.models import LeNet5
+from ortholand_lab.models import LeNet5, resnet18
 
 Step = Callable[[], object]
 LR = 1e-4
@@ -31,6 +31,7 @@ class StepsCase:
     shape: tuple[int, ...]
     view: str = "matrix"
     others: tuple[tuple[int, ...], ...] = ()  # shapes of more parameters
+    lr: float = LR  # ours; so large a one that the safe step binds, if that is to be seen
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -46,6 +47,12 @@ class StepsCase:
     def matrices(self) -> int:
         """Number of all matrices."""
         return sum(torch.Size(shape[:-2]).numel() for shape in self.shapes)
+
+    @property
+    def operations(self) -> float:
+        """Multiplications of the bare products: three of a square matrix, four of another."""
+        sizes = ((torch.Size(s[:-2]).numel(), max(s[-2:]), min(s[-2:])) for s in self.shapes)
+        return sum(count * (3 if n == p else 4) * n * p * p for count, n, p in sizes)
 
     @property
     def numel(self) -> int:
@@ -152,14 +159,14 @@ def cayley_solve(case: StepsCase) -> Step:
 
 def ours(case: StepsCase) -> dict[str, Step]:
     """Our optimizers, with their defaults."""
-    landing = partial(LandingSGD, lr=LR, view=case.view)
+    landing = partial(LandingSGD, lr=case.lr, view=case.view)
     makers: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "LandingSGD": landing,
         "LandingSGD, momentum": partial(landing, momentum=0.9),
         "LandingSGD, after": partial(landing, attraction="after"),
         "LandingSGD, momentum, after": partial(landing, momentum=0.9, attraction="after"),
         "LandingSGD, not compiled": partial(landing, fused=False),
-        "LandingAdam, after": partial(LandingAdam, lr=LR, view=case.view, attraction="after"),
+        "LandingAdam, after": partial(LandingAdam, lr=case.lr, view=case.view, attraction="after"),
     }
     for name in () if case.others else ("cayley", "qr"):  # minutes where they differ: ResNet-18
         if case.rows <= 600 or name == "qr":
@@ -252,14 +259,26 @@ def _parametrized(case: StepsCase, parametrize: Callable[[nn.Module], object]) -
     return step
 
 
+GEMM, TRAFFIC = "512x512 product", "limit, bytes"
+
+
+def limits(case: StepsCase) -> dict[str, Step]:
+    """What the least that a step must do takes: arithmetic, and reading X and G and writing X."""
+    A, C = torch.randn(512, 512), torch.empty(512, 512)
+    X, G = torch.zeros(case.numel), torch.ones(case.numel)
+    return {GEMM: partial(torch.mm, A, A, out=C), TRAFFIC: partial(X.add_, G, alpha=-LR)}
+
+
 def steps_of(case: StepsCase) -> dict[str, Step]:
     """Everything that is measured for a case."""
-    steps = {"bare products": bare_products(case)}
+    steps = {"bare products": bare_products(case), **limits(case)}
     if case.shape == (40, 40):
         steps["bare Cayley solve"] = cayley_solve(case)
     steps["landing by hand, unsafe"] = unsafe_landing(case)
     steps["torch SGD, unconstrained"] = torch.optim.SGD(parameters(case), lr=LR).step  # the floor
     steps["torch AdamW, unconstrained"] = torch.optim.AdamW(parameters(case), lr=LR).step
+    fused = torch.optim.AdamW(parameters(case), lr=LR, fused=True)
+    steps["torch AdamW, fused"] = fused.step
     for make in (ours, muon, pogo, geoopt, parametrizations):
         steps.update(make(case))
     return steps
@@ -282,6 +301,57 @@ def lenet_iterations() -> dict[str, Step]:
         model = LeNet5(seed=0)
         kernels = orthogonalize_(param_groups(model, orthogonal="conv*", view="kernel"))
         steps[name] = _iteration(model, make(kernels))
+    return steps
+
+
+class Recurrent(nn.Module):
+    """An LSTM over sequences of vectors; or, as ``gpt``, four blocks of a transformer."""
+
+    def __init__(self, width: int, *, gpt: bool) -> None:
+        super().__init__()
+        if gpt:
+            block = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
+            self.body: nn.Module = nn.TransformerEncoder(block, 4, enable_nested_tensor=False)
+        else:
+            self.body = nn.LSTM(width, width, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output at every place."""
+        y = self.body(x)
+        return y[0] if isinstance(y, tuple) else y
+
+
+# Model, its input and the orthogonal weights.
+WHOLE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
+    "gpt": (partial(Recurrent, 128, gpt=True), (8, 64, 128), "*proj*weight *linear*weight"),
+    "resnet-18": (partial(resnet18, seed=0), (16, 3, 32, 32), "*conv*"),
+    "lstm": (partial(Recurrent, 256, gpt=False), (8, 64, 256), "*weight_hh*"),
+}
+BACKWARD = "forward and backward"
+
+
+def whole_steps(name: str) -> dict[str, Step]:
+    """Forward and backward of a model, and the step of each optimizer of all its weights."""
+    make, shape, patterns = WHOLE[name]
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+    def trained() -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = make()
+        model(x).square().mean().backward()
+        return model
+
+    model = trained()
+    steps: dict[str, Step] = {BACKWARD: lambda: model(x).square().mean().backward()}
+    makers: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "LandingSGD, momentum": partial(LandingSGD, lr=LR, momentum=0.9),
+        "LandingAdam": partial(LandingAdam, lr=LR),
+    }
+    for kind, optimizer in makers.items():
+        groups = param_groups(trained(), orthogonal=patterns.split())
+        steps[kind] = optimizer(orthogonalize_(groups)).step
+    steps["torch AdamW, fused"] = torch.optim.AdamW(trained().parameters(), fused=True).step
     return steps
 
 
