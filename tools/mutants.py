@@ -84,7 +84,7 @@ MUTANTS = [
     Mutant("Adam's clamp", MOMENTS, "clamp(max=1e18 *", "clamp(max=1e19 *", HUGE),
     Mutant("Adam's floor", MOMENTS, "roundoff * size).sqrt()", "0 * size).sqrt()", FLOOR),
     Mutant("Muon's shift", MUON, "(4 * roundoff * trace(T)", "(40 * roundoff * trace(T)", SHIFT),
-    Mutant("Muon's shift on ranks", MUON, "return 4 * roundoff", "return 40 * roundoff", SHIFT),
+    Mutant("Muon's shift on ranks", MUON, "first.T, 4 * roundoff", "first.T, 40 * roundoff", SHIFT),
     Mutant("skew enough", SRC + "optim/loading.py", "<= 1e-3 * size", "<= 1e-1 * size", LOADING),
     Mutant("state count", COMPILED, "len(state) != n_state or ", "", REST),
     Mutant(
