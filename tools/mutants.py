@@ -69,7 +69,7 @@ class Mutant(NamedTuple):
 
 
 LANDING, BALL_H = SRC + "native/landing.cpp", SRC + "native/ball.h"
-COMPILED, DERIVATIVES = SRC + "optim/engines/compiled.py", SRC + "geometry/derivatives.py"
+GATHERING, DERIVATIVES = SRC + "optim/gathering.py", SRC + "geometry/derivatives.py"
 GRAM_PY, MOMENTS, MUON = (SRC + f"landing/{name}.py" for name in ("gram", "moments", "muon"))
 SHARDED, EXCHANGE = SRC + "optim/engines/sharded.py", SRC + "sharding/exchange.py"
 AGREEMENT = SRC + "sharding/agreement.py"
@@ -86,7 +86,7 @@ MUTANTS = [
     Mutant("Muon's shift", MUON, "(4 * roundoff * trace(T)", "(40 * roundoff * trace(T)", SHIFT),
     Mutant("Muon's shift on ranks", MUON, "first.T, 4 * roundoff", "first.T, 40 * roundoff", SHIFT),
     Mutant("skew enough", SRC + "optim/loading.py", "<= 1e-3 * size", "<= 1e-1 * size", LOADING),
-    Mutant("state count", COMPILED, "len(state) != n_state or ", "", REST),
+    Mutant("state count", GATHERING, "len(state) == n_state and ", "", REST),
     Mutant(
         "first order",
         DERIVATIVES,
