@@ -10,7 +10,11 @@ from collections.abc import Callable
 from ortholand.solve.arrays import norm, precision
 from ortholand.solve.manifold_cost import LOOKS, Point
 from ortholand.solve.method import Method, Passed, Progress
-from ortholand.solve.run import Run, Status
+from ortholand.solve.options import Interrupted, Status
+from ortholand.solve.run import Run
+from ortholand.solve.watch import Sample
+
+FAR = 1e9  # times the start: where X may be if f has no minimum
 
 
 class Loop:
@@ -29,9 +33,22 @@ class Loop:
 
     def from_point(self, point: Point) -> Status:
         """Run, and return why it ended."""
+        watch = self.cost.objective.watch
+        try:
+            return self._follow(point)
+        except Interrupted as end:
+            self.run.fault = end.fault
+            return end.status
+        finally:
+            if watch is not None:
+                watch.closed = True
+
+    def _follow(self, point: Point) -> Status:
         run = self.run
         run.begin(point)
         self.targets = run.targets
+        if self.cost.objective.watch is not None:
+            self.cost.objective.watch.targets = run.targets
         if not point.finite:
             run.record(self.method.name)
             return Status.NON_FINITE
@@ -89,12 +106,33 @@ class Loop:
             return Status.MAXITER
         if run.last[-1] > run.limits.maxtime:
             return Status.MAXTIME
-        return None
+        return Status.UNBOUNDED if self._escapes() else None
+
+    def _escapes(self) -> bool:
+        """Whether X grows without end while f falls."""
+        point, first = self.run.point, self.run.first
+        if self.cost.geometry.bounded or not point.value < first.value:
+            return False
+        steep = point.gradient_norm > 0.9 * first.gradient_norm
+        far = FAR if steep else FAR**1.5
+        return norm(point.X) > far * max(self.targets.length, 1.0)
+
+    def _blame(self, point: Point) -> None:
+        """Interrupt the run if f and its gradient disagree along the negative gradient."""
+        watch, geometry = self.cost.objective.watch, self.cost.geometry
+        if watch is None or self.targets.is_rounding(point) or not point.finite:
+            return
+        V = geometry.ambient(point.X, point.gradient)
+        t = 0.05 * self.cost.cautious_step(point, point.gradient_norm)
+        here = Sample(point.X, point.value, point.euclidean)
+        there = watch.sample(point.X - t * V)
+        watch.examine(here, there)
 
     def _advance(self) -> bool:
         """Advance; if the method is stuck, once more from the manifold and without its memory."""
         after = self._next(self.run.point)
         if after is None:
+            self._blame(self.run.point)
             forgot = self.method.restart()
             if not forgot and self.run.point.distance <= self.cost.geometry.feasible(
                 self.run.point.X

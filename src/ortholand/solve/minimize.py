@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ortholand.solve.arrays import precision
 from ortholand.solve.loop import Loop
 from ortholand.solve.manifold_cost import ManifoldCost
 from ortholand.solve.manifolds import geometry_of, variables_on
@@ -27,6 +28,7 @@ from ortholand.solve.options import (
 )
 from ortholand.solve.result import best_on_manifold, reporter, result_of
 from ortholand.solve.run import Run
+from ortholand.solve.watch import Watch
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
@@ -131,10 +133,16 @@ def minimize(
     with shield, np.errstate(all="ignore"):
         cost = ManifoldCost(objective, geometry)
         start = variables.start
+        watch = Watch(
+            objective.value_and_gradient, precision(start), limits.noise, limits.maxfev
+        )
         start, D = geometry.settle(start) if solver.begins_on_manifold else (start, None)
         run = Run(cost, limits)
         loop = Loop(run, solver, reporter(callback, display))
-        status = loop.from_point(cost.at(start, D, measured=True))
+        first = cost.at(start, D, measured=True)
+        watch.noise /= objective.scale
+        objective.watch = watch
+        status = loop.from_point(first)
         result = result_of(run, best_on_manifold(run, status), status)
     if display:
         print(result.message)

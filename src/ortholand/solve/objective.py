@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ortholand.solve.arrays import copy_of, norm, precision
 from ortholand.solve.variables import Variables
+from ortholand.solve.watch import Watch
 
 HessianProduct = Callable[[Any], Any]
 
@@ -34,6 +35,8 @@ class Objective:
         self.args = args if isinstance(args, tuple) else (args,)
         self.nfev = self.njev = self.nhev = 0
         self.unit: float | None = None
+        self.watch: Watch | None = None  # sees all evaluations
+        self.distrusted = ""  # what is wrong with hessp, in words
         self.keeps_graph = False  # whether Hessian products will be needed
         self._graph: tuple[Any, tuple[Tensor, ...], list[Tensor]] | None = None
         self._as_caller = _settings_of_now()  # under which the user's functions run
@@ -44,13 +47,16 @@ class Objective:
         In units of the first gradient if that is very large or small, so that squares neither
         over- nor underflow: a cost times 1e-30 is minimised by the same iterates.
         """
+        if self.watch is not None:
+            self.watch.before(self.nfev)
         value, G = self._value_and_gradient(X)
         if self.unit is None:
             self.unit = power_of_two_near(G)
-        if self.unit != 1:
-            return value / self.unit, G / self.unit
         # A copy: functions that fill the same buffer at each call are common.
-        return value, copy_of(G)
+        value, G = (value, copy_of(G)) if self.unit == 1 else (value / self.unit, G / self.unit)
+        if self.watch is not None:
+            self.watch.saw(X, value, G)
+        return value, G
 
     def evaluator(self, X: np.ndarray, out: np.ndarray) -> Callable[[], float]:
         """A function that returns ``f(X)`` at a copy of X and writes the gradient to ``out``.
@@ -61,9 +67,11 @@ class Objective:
         if not (self.variables.plain and self.unit == 1):
             return partial(self._write_gradient, X, out)
         fun, jac, args, call = self.fun, self.jac, self.args, self._as_caller
-        dtype, shape = out.dtype, out.shape
+        dtype, shape, watch = out.dtype, out.shape, self.watch
 
         def evaluate() -> float:
+            if watch is not None:
+                watch.before(self.nfev)
             self.nfev += 1
             self.njev += 1
             x = X.copy()  # fun may keep it
@@ -75,7 +83,10 @@ class Objective:
             if type(G) is not np.ndarray or G.dtype != dtype or G.shape != shape:
                 G = self.variables.inward(G, "jac")
             out[...] = G
-            return value if type(value) is float else _real_number(value)
+            value = value if type(value) is float else _real_number(value)
+            if watch is not None:
+                watch.saw(x, value, G)
+            return value
 
         return evaluate
 
@@ -112,11 +123,31 @@ class Objective:
     @property
     def has_products(self) -> bool:
         """Whether Hessian products are exact: the user's, or autograd's."""
-        return self.hessp is not None or not self.jac
+        return (self.hessp is not None or not self.jac) and not self.distrusted
+
+    def distrust(self, X: Any, G: Any, V: Any) -> bool:
+        """Whether Hessian products along V are wrong, as a difference of gradients shows.
+
+        From then on they are differences of gradients.
+        """
+        if not self.has_products:
+            return False
+        H, there = self.hessian(X, G)(V), self._hessian_by_differences(X, G, V)
+        size, error = max(norm(H), norm(there)), norm(H - there)
+        blur = 20 * precision(X) ** 0.5 * norm(G) * norm(V) / max(norm(X), 1.0)
+        if math.isfinite(error) and error <= 0.05 * size + blur:
+            return False
+        name = "fun's second derivative" if self.hessp is None else "hessp"
+        wrong = f"misses it by {error / size:.0%}" if math.isfinite(error) else "is not finite"
+        self.distrusted = (
+            f"{name} {wrong} where differences of gradients show the Hessian, so it was not used "
+            "further: try ortholand.check_hessian"
+        )
+        return True
 
     def hessian(self, X: Any, G: Any) -> HessianProduct:
         """``V -> Hess f(X)[V]``, by the user's ``hessp``, autograd, or differences of gradients."""
-        if self.hessp is not None:
+        if self.hessp is not None and not self.distrusted:
             x, variables = self.variables.outward(X), self.variables
 
             def product(V: Any) -> Any:
@@ -124,7 +155,7 @@ class Objective:
                 return variables.inward(H, "hessp")
 
             return self._counted(product)
-        if not self.jac:
+        if not self.jac and not self.distrusted:
             by_autograd = self._hessian_by_autograd(X)
             if by_autograd is not None:
                 return self._counted(by_autograd)

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from ortholand.solve.manifold_cost import Point
-from ortholand.solve.run import Run, Status
+from ortholand.solve.options import Status
+from ortholand.solve.run import Run
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
@@ -21,7 +22,7 @@ def best_on_manifold(run: Run, status: Status) -> Point:
     if not run.first.finite:
         return _landed(run, run.first)
     best = _settled(run, run.best)
-    if run.point is run.best:
+    if run.point is run.best or status is Status.MAXFEV:
         return best
     last = _settled(run, run.point)
     if not last.finite:
@@ -51,7 +52,7 @@ def result_of(
 ) -> "OptimizeResult":
     """All fields of the result; a caller may have its own messages, with a place for the rest."""
     objective = run.cost.objective
-    if status is Status.STALLED and run.succeeded(point):
+    if status is Status.STALLED and not run.fault and run.succeeded(point):
         status = Status.CONVERGED
     distance, allowed = objective.variables.missed_by(
         point.X, point.distance, run.cost.geometry.feasible(point.X)
@@ -73,7 +74,7 @@ def result_of(
         success=status is Status.CONVERGED,
         status=int(status),
         method=run.method,
-        message=_message(run, point, status, advice),
+        message=_message(run, point, status, advice) + _remark(objective),
         history=run.history(),
     )
 
@@ -135,6 +136,8 @@ def _message(run: Run, point: Point, status: Status, advice: Mapping[Status, str
     reached = run.reached(point)
     if status is Status.CONVERGED:
         return f"Converged: {reached}{_why(run, point)}."
+    if run.fault:
+        return f"Stopped: {run.fault}; {reached}."
     if status in advice:
         return advice[status].format(reached)
     return {
@@ -146,6 +149,9 @@ def _message(run: Run, point: Point, status: Status, advice: Mapping[Status, str
         "be fun's gradient: try ortholand.check_gradient(fun, jac, x0).",
         Status.NON_FINITE: f"{_where(run)}: {reached}. Start elsewhere, or check what fun and "
         "jac return there.",
+        Status.MAXFEV: f"Stopped after maxfev={run.limits.maxfev} evaluations: {reached}.",
+        Status.UNBOUNDED: "f has no minimum, it seems: it is unbounded below, or falls for ever as "
+        f"X grows; {reached}. Bound the free blocks, or check the sign of fun.",
         Status.MAXTIME: f"Stopped after maxtime={run.limits.maxtime} seconds: {reached}. Raise "
         "maxtime, or start from this x.",
     }[status]
@@ -161,6 +167,11 @@ def _why(run: Run, point: Point) -> str:
         return ""
     moved = "" if run.nit else "; x0 was stationary already: move it to leave a saddle point"
     return text + moved
+
+
+def _remark(objective: Any) -> str:
+    found = [objective.distrusted, objective.watch.remark if objective.watch else ""]
+    return "".join(f" {text[0].upper()}{text[1:]}." for text in found if text)
 
 
 def _where(run: Run) -> str:

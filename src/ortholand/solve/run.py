@@ -1,7 +1,6 @@
 """How a run goes: its points, its history, and what counts as success."""
 
 import time
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -10,17 +9,6 @@ from ortholand.solve.manifold_cost import ManifoldCost, Point, Targets
 from ortholand.solve.options import Limits
 
 RECORDED = ("fun", "grad_norm", "distance", "nfev", "njev", "nhev", "time")
-
-
-class Status(IntEnum):
-    """Why a solver stopped."""
-
-    CONVERGED = 0
-    MAXITER = 1
-    CALLBACK = 2
-    STALLED = 3
-    NON_FINITE = 4
-    MAXTIME = 5
 
 
 class Run:
@@ -34,10 +22,11 @@ class Run:
         flattest: smallest norm of the gradient.
         in_vain: iterations since f or the gradient last reached a new low.
         last: what was recorded last.
+        fault: what is to blame for the end, in words, if that is known.
     """
 
     def __init__(self, cost: ManifoldCost, limits: Limits) -> None:
-        self.cost, self.limits, self.method = cost, limits, ""
+        self.cost, self.limits, self.method, self.fault = cost, limits, "", ""
         self.began = time.perf_counter()
         self.rows: list[Any] = []  # blocks of what was recorded at each iteration
 

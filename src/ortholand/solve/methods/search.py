@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Mapping
+from math import nan
 from time import perf_counter
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from ortholand import native
 from ortholand.native.recipe import Unit
+from ortholand.solve.options import Interrupted
 
 SCALARS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 MOST_COLUMNS = 32
@@ -90,8 +92,12 @@ class Search:
         """
         handle, advance = self.handle, self.library.ortholand_search_next
         answer = self.library.ortholand_search_start(handle)
-        while answer == EVALUATE:
-            answer = advance(handle, evaluate(), perf_counter())
+        try:
+            while answer == EVALUATE:
+                answer = advance(handle, evaluate(), perf_counter())
+        except Interrupted:  # which comes again when the iterations so far have been collected
+            while answer == EVALUATE:
+                answer = advance(handle, nan, perf_counter())
         return answer == STUCK
 
     def rows(self) -> np.ndarray:
