@@ -17,8 +17,9 @@ from ortholand.solve.methods.bb import BarzilaiBorwein
 from ortholand.solve.methods.landing import Landing
 from ortholand.solve.methods.lbfgs import LBFGS
 from ortholand.solve.methods.newton import Newton
-from ortholand.solve.objective import Objective
+from ortholand.solve.objective import Objective, product_from
 from ortholand.solve.options import (
+    Limits,
     check_callback,
     check_lam,
     check_options,
@@ -51,6 +52,7 @@ MOVED = {
 }
 
 
+@torch.inference_mode(False)
 def minimize(
     fun: Callable[..., Any],
     x0: Any,
@@ -58,6 +60,7 @@ def minimize(
     method: str | type[Method] | None = None,
     jac: Callable[..., Any] | bool | None = None,
     *,
+    hess: Callable[..., Any] | None = None,
     hessp: Callable[..., Any] | None = None,
     manifold: Any = None,
     lam: float | None = None,
@@ -67,6 +70,7 @@ def minimize(
     callback: Callable[..., Any] | None = None,
     disp: bool | None = None,
     options: Mapping[str, Any] | None = None,
+    state: Any = None,
 ) -> "OptimizeResult":
     """Minimise a function of a matrix with orthonormal columns (rows, if it is wide).
 
@@ -81,6 +85,8 @@ def minimize(
             ``ortholand.solve.Method``. None: chosen; the result's ``method`` says which.
         jac: Euclidean gradient ``jac(X, *args)``, or True if fun returns (cost, gradient). With a
             tensor x0 it may be left out: autograd computes it. Complex X: ``df = Re <jac, dX>``.
+        hess: the Euclidean Hessian as an array of ``x0.size`` rows, or of shape
+            ``x0.shape + x0.shape``; ``hess(X, *args)``.
         hessp: Euclidean Hessian times a matrix, ``hessp(X, V, *args)``, for ``"newton"``; without
             it, autograd, or differences of gradients if jac is given.
         manifold: ``ol.Stiefel()``, ``ol.Grassmann()``, ``ol.Rotations()``, ``ol.Sphere()`` or
@@ -125,12 +131,18 @@ def minimize(
     rules = {**LBFGS.rules, **Newton.rules} if known is None else known.rules
     check_options(method, rules, rest)
     solver = Automatic(METHODS, lam, rest) if known is None else known(lam=lam, **rest)
+    if hess is not None:
+        if hessp is not None or not callable(hess):
+            raise TypeError(f"Give one of hess and hessp, a function, got hess={hess!r:.60}.")
+        hessp = product_from(hess)
     variables = variables_on(x0, manifold)
     objective = Objective(fun, variables, jac=jac, hessp=hessp, args=args)
     geometry = geometry_of(variables)
     # NumPy's operations need no shield from autograd.
     shield = nullcontext() if variables.inside_numpy else torch.no_grad()
     with shield, np.errstate(all="ignore"):
+        if state is not None:
+            return _resumed(state, objective, limits, reporter(callback, display))
         cost = ManifoldCost(objective, geometry)
         start = variables.start
         watch = Watch(
@@ -144,6 +156,24 @@ def minimize(
         objective.watch = watch
         status = loop.from_point(first)
         result = result_of(run, best_on_manifold(run, status), status)
+        result.state = loop
     if display:
         print(result.message)
+    return result
+
+
+def _resumed(
+    state: Any, objective: Objective, limits: Limits, report: Callable[[Run], bool] | None
+) -> "OptimizeResult":
+    """The run that ``result.state`` holds, continued on the functions of this call."""
+    if not isinstance(state, Loop):
+        raise TypeError(f"state must be the state of an earlier result, got {type(state).__name__}.")
+    ours = state.cost.objective
+    if [b.shape for b in ours.variables.blocks] != [b.shape for b in objective.variables.blocks]:
+        raise ValueError("state must be of a run on variables of the shapes of x0.")
+    for name in ("fun", "jac", "hessp", "args"):
+        setattr(ours, name, getattr(objective, name))
+    status = state.resume(limits, report)
+    result = result_of(state.run, best_on_manifold(state.run, status), status)
+    result.state = state
     return result

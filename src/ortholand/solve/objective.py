@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ortholand.solve.arrays import copy_of, norm, precision
+from ortholand.solve.arrays import copy_of, from_real_vector, norm, precision, real_vector
 from ortholand.solve.variables import Variables
 from ortholand.solve.watch import Watch
 
 HessianProduct = Callable[[Any], Any]
+MOST_DIFFERENCES = 1_000  # numbers of X for which finite differences make sense
 
 
 class Objective:
@@ -30,6 +31,8 @@ class Objective:
         args: Any = (),
     ) -> None:
         _check_functions(fun, jac, hessp, variables)
+        if variables.jax is not None and jac is None:
+            fun, jac, hessp = _by_jax(variables.jax, fun, hessp, variables)
         self.fun, self.jac, self.hessp = fun, jac, hessp
         self.variables = variables
         self.args = args if isinstance(args, tuple) else (args,)
@@ -64,7 +67,7 @@ class Objective:
         In the same units. For small X most of an evaluation is overhead around fun: there is little
         of it here if nothing has to be converted.
         """
-        if not (self.variables.plain and self.unit == 1):
+        if not (self.variables.plain and self.unit == 1) or isinstance(self.jac, str):
             return partial(self._write_gradient, X, out)
         fun, jac, args, call = self.fun, self.jac, self.args, self._as_caller
         dtype, shape, watch = out.dtype, out.shape, self.watch
@@ -103,6 +106,8 @@ class Objective:
         x = self.variables.outward(X)
         if self.jac is True:
             value, G = _pair(self._call("fun", self.fun, x))
+        elif isinstance(self.jac, str):
+            return self._by_differences(X)
         else:
             value, G = self._call("fun", self.fun, x), self._call("jac", self.jac, x)
         return _real_number(value), self.variables.inward(G, "jac")
@@ -119,6 +124,12 @@ class Objective:
     def scale(self) -> float:
         """The factor from costs in the solver's unit to the user's."""
         return self.unit or 1.0
+
+    @property
+    def eps(self) -> float:
+        """The relative precision of the gradient, as far as its source shows it."""
+        power = {"2-point": 1 / 2, "3-point": 2 / 3}.get(str(self.jac), 1.0)
+        return max(precision(self.variables.start) ** power, self.variables.coarsest)
 
     @property
     def has_products(self) -> bool:
@@ -209,6 +220,27 @@ class Objective:
 
         return product
 
+    def _by_differences(self, X: Any) -> tuple[float, Any]:
+        """Forward or central differences, one number of X after the other."""
+
+        def value_at(Y: Any) -> float:
+            self.nfev += 1
+            return _real_number(self._call("fun", self.fun, self.variables.outward(Y)))
+
+        self.nfev -= 1  # which was counted already
+        value, flat = value_at(X), real_vector(X)
+        G, central = 0 * flat, self.jac == "3-point"
+        for i in range(len(flat)):
+            h = precision(X) ** (1 / 3 if central else 1 / 2) * max(1.0, abs(float(flat[i])))
+            there = flat + 0
+            there[i] += h
+            after = value_at(from_real_vector(there, X))
+            there = flat + 0
+            there[i] -= h
+            before = value_at(from_real_vector(there, X)) if central else value
+            G[i] = (after - before) / (2 * h if central else h)
+        return value, from_real_vector(G, X)
+
     def _hessian_by_differences(self, X: Any, G: Any, V: Any) -> Any:
         length = norm(V)
         if length == 0:
@@ -238,6 +270,36 @@ class Objective:
             variables.structure.build([g.detach() for g in found]), "fun's derivative"
         )
         return number, G
+
+
+def product_from(hess: Callable[..., Any]) -> Callable[..., Any]:
+    """``hessp`` from a function that returns the Hessian as an array (..., ...) of x0's numbers."""
+    last: list[Any] = [None, None]  # X and its Hessian, which serves all directions
+
+    def hessp(X: Any, V: Any, *args: Any) -> Any:
+        if not hasattr(V, "reshape"):
+            raise ValueError(f"hess is for one array as x0, got {type(X).__name__}. Use hessp.")
+        if last[0] is not X:
+            last[:] = X, hess(X, *args)
+        size = math.prod(V.shape)
+        return (last[1].reshape(size, size) @ V.reshape(size)).reshape(V.shape)
+
+    return hessp
+
+
+def _by_jax(jax: Any, fun: Any, hessp: Any, variables: Variables) -> tuple[Any, bool, Any]:
+    """What JAX derives of a cost; its gradients are conjugates of torch's."""
+    is_complex = any(np.dtype(block.dtype).kind == "c" for block in variables.blocks)
+    gradient = jax.grad(fun)
+
+    def both(x: Any, *args: Any) -> tuple[Any, Any]:
+        value, G = jax.value_and_grad(fun)(x, *args)
+        return value, jax.tree_util.tree_map(lambda g: g.conj(), G) if is_complex else G
+
+    def product(x: Any, v: Any, *args: Any) -> Any:
+        return jax.jvp(lambda y: gradient(y, *args), (x,), (v,))[1]
+
+    return both, True, product if hessp is None and not is_complex else hessp
 
 
 def _settings_of_now() -> Callable[..., Any]:
@@ -278,7 +340,7 @@ def _real_number(value: Any) -> float:
 
 
 def _pair(value: Any) -> tuple[Any, Any]:
-    if not isinstance(value, tuple) or len(value) != 2:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise ValueError(
             f"With jac=True fun must return the pair (value, gradient), got {_describe(value)}."
         )
@@ -294,11 +356,20 @@ def _describe(value: Any) -> str:
 def _check_functions(fun: Any, jac: Any, hessp: Any, variables: Variables) -> None:
     if not callable(fun):
         raise TypeError(f"fun must be callable, got {_describe(fun)}.")
-    if jac is not None and not isinstance(jac, bool) and not callable(jac):
-        raise TypeError(f"jac must be a function, True or None, got {_describe(jac)}.")
+    by_differences = isinstance(jac, str) and jac in ("2-point", "3-point")
+    if not (jac is None or isinstance(jac, bool) or callable(jac) or by_differences):
+        raise TypeError(
+            f"jac must be a function, True, '2-point', '3-point' or None, got {_describe(jac)}."
+        )
+    numbers = sum(math.prod(block.shape) for block in variables.blocks)
+    if by_differences and numbers > MOST_DIFFERENCES:
+        raise ValueError(
+            f"jac={jac!r} is for at most {MOST_DIFFERENCES} numbers, because each gradient takes "
+            f"an evaluation for every one, got {numbers}. Pass a gradient, or a tensor as x0."
+        )
     if hessp is not None and not callable(hessp):
         raise TypeError(f"hessp must be a function or None, got {_describe(hessp)}.")
-    if variables.numpy and not jac:
+    if variables.numpy and not jac and variables.jax is None:
         raise ValueError(
             "A NumPy fun needs its gradient: pass jac=gradient, or jac=True if fun returns "
             "(value, gradient). Or write fun with torch and pass a tensor x0: then autograd "

@@ -19,8 +19,8 @@ def best_on_manifold(run: Run, status: Status) -> Point:
     """The best point of a run, on the manifold, with everything evaluated there."""
     if status is Status.CONVERGED:
         return run.point
-    if not run.first.finite:
-        return _landed(run, run.first)
+    if run.broken is not None:
+        return _landed(run, run.broken)
     best = _settled(run, run.best)
     if run.point is run.best or status is Status.MAXFEV:
         return best
@@ -75,6 +75,9 @@ def result_of(
         status=int(status),
         method=run.method,
         message=_message(run, point, status, advice) + _remark(objective),
+        min_curvature=None
+        if run.min_curvature is None
+        else run.min_curvature * objective.scale,
         history=run.history(),
     )
 
@@ -135,7 +138,7 @@ def _display(run: Run) -> bool:
 def _message(run: Run, point: Point, status: Status, advice: Mapping[Status, str]) -> str:
     reached = run.reached(point)
     if status is Status.CONVERGED:
-        return f"Converged: {reached}{_why(run, point)}."
+        return f"Converged: {reached}{_why(run, point)}{_order(run)}."
     if run.fault:
         return f"Stopped: {run.fault}; {reached}."
     if status in advice:
@@ -165,8 +168,15 @@ def _why(run: Run, point: Point) -> str:
         text = ", and the rest is rounding of jac"
     elif run.nit or point.gradient_norm > targets.gtol * point.euclidean_norm:
         return ""
-    moved = "" if run.nit else "; x0 was stationary already: move it to leave a saddle point"
-    return text + moved
+    return text + ("" if run.nit else "; x0 was stationary already")
+
+
+def _order(run: Run) -> str:
+    """What is known about the curvature."""
+    if run.min_curvature is not None:
+        return f"; the smallest curvature found is {run.min_curvature * run.cost.objective.scale:.1e}"
+    text = "; only the gradient was checked"
+    return text if run.nit else text + ": move x0 to leave a saddle point"
 
 
 def _remark(objective: Any) -> str:
@@ -175,7 +185,7 @@ def _remark(objective: Any) -> str:
 
 
 def _where(run: Run) -> str:
-    if not run.first.finite:
+    if run.broken is not None:
         return "fun or jac is not finite at x0"
     place = "x0" if run.nit == 0 else "the last point"
     return f"fun or jac is not finite near {place}, and the best point so far is returned"

@@ -89,12 +89,14 @@ class Watch:
         self.closed = self.examining = False  # closed once the run has ended
         self.end: Interrupted | None = None
         self.targets: Any = None  # of the run, once it has begun
+        self.examined: list[tuple[int, int]] = []  # evaluations before and after a look
         self.remark = ""  # what was found and does not end the run
 
     def before(self, nfev: int) -> None:
         """Interrupt if no evaluation is left, but for one at the end."""
         if self.closed:
             return
+        self.nfev = nfev + 1
         if nfev >= max(self.most - 1, 1):
             self._interrupt(Status.MAXFEV, "")
         if self.end is not None and not self.examining:
@@ -103,6 +105,10 @@ class Watch:
     def _interrupt(self, status: Status, fault: str) -> None:
         self.end = self.end or Interrupted(status, fault)
         raise self.end
+
+    def open(self, most: float) -> None:
+        """Begin once more, with so many evaluations."""
+        self.most, self.examined, self.end, self.closed = most, [], None, False
 
     def saw(self, X: Any, value: float, G: Any) -> None:
         """Note an evaluation; G may be overwritten later."""
@@ -124,6 +130,7 @@ class Watch:
         before, here = self.last, Sample(X, value, G)
         self.last = here if phase else Sample(X, value, copy_of(G))
         if phase and before is not None:
+            self.last = None  # two matrices less to keep
             pair = between(before, here)
             if not math.isfinite(pair.error):
                 return math.nan
@@ -139,11 +146,12 @@ class Watch:
 
     def examine(self, a: Sample, b: Sample) -> None:
         """Halve the interval towards what is odd, and interrupt the run if that is a fault."""
-        self.examining = True
+        self.examining, began = True, self.nfev
         try:
             fault = self._fault(a, b)
         finally:
             self.examining = False
+            self.examined.append((began, self.nfev))
         if fault:
             self._interrupt(Status.STALLED, fault)
 

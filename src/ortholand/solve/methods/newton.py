@@ -88,7 +88,7 @@ class Newton(Method):
         self.forcing = 0.5
         columns = math.sqrt(cost.geometry.columns(point.X))
         self.largest_radius = columns if cost.geometry.bounded else math.inf
-        self.radius = columns / 2
+        self.radius = self.first_radius = columns / 2
         self.curvatures = Curvatures(cost.geometry, point.X)
         self.units = units_for(cost.geometry, point.gradient)
         self.effort = 0  # Hessian products in the last step
@@ -126,6 +126,11 @@ class Newton(Method):
         self.radius = max(found.t * solution.length, 1e-3 * self.radius)
         self._learn(point, found, solution)
         return found.point
+
+    def restart(self) -> bool:
+        """Return to the first radius."""
+        self.radius = self.first_radius
+        return False
 
     def _distrusts(self, point: Point, step: Any) -> bool:
         """Whether Hessian products are found to be wrong; from then on others are used."""
