@@ -136,7 +136,7 @@ class Loop:
         lower = lower_point(self.cost, run.point, lowest)
         if lower is None:
             return False
-        self.left_a_saddle = True
+        self.left_a_saddle, run.min_curvature = True, None
         self.method.restart()
         run.point = run.arrive(lower)
         run.flattest = lower.gradient_norm

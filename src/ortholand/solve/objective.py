@@ -88,7 +88,7 @@ class Objective:
             out[...] = G
             value = value if type(value) is float else _real_number(value)
             if watch is not None:
-                watch.saw(x, value, G)
+                watch.saw(x, value, G, owned=False)
             return value
 
         return evaluate

@@ -110,25 +110,25 @@ class Watch:
         """Begin once more, with so many evaluations."""
         self.most, self.examined, self.end, self.closed = most, [], None, False
 
-    def saw(self, X: Any, value: float, G: Any) -> None:
-        """Note an evaluation; G may be overwritten later."""
+    def saw(self, X: Any, value: float, G: Any, owned: bool = True) -> None:
+        """Note an evaluation; unless it is owned, G may be overwritten later."""
         if self.closed or self.examining:
             return
         self.count += 1
-        if not math.isfinite(value + self._look(X, value, G)):
+        if not math.isfinite(value + self._look(X, value, G, owned)):
             self.bad, self.last = self.bad + 1, None
             if self.bad > MOST_BAD:
                 self._interrupt(Status.NON_FINITE, "")
         else:
             self.bad = 0
 
-    def _look(self, X: Any, value: float, G: Any) -> float:
+    def _look(self, X: Any, value: float, G: Any, owned: bool) -> float:
         """Compare with the evaluation before, now and then; NaN if G is not finite."""
         phase = self.count % EVERY
         if phase > 1:
             return 0.0 * norm(G) if self.bad else 0.0
         before, here = self.last, Sample(X, value, G)
-        self.last = here if phase else Sample(X, value, copy_of(G))
+        self.last = here if phase or owned else Sample(X, value, copy_of(G))
         if phase and before is not None:
             self.last = None  # two matrices less to keep
             pair = between(before, here)

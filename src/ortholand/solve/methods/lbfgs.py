@@ -33,7 +33,7 @@ from ortholand.solve.options import Rule, is_count
 
 FEWEST, MOST = 10, 40  # pairs kept if the user does not say how many,
 ROOM = 4_000  # of about this many numbers
-MEMORY_COUNTS, FEWER = 50_000, 8  # numbers in X from where fewer are kept
+MEMORY_COUNTS, FEWER = 50_000, 6  # numbers in X from where fewer are kept
 NEWS = 0.3  # weight of the last step in the scale that directions unknown to the pairs get
 FLATNESS = 0.9  # largest share of the slope that a line search may leave
 KINDS: dict[type, int] = {
