@@ -13,14 +13,20 @@ from ortholand.solve.manifolds import (
 from ortholand.solve.manifolds.operators import Covariance
 from ortholand.solve.method import Method
 from ortholand.solve.minimize import METHODS, minimize
+from ortholand.solve.prox import L1, L21, Box, Nonnegative, Prox
 
 __all__ = [
+    "L1",
+    "L21",
     "METHODS",
+    "Box",
     "Covariance",
     "Euclidean",
     "GeneralizedStiefel",
     "Grassmann",
     "Method",
+    "Nonnegative",
+    "Prox",
     "Rotations",
     "Sphere",
     "Stiefel",

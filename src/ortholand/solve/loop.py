@@ -86,6 +86,8 @@ class Loop:
 
     def _curvature(self, point: Point) -> float:
         """Curvature by two power iterations from the gradient, to tell whether that is small."""
+        if not self.cost.smooth:
+            return 0.0
         length = precision(point.X) ** (1 / 3) * self.targets.length
         direction, curvature = point.gradient, 0.0
         for _ in range(2):
@@ -155,7 +157,12 @@ class Loop:
     def _blame(self, point: Point) -> None:
         """Interrupt the run if f and its gradient disagree along the negative gradient."""
         watch, geometry = self.cost.objective.watch, self.cost.geometry
-        if watch is None or self.targets.is_rounding(point) or not point.finite:
+        if (
+            watch is None
+            or not self.cost.smooth
+            or self.targets.is_rounding(point)
+            or not point.finite
+        ):
             return
         V = geometry.ambient(point.X, point.gradient)
         t = 0.05 * self.cost.cautious_step(point, point.gradient_norm)

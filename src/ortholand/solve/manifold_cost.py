@@ -66,6 +66,8 @@ class ManifoldCost:
         lands_closely: whether trial points are landed up to rounding, because one may be the last.
     """
 
+    smooth = True  # whether all of the cost has a gradient
+
     def __init__(self, objective: Objective, geometry: Geometry) -> None:
         self.objective, self.geometry = objective, geometry
         self.saw_non_finite = False

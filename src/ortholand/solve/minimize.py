@@ -10,13 +10,17 @@ import torch
 from ortholand.solve.arrays import precision
 from ortholand.solve.loop import Loop
 from ortholand.solve.manifold_cost import ManifoldCost
-from ortholand.solve.manifolds import geometry_of, variables_on
+from ortholand.solve.manifolds import Sphere, geometry_of, variables_on
+from ortholand.solve.manifolds.geometry import Geometry, MatrixGeometry
+from ortholand.solve.manifolds.product import Product
+from ortholand.solve.manifolds.stiefel import SquareStiefel, Subspaces, TallStiefel
 from ortholand.solve.method import Method, check_method
 from ortholand.solve.methods.automatic import Automatic
 from ortholand.solve.methods.bb import BarzilaiBorwein
 from ortholand.solve.methods.landing import Landing
 from ortholand.solve.methods.lbfgs import LBFGS
 from ortholand.solve.methods.newton import Newton
+from ortholand.solve.methods.proximal import ProximalCost, ProximalLanding
 from ortholand.solve.objective import Objective, product_from
 from ortholand.solve.options import (
     Limits,
@@ -27,8 +31,11 @@ from ortholand.solve.options import (
     limits_from,
     one_of_two,
 )
+from ortholand.solve.prox import Box, Prox
 from ortholand.solve.result import best_on_manifold, reporter, result_of
 from ortholand.solve.run import Run
+from ortholand.solve.structure import assign
+from ortholand.solve.variables import Block
 from ortholand.solve.watch import Watch
 
 if TYPE_CHECKING:
@@ -71,6 +78,7 @@ def minimize(
     disp: bool | None = None,
     options: Mapping[str, Any] | None = None,
     state: Any = None,
+    prox: Any = None,
 ) -> "OptimizeResult":
     """Minimise a function of a matrix with orthonormal columns (rows, if it is wide).
 
@@ -144,13 +152,15 @@ def minimize(
         if state is not None:
             return _resumed(state, objective, limits, reporter(callback, display))
         cost = ManifoldCost(objective, geometry)
+        if prox is not None:
+            cost, solver = _proximal(objective, geometry, prox, x0, method, lam)
         start = variables.start
-        watch = Watch(
-            objective.value_and_gradient, precision(start), limits.noise, limits.maxfev
-        )
+        watch = Watch(objective.value_and_gradient, precision(start), limits.noise, limits.maxfev)
         start, D = geometry.settle(start) if solver.begins_on_manifold else (start, None)
         run = Run(cost, limits)
         loop = Loop(run, solver, reporter(callback, display))
+        if isinstance(cost, ProximalCost):
+            start, D = cost.admissible(start), None
         first = cost.at(start, D, measured=True)
         watch.noise /= objective.scale
         objective.watch = watch
@@ -167,7 +177,9 @@ def _resumed(
 ) -> "OptimizeResult":
     """The run that ``result.state`` holds, continued on the functions of this call."""
     if not isinstance(state, Loop):
-        raise TypeError(f"state must be the state of an earlier result, got {type(state).__name__}.")
+        raise TypeError(
+            f"state must be the state of an earlier result, got {type(state).__name__}."
+        )
     ours = state.cost.objective
     if [b.shape for b in ours.variables.blocks] != [b.shape for b in objective.variables.blocks]:
         raise ValueError("state must be of a run on variables of the shapes of x0.")
@@ -177,3 +189,40 @@ def _resumed(
     result = result_of(state.run, best_on_manifold(state.run, status), status)
     result.state = state
     return result
+
+
+def _proximal(
+    objective: Objective, geometry: Geometry, prox: Any, x0: Any, method: Any, lam: float | None
+) -> tuple[ProximalCost, Method]:
+    """What minimises f + g, where g is given by proximal maps."""
+    if method is not None:
+        raise ValueError(f"With prox= there is one method, proximal landing, got {method!r}.")
+    variables = objective.variables
+    # One matrix is a leaf; lists of numbers are one, too.
+    proxes = assign(prox, Prox, np.zeros(1) if variables.single else x0, "prox")
+    parts = geometry.geometries if isinstance(geometry, Product) else [geometry]
+    for part, one, block in zip(parts, proxes, variables.blocks, strict=True):
+        _check_prox(part, one, block)
+    # Coordinates of tall matrices for square ones too.
+    tall = [TallStiefel() if isinstance(part, MatrixGeometry) else part for part in parts]
+    whole = tall[0] if variables.single else Product(tall, variables.packing)
+    return ProximalCost(objective, whole, proxes), ProximalLanding(lam)
+
+
+def _check_prox(geometry: Geometry, prox: Any, block: Block) -> None:
+    known = (Geometry, TallStiefel, SquareStiefel, Subspaces)
+    if type(geometry) not in known or (type(geometry) is not Geometry and len(block.shape) > 2):
+        raise ValueError(
+            "prox= is for single matrices with orthonormal columns, spheres and Euclidean blocks, "
+            f"got {block.manifold!r} for {block.name}."
+        )
+    if isinstance(prox, Box) and type(geometry) is not Geometry and not is_sphere(block):
+        raise ValueError(
+            "prox= has no bounds on entries of orthonormal matrices of several columns, got "
+            f"{prox!r} for {block.name}. Penalise what is out of bounds in fun instead."
+        )
+
+
+def is_sphere(block: Block) -> bool:
+    """Whether a block is one unit vector."""
+    return isinstance(block.manifold, Sphere) or 1 in block.shape

@@ -75,9 +75,7 @@ def result_of(
         status=int(status),
         method=run.method,
         message=_message(run, point, status, advice) + _remark(objective),
-        min_curvature=None
-        if run.min_curvature is None
-        else run.min_curvature * objective.scale,
+        min_curvature=None if run.min_curvature is None else run.min_curvature * objective.scale,
         history=run.history(),
     )
 
@@ -174,7 +172,9 @@ def _why(run: Run, point: Point) -> str:
 def _order(run: Run) -> str:
     """What is known about the curvature."""
     if run.min_curvature is not None:
-        return f"; the smallest curvature found is {run.min_curvature * run.cost.objective.scale:.1e}"
+        return (
+            f"; the smallest curvature found is {run.min_curvature * run.cost.objective.scale:.1e}"
+        )
     text = "; only the gradient was checked"
     return text if run.nit else text + ": move x0 to leave a saddle point"
 

@@ -27,7 +27,7 @@ class Lowest(NamedTuple):
 def products_allowed(run: Run, left_a_saddle: bool) -> int:
     """How many Hessian products the check may take; 0 if they are not exact."""
     objective, less = run.cost.objective, run.targets.less(run.point)
-    if objective.watch is None or not objective.has_products:
+    if objective.watch is None or not run.cost.smooth or not objective.has_products:
         return 0
     size = math.prod(run.point.X.shape)
     if run.nit == 0 or left_a_saddle or run.targets.first <= 0.01 * less:
@@ -59,7 +59,9 @@ def lowest_curvature(cost: ManifoldCost, point: Point, products: int) -> Lowest 
         for _ in range(2):  # once more: rounding would show the same curvatures again
             for u in basis:
                 w = combine(w, -inner(u, w), u)
-        values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1))
+        values, vectors = np.linalg.eigh(
+            np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
+        )
         largest = float(abs(values).max())
         negative = values[0] < -max(NEGATIVE, 100 * precision(point.X)) * largest
         found = float(values[0]), vectors[:, 0], bool(negative)

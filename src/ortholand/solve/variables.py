@@ -178,6 +178,15 @@ class Variables:
         pairs = zip(self.blocks, self.split(X), strict=True)
         return [self._show(b.manifold.outward(part, b.shape, gradient)) for b, part in pairs]
 
+    def show(self, i: int, X: Any) -> Any:
+        """The user's view of block i alone."""
+        block = self.blocks[i]
+        return self._show(block.manifold.outward(X, block.shape))
+
+    def take(self, i: int, x: Any, name: str) -> Any:
+        """Block i from the user's side, a point."""
+        return self._take(self.blocks[i], x, name, gradient=False)
+
     def owned(self, X: Any, gradient: bool = False) -> Any:
         """The same as an array that the user may write to."""
         if self.plain:

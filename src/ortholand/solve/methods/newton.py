@@ -94,7 +94,7 @@ class Newton(Method):
         self.effort = 0  # Hessian products in the last step
         self.misses = 0
 
-    def advance(self, point: Point, progress: Progress) -> Point | None:  # noqa: ARG002
+    def advance(self, point: Point, progress: Progress) -> Point | None:
         """Minimise the model, go there, and judge the step."""
         solution = self._minimise_model(point)
         if not math.isfinite(solution.residual) and self._distrusts(point, point.gradient):
