@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -133,6 +134,8 @@ def minimize(
     known: Any = METHODS[method] if isinstance(method, str) else method
     check_callback(callback)
     gtol = one_of_two("the tolerance", gtol, tol, ("gtol", "tol"))
+    options = dict(options or {}) if isinstance(options, Mapping) or options is None else options
+    clock = options.pop("clock", perf_counter) if isinstance(options, dict) else perf_counter
     limits, rest = limits_from(options, gtol, maxiter, getattr(known, "maxiter", 10_000))
     display = display_from(rest, disp)
     check_lam(lam)
@@ -144,7 +147,7 @@ def minimize(
             raise TypeError(f"Give one of hess and hessp, a function, got hess={hess!r:.60}.")
         hessp = product_from(hess)
     variables = variables_on(x0, manifold)
-    objective = Objective(fun, variables, jac=jac, hessp=hessp, args=args)
+    objective = Objective(fun, variables, jac=jac, hessp=hessp, args=args, clock=clock)
     geometry = geometry_of(variables)
     # NumPy's operations need no shield from autograd.
     shield = nullcontext() if variables.inside_numpy else torch.no_grad()
@@ -167,6 +170,7 @@ def minimize(
         status = loop.from_point(first)
         result = result_of(run, best_on_manifold(run, status), status)
         result.state = loop
+        result.choice = getattr(solver, "reasons", [f"{solver.name}: named"])
     if display:
         print(result.message)
     return result

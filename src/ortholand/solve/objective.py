@@ -4,6 +4,7 @@ import contextvars
 import math
 from collections.abc import Callable
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ class Objective:
         jac: Callable[..., Any] | bool | None = None,
         hessp: Callable[..., Any] | None = None,
         args: Any = (),
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         _check_functions(fun, jac, hessp, variables)
         if variables.jax is not None and jac is None:
@@ -36,6 +38,8 @@ class Objective:
         self.fun, self.jac, self.hessp = fun, jac, hessp
         self.variables = variables
         self.args = args if isinstance(args, tuple) else (args,)
+        self.clock = clock
+        self.quickest = {"gradient": math.inf, "product": math.inf}  # seconds
         self.nfev = self.njev = self.nhev = 0
         self.unit: float | None = None
         self.watch: Watch | None = None  # sees all evaluations
@@ -52,7 +56,9 @@ class Objective:
         """
         if self.watch is not None:
             self.watch.before(self.nfev)
+        began = self.clock()
         value, G = self._value_and_gradient(X)
+        self._timed("gradient", began)
         if self.unit is None:
             self.unit = power_of_two_near(G)
         # A copy: functions that fill the same buffer at each call are common.
@@ -111,6 +117,17 @@ class Objective:
         else:
             value, G = self._call("fun", self.fun, x), self._call("jac", self.jac, x)
         return _real_number(value), self.variables.inward(G, "jac")
+
+    def _timed(self, name: str, began: float) -> None:
+        self.quickest[name] = min(self.quickest[name], self.clock() - began)
+
+    @property
+    def relative_cost(self) -> float:
+        """How many evaluations take as long as a Hessian product; a power of two, against noise."""
+        gradient, product = self.quickest["gradient"], self.quickest["product"]
+        if not (0 < gradient < math.inf and 0 < product < math.inf):
+            return 1.0
+        return 2.0 ** round(math.log2(min(max(product / gradient, 0.25), 4.0)))
 
     def gradient(self, X: Any) -> Any:
         """The Euclidean gradient alone."""
@@ -177,7 +194,10 @@ class Objective:
 
         def counted(V: Any) -> Any:
             self.nhev += 1
-            return product(V) if scale == 1 else product(V) / scale
+            began = self.clock()
+            H = product(V)
+            self._timed("product", began)
+            return H if scale == 1 else H / scale
 
         return counted
 

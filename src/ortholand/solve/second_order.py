@@ -10,8 +10,9 @@ from ortholand.solve.manifold_cost import ManifoldCost, Point
 from ortholand.solve.methods.newton import Model
 from ortholand.solve.run import Run
 
-SHARE = 25  # evaluations in a run for each Hessian product that may be spent here,
-ALWAYS = 60  # and how many may be if the run began at a stationary point
+SHARE = 0.05  # of a run's time that may be spent here,
+ALWAYS = 60  # and Hessian products, if the run began at a stationary point
+OVERHEAD, BEGIN = 5e-5, 2e-4  # seconds around a product, and before the first
 CLEAR = 1e-3  # a curvature this far below zero, relative to the largest, ends the search
 NEGATIVE = 1e-7  # below this it may be rounding
 
@@ -32,8 +33,12 @@ def products_allowed(run: Run, left_a_saddle: bool) -> int:
     size = math.prod(run.point.X.shape)
     if run.nit == 0 or left_a_saddle or run.targets.first <= 0.01 * less:
         return min(ALWAYS, size)
+    gradient = objective.quickest["gradient"]
+    product = min(objective.quickest["product"], 2 * gradient)
     begins = 0 if objective.hessp or objective.keeps_graph else 3  # a graph must be made
-    allowed = (objective.nfev + objective.nhev) // SHARE - begins
+    passed = objective.nfev * (gradient + OVERHEAD / 4) + objective.nhev * (product + OVERHEAD / 2)
+    left = SHARE * passed - BEGIN - begins * gradient
+    allowed = int(left / (product + OVERHEAD)) if math.isfinite(passed) else 0
     return min(allowed, ALWAYS, size) if allowed > 1 else 0
 
 

@@ -130,6 +130,11 @@ class LBFGS(Descent, Method):
         self.compiled: Compiled | None = None
 
     @staticmethod
+    def suits(cost: ManifoldCost, point: Point) -> bool:
+        """Whether X is so small that L-BFGS is written in compiled code, found or not."""
+        return type(cost.geometry) in KINDS and compiled.is_small(point.X)
+
+    @staticmethod
     def is_compiled(cost: ManifoldCost, point: Point) -> bool:
         """Whether there is compiled code for points like this one."""
         return type(cost.geometry) in KINDS and compiled.library_for(point.X) is not None

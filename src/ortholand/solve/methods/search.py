@@ -51,12 +51,17 @@ class Numbers(ctypes.Structure):
     ]
 
 
+def is_small(X: Any) -> bool:
+    """Whether X is of a type and size for which there is compiled code."""
+    if not (isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype in SCALARS):
+        return False
+    n, p = X.shape
+    return p <= MOST_COLUMNS and n * p * p <= MOST_PRODUCTS
+
+
 def library_for(X: Any) -> ctypes.CDLL | None:
     """The library for points like X; None where there is none, or NumPy is faster."""
-    if not (isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype in SCALARS):
-        return None
-    n, p = X.shape
-    if p > MOST_COLUMNS or n * p * p > MOST_PRODUCTS:
+    if not is_small(X):
         return None
     found = native.library(Unit("search", SCALARS[X.dtype]))
     return None if isinstance(found, str) else found
