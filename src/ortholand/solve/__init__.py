@@ -3,6 +3,7 @@
 from ortholand.solve.check import check_gradient, check_hessian
 from ortholand.solve.finite_sum import minimize_finite_sum
 from ortholand.solve.manifolds import (
+    Constraint,
     Euclidean,
     GeneralizedStiefel,
     Grassmann,
@@ -20,6 +21,7 @@ __all__ = [
     "L21",
     "METHODS",
     "Box",
+    "Constraint",
     "Covariance",
     "Euclidean",
     "GeneralizedStiefel",

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from ortholand.solve.options import (
     check_callback,
     check_lam,
     check_options,
+    clock_from,
     display_from,
     limits_from,
     one_of_two,
@@ -134,10 +134,9 @@ def minimize(
     known: Any = METHODS[method] if isinstance(method, str) else method
     check_callback(callback)
     gtol = one_of_two("the tolerance", gtol, tol, ("gtol", "tol"))
-    options = dict(options or {}) if isinstance(options, Mapping) or options is None else options
-    clock = options.pop("clock", perf_counter) if isinstance(options, dict) else perf_counter
     limits, rest = limits_from(options, gtol, maxiter, getattr(known, "maxiter", 10_000))
     display = display_from(rest, disp)
+    clock = clock_from(rest)
     check_lam(lam)
     rules = {**LBFGS.rules, **Newton.rules} if known is None else known.rules
     check_options(method, rules, rest)

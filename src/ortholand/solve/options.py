@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable, Mapping
 from enum import IntEnum
+from time import perf_counter
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from ortholand.safe_step import RULES as SAFE_STEP_RULES
 
-LOOP_OPTIONS = ("gtol", "maxiter", "maxfev", "atol", "maxtime", "noise", "disp")
+LOOP_OPTIONS = ("gtol", "maxiter", "maxfev", "atol", "maxtime", "noise", "disp", "clock")
 Rule = tuple[str, Callable[[Any], bool]]  # what a value must be, in words and as a test
 
 
@@ -91,6 +92,14 @@ def display_from(options: dict[str, Any], disp: Any) -> bool:
     if not (disp is None or isinstance(disp, bool) or is_whole(disp)):
         raise ValueError(f"disp must be True or False, got {disp!r}.")
     return bool(disp)
+
+
+def clock_from(options: dict[str, Any]) -> Callable[[], float]:
+    """What times the user's functions."""
+    clock = options.pop("clock", perf_counter)
+    if not callable(clock):
+        raise TypeError(f"options['clock'] must be a function like time.perf_counter, got {clock!r}.")
+    return clock
 
 
 def check_options(method: Any, rules: Mapping[str, Rule], options: Mapping[str, Any]) -> None:
