@@ -1,4 +1,4 @@
-"""The default method: what it chooses, that it goes back, and that compiled code does not matter."""
+"""The default method: its choice, its way back, and that compiled code does not matter."""
 
 import itertools
 

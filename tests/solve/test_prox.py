@@ -31,7 +31,8 @@ def off_optimal(X, G, prox, t):
 
     M = X.T @ G
     start = ((M + M.T) / 2)[upper]
-    return np.linalg.norm(least_squares(lambda m: step(m).ravel(), start, xtol=1e-15, ftol=1e-15, gtol=1e-15).fun)
+    least = least_squares(lambda m: step(m).ravel(), start, xtol=1e-15, ftol=1e-15, gtol=1e-15)
+    return np.linalg.norm(least.fun)
 
 
 @pytest.mark.parametrize("weight", [0.1, 0.5])
@@ -64,9 +65,8 @@ def test_a_nonnegative_principal_component():
     assert result.success, result.message
     assert (result.x >= 0).all()
     assert (result.x == 0).any()
-    others = [both(np.abs(np.random.default_rng(k).standard_normal(30)))[0] for k in range(100)]
-    sizes = [np.random.default_rng(k).standard_normal(30) @ np.random.default_rng(k).standard_normal(30) for k in range(100)]
-    assert result.fun < min(o / s for o, s in zip(others, sizes, strict=True))
+    draws = [np.abs(np.random.default_rng(k).standard_normal(30)) for k in range(100)]
+    assert result.fun < min(both(x / np.linalg.norm(x))[0] for x in draws)
 
 
 def test_lasso_and_box_in_flat_space():
@@ -85,9 +85,13 @@ def test_a_product_in_torch():
     generator = torch.Generator().manual_seed(0)
     U = torch.zeros(30, 2, dtype=torch.float64)
     U[:4, 0] = U[4:8, 1] = 0.5
-    M = U * torch.tensor([3.0, 2.0]) + 0.01 * torch.randn(30, 2, generator=generator, dtype=torch.float64)
+    noise = torch.randn(30, 2, generator=generator, dtype=torch.float64)
+    M = U * torch.tensor([3.0, 2.0]) + 0.01 * noise
     fun = lambda x: ((x["U"] * x["s"]) - M).square().sum()  # noqa: E731
-    x0 = {"U": ol.random_orthogonal(30, 2, seed=1, dtype=torch.float64), "s": torch.ones(2, dtype=torch.float64)}
+    x0 = {
+        "U": ol.random_orthogonal(30, 2, seed=1, dtype=torch.float64),
+        "s": torch.ones(2, dtype=torch.float64),
+    }
     result = ol.minimize(fun, x0, prox={"U": ol.L1(0.1), "s": None})
     assert result.success, result.message
     assert ((result.x["U"].abs() > 1e-8) == (U != 0))[:8].all()
@@ -96,7 +100,8 @@ def test_a_product_in_torch():
 
 def test_a_map_of_ones_own():
     both, x0 = pca(40, 2)
-    own = ol.Prox(lambda X: 0.2 * abs(X).sum(), lambda V, t: np.sign(V) * np.maximum(abs(V) - 0.2 * t, 0))
+    shrink = lambda V, t: np.sign(V) * np.maximum(abs(V) - 0.2 * t, 0)  # noqa: E731
+    own = ol.Prox(lambda X: 0.2 * abs(X).sum(), shrink)
     first, second = (ol.minimize(both, x0, jac=True, prox=g) for g in (own, ol.L1(0.2)))
     assert first.success
     np.testing.assert_allclose(first.x, second.x, atol=1e-6)
@@ -124,8 +129,9 @@ def test_bad_arguments():
         ol.minimize(both, x0, jac=True, prox=ol.L1(1.0), method="bb")
     with pytest.raises(TypeError, match="prox"):
         ol.minimize(both, x0, jac=True, prox=lambda V, t: V)
+    general = ol.GeneralizedStiefel(np.eye(10), "landing")
     with pytest.raises(ValueError, match="prox= is for"):
-        ol.minimize(both, x0, jac=True, prox=ol.L1(1.0), manifold=ol.GeneralizedStiefel(np.eye(10), "landing"))
+        ol.minimize(both, x0, jac=True, prox=ol.L1(1.0), manifold=general)
     with pytest.raises(ValueError, match="bounds"):
         ol.minimize(both, x0, jac=True, prox=ol.Nonnegative())
     with pytest.raises(ValueError, match="weight"):

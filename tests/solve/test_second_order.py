@@ -21,7 +21,8 @@ def planted(seed):
     B = (B + B.T) / 2
     w, U = np.linalg.eigh(B)
     W = np.arange(p, 0, -1.0)
-    near = U[:, random.permutation(n)[:p]] + [0, 1e-12, 1e-9, 1e-6][seed % 4] * random.standard_normal((n, p))
+    noise = [0, 1e-12, 1e-9, 1e-6][seed % 4] * random.standard_normal((n, p))
+    near = U[:, random.permutation(n)[:p]] + noise
     return *rayleigh(B, W), np.linalg.qr(near)[0], float(w[:p] @ W)
 
 
@@ -37,7 +38,8 @@ def test_planted_saddles_are_left(method):
 
 def test_autograd_has_products_too():
     A = torch.diag(torch.arange(10.0, dtype=torch.float64))
-    result = ol.minimize(lambda X: (X * (A @ X)).sum(), torch.eye(10, dtype=torch.float64)[:, [3, 5]])
+    x0 = torch.eye(10, dtype=torch.float64)[:, [3, 5]]
+    result = ol.minimize(lambda X: (X * (A @ X)).sum(), x0)
     assert result.fun == pytest.approx(1.0)
 
 

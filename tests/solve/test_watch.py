@@ -38,7 +38,8 @@ def test_a_wrong_jac(method, kind):
     mask[0, 0] = -1
     extra = (lambda X: 10 * np.sum(X**4)) if kind == "a term less" else lambda X: 0.0
     sign = {"sign": -1, "entry": mask}.get(kind, 1.0)
-    result = ol.minimize(lambda X: f.fun(X) + extra(X), f.x0, jac=lambda X: sign * f.jac(X), method=method)
+    fun, jac = (lambda X: f.fun(X) + extra(X)), (lambda X: sign * f.jac(X))
+    result = ol.minimize(fun, f.x0, jac=jac, method=method)
     assert result.status == 3
     assert "jac is not fun's gradient" in result.message
     assert "check_gradient" in result.message

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ortholand.solve.arrays import norm, precision
 from ortholand.solve.manifold_cost import LOOKS, Point
 from ortholand.solve.method import Method, Passed, Progress
-from ortholand.solve.options import Interrupted, Limits, Status
+from ortholand.solve.options import InterruptedRunError, Limits, Status
 from ortholand.solve.run import Run
 from ortholand.solve.second_order import lower_point, lowest_curvature, products_allowed
 from ortholand.solve.watch import Sample
@@ -41,7 +41,7 @@ class Loop:
         watch = self.cost.objective.watch
         try:
             return follow()
-        except Interrupted as end:
+        except InterruptedRunError as end:
             self.run.fault = end.fault
             if not self.run.rows:
                 self.run.record(self.method.name)

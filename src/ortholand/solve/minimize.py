@@ -92,8 +92,9 @@ def minimize(
         args: tuple of further arguments of the functions.
         method: ``"lbfgs"``, ``"bb"``, ``"newton"``, ``"landing"`` (the paper's), or a subclass of
             ``ortholand.solve.Method``. None: chosen; the result's ``method`` says which.
-        jac: Euclidean gradient ``jac(X, *args)``, or True if fun returns (cost, gradient). With a
-            tensor x0 it may be left out: autograd computes it. Complex X: ``df = Re <jac, dX>``.
+        jac: Euclidean gradient ``jac(X, *args)``, or True if fun returns (cost, gradient). For
+            tensors and JAX's arrays it may be left out, because it is derived. ``"2-point"`` and
+            ``"3-point"`` are differences, for few numbers. Complex X: ``df = Re <jac, dX>``.
         hess: the Euclidean Hessian as an array of ``x0.size`` rows, or of shape
             ``x0.shape + x0.shape``; ``hess(X, *args)``.
         hessp: Euclidean Hessian times a matrix, ``hessp(X, V, *args)``, for ``"newton"``; without
@@ -112,15 +113,21 @@ def minimize(
             True or raising StopIteration.
         disp: True prints progress.
         options: ``gtol``, ``maxiter``, ``disp``; ``atol`` (a norm of the gradient that is small
-            enough), ``maxtime`` (seconds), ``noise`` (smaller differences of f mean nothing);
+            enough), ``maxfev``, ``maxtime`` (seconds), ``noise`` (smaller differences of f mean
+            nothing), ``clock`` (times the functions, for the choice of a method);
             the method's own: ``memory`` (lbfgs), ``preconditioner`` (bb, newton),
             ``inner_maxiter`` (newton), ``step, momentum, eps, safe_step`` (landing).
+        state: an earlier result's ``state``: the run goes on from there, with all that its method
+            has learnt, and x0 gives shapes only.
+        prox: a part g of the cost that has kinks, added to fun: ``ol.L1``, ``ol.L21``,
+            ``ol.Nonnegative``, ``ol.Box`` or an ``ol.Prox``; for several blocks, the structure of
+            x0 with one or None in each place.
 
     Returns:
         SciPy's ``OptimizeResult``: ``x, fun, jac, grad_norm, distance, nit, nfev, njev, nhev,
-        success, status, method, message, history``. x has orthonormal columns up to rounding in any
-        case; success means that it is also stationary. Numerical failures are reported as a status,
-        with the best point found.
+        success, status, method, choice, message, min_curvature, history, state``. x has
+        orthonormal columns up to rounding in any case; success means that it is also stationary.
+        Numerical failures are reported as a status, with the best point found.
 
     >>> import ortholand, torch
     >>> A = torch.diag(torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))

@@ -364,7 +364,7 @@ def _pair(value: Any) -> tuple[Any, Any]:
         raise ValueError(
             f"With jac=True fun must return the pair (value, gradient), got {_describe(value)}."
         )
-    return value
+    return value[0], value[1]
 
 
 def _describe(value: Any) -> str:

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from time import perf_counter
 from numbers import Integral, Real
+from time import perf_counter
 from typing import Any, NamedTuple
 
 from ortholand.safe_step import RULES as SAFE_STEP_RULES
@@ -26,7 +26,7 @@ class Status(IntEnum):
     UNBOUNDED = 7
 
 
-class Interrupted(Exception):
+class InterruptedRunError(Exception):
     """A run must stop while a method is at work; with what is to blame, in words."""
 
     def __init__(self, status: Status, fault: str) -> None:
@@ -98,7 +98,7 @@ def clock_from(options: dict[str, Any]) -> Callable[[], float]:
     """What times the user's functions."""
     clock = options.pop("clock", perf_counter)
     if not callable(clock):
-        raise TypeError(f"options['clock'] must be a function like time.perf_counter, got {clock!r}.")
+        raise TypeError(f"options['clock'] must be a function without arguments, got {clock!r}.")
     return clock
 
 

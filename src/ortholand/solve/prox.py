@@ -3,6 +3,7 @@
 They work on arrays as the user's functions do, NumPy's or torch's alike.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -52,7 +53,8 @@ class Box(Prox):
     """Entries from ``low`` to ``high``, one of which may be None."""
 
     def __init__(self, low: float | None = None, high: float | None = None) -> None:
-        if (low is None and high is None) or (None not in (low, high) and not low < high):
+        least, most = (-math.inf if low is None else low), (math.inf if high is None else high)
+        if (low is None and high is None) or not least < most:
             raise ValueError(f"low must be less than high, and one of them given: {low}, {high}.")
         super().__init__(lambda X: 0.0, lambda V, t: V.clip(low, high))  # noqa: ARG005
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ortholand.solve.arrays import copy_of, inner, norm
-from ortholand.solve.options import Interrupted, Status
+from ortholand.solve.options import InterruptedRunError, Status
 
 EVERY = 3  # evaluations from one pair that is compared to the next
 ODD = 0.35  # share of the larger slope that the trapezoid rule may miss
@@ -87,7 +87,7 @@ class Watch:
         self.next_look = 0  # evaluations before which nothing odd is examined again
         self.next_probe = PROBED
         self.closed = self.examining = False  # closed once the run has ended
-        self.end: Interrupted | None = None
+        self.end: InterruptedRunError | None = None
         self.targets: Any = None  # of the run, once it has begun
         self.examined: list[tuple[int, int]] = []  # evaluations before and after a look
         self.remark = ""  # what was found and does not end the run
@@ -103,7 +103,7 @@ class Watch:
             raise self.end
 
     def _interrupt(self, status: Status, fault: str) -> None:
-        self.end = self.end or Interrupted(status, fault)
+        self.end = self.end or InterruptedRunError(status, fault)
         raise self.end
 
     def open(self, most: float) -> None:

@@ -38,9 +38,7 @@ class Constraint(Manifold):
     -2.236068
     """
 
-    def __init__(
-        self, fun: Callable[..., Any], jac: Callable[..., Any] | None = None
-    ) -> None:
+    def __init__(self, fun: Callable[..., Any], jac: Callable[..., Any] | None = None) -> None:
         if not callable(fun) or not (jac is None or callable(jac)):
             raise TypeError(f"fun and jac must be functions, got {fun!r:.40} and {jac!r:.40}.")
         self.fun, self.jac = fun, jac
@@ -52,7 +50,7 @@ class Constraint(Manifold):
             "Start nearer to where fun is zero.",
         )
 
-    def geometry(self, X: Any, numpy: bool) -> "LevelSet":  # noqa: ARG002
+    def geometry(self, X: Any, numpy: bool) -> "LevelSet":
         """The geometry, in the library of the user's functions."""
         if X.dtype in (np.complex64, np.complex128, torch.complex64, torch.complex128):
             raise TypeError(f"ol.Constraint needs real variables, got {X.dtype}.")
@@ -181,13 +179,15 @@ class LevelSet(Geometry):
         return J.reshape(-1, math.prod(X.shape)).astype(float)
 
     def _differences(self, X: Array) -> np.ndarray:
-        flat, columns = np.asarray(X, float).reshape(-1), []
+        def at(flat: np.ndarray) -> np.ndarray:
+            return self.residual(self._as(flat, X))
+
+        flat, columns = to_numpy(X).reshape(-1).astype(float), []
         for i, entry in enumerate(flat):
             h = precision(X) ** (1 / 3) * max(1.0, abs(float(entry)))
             step = np.zeros_like(flat)
             step[i] = h
-            ends = [self.residual((flat + s * step).reshape(X.shape).astype(X.dtype)) for s in (1, -1)]
-            columns.append((ends[0] - ends[1]) / (2 * h))
+            columns.append((at(flat + step) - at(flat - step)) / (2 * h))
         return np.stack(columns, axis=1)
 
     def _shown(self, X: Array) -> Any:

@@ -91,7 +91,8 @@ class Automatic(Method):
         now, objective = self.method.name, self.cost.objective
         spent = self._spent() - self.spent
         distrusted = bool(objective.distrusted) and now == "newton"
-        enough = TRIAL * (LATE if now == "newton" else AGAIN ** (self.name.split(", ").count(now) - 1))
+        times = self.name.split(", ").count(now)
+        enough = TRIAL * (LATE if now == "newton" else AGAIN ** (times - 1))
         if not distrusted and spent < enough:
             return
         gained = math.log10(max(self.mark / (self.flattest or 1.0), 1.0))

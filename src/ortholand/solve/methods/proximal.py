@@ -185,7 +185,7 @@ class ProximalLanding(Method):
     def __init__(self, lam: float | None = None) -> None:
         self.lam = lam
 
-    def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
+    def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:  # noqa: ARG002
         """Keep the problem."""
         assert isinstance(cost, ProximalCost)
         self.cost, self.targets = cost, targets

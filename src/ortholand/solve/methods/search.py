@@ -10,7 +10,7 @@ import numpy as np
 
 from ortholand import native
 from ortholand.native.recipe import Unit
-from ortholand.solve.options import Interrupted
+from ortholand.solve.options import InterruptedRunError
 
 SCALARS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 MOST_COLUMNS = 32
@@ -100,7 +100,9 @@ class Search:
         try:
             while answer == EVALUATE:
                 answer = advance(handle, evaluate(), perf_counter())
-        except Interrupted:  # which comes again when the iterations so far have been collected
+        except (
+            InterruptedRunError
+        ):  # it comes again, after what was done is collected
             while answer == EVALUATE:
                 answer = advance(handle, nan, perf_counter())
         return answer == STUCK
