@@ -6,6 +6,7 @@ gradient was evaluated there.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from ortholand.solve.arrays import norm, precision
 from ortholand.solve.manifold_cost import LOOKS, Point
@@ -32,6 +33,10 @@ class Loop:
     ) -> None:
         self.run, self.cost, self.method, self.report = run, run.cost, method, report
         self.left_a_saddle = False
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        """A stored result is without its state, which holds the user's functions."""
+        return type(None), ()
 
     def from_point(self, point: Point) -> Status:
         """Run, and return why it ended."""

@@ -10,11 +10,11 @@ from ortholand.solve.method import Method, Passed, Progress
 
 FEW = 192  # numbers in X up to which L-BFGS sees most of the Hessian
 TRIAL = 30  # a method is judged when it has spent the time of so many evaluations,
-LATE = 5  # Newton's, which is slow at first, when it has spent this many times as much
+LATE = 8  # later ones, and Newton's, which is slow at first, with this many times as much
 AGAIN = 4  # a method that comes back has this many times as long, each time
 FIRST = 1e-2  # share of the gradient that may be left the first time it is judged
 LATER = 1e-1  # share that may be left from one time to the next
-BETTER = 1.5  # how much faster another method must have been to come back
+BETTER = 4.0  # how much faster another method must have been to come back: first digits are easy
 
 
 class Automatic(Method):
@@ -92,7 +92,8 @@ class Automatic(Method):
         spent = self._spent() - self.spent
         distrusted = bool(objective.distrusted) and now == "newton"
         times = self.name.split(", ").count(now)
-        enough = TRIAL * (LATE if now == "newton" else AGAIN ** (times - 1))
+        late = now == "newton" or len(self.reasons) > 1
+        enough = TRIAL * (LATE if late else 1) * (1 if now == "newton" else AGAIN ** (times - 1))
         if not distrusted and spent < enough:
             return
         gained = math.log10(max(self.mark / (self.flattest or 1.0), 1.0))
