@@ -100,9 +100,7 @@ class Search:
         try:
             while answer == EVALUATE:
                 answer = advance(handle, evaluate(), perf_counter())
-        except (
-            InterruptedRunError
-        ):  # it comes again, after what was done is collected
+        except InterruptedRunError:  # it comes again, after what was done is collected
             while answer == EVALUATE:
                 answer = advance(handle, nan, perf_counter())
         return answer == STUCK
