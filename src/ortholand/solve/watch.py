@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ortholand.solve.arrays import copy_of, inner, norm
 from ortholand.solve.options import InterruptedRunError, Status
 
-EVERY = 3  # evaluations from one pair that is compared to the next
+EVERY = 6  # evaluations from one pair that is compared to the next
 ODD = 0.35  # share of the larger slope that the trapezoid rule may miss
 PATIENCE = 3  # pairs in a row that must be odd
 HALVINGS = 14
@@ -112,9 +112,11 @@ class Watch:
 
     def saw(self, X: Any, value: float, G: Any, owned: bool = True) -> None:
         """Note an evaluation; unless it is owned, G may be overwritten later."""
+        self.count += 1
+        if self.count % EVERY > 1 and not self.bad and value - value == 0:
+            return  # nearly always: for small X this must be cheap
         if self.closed or self.examining:
             return
-        self.count += 1
         if not math.isfinite(value + self._look(X, value, G, owned)):
             self.bad, self.last = self.bad + 1, None
             if self.bad > MOST_BAD:
