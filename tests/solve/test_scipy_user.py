@@ -111,6 +111,7 @@ def test_pieces_cost_no_more_than_one_run(shape, method):
         evaluations += piece.nfev
         piece = ol.minimize(both, x0, maxiter=10, state=piece.state, **options)
         assert {len(column) for column in piece.history.values()} == {piece.nit + 1}
+    assert piece.choice[0] == once.choice[0]
     assert piece.fun == pytest.approx(once.fun, rel=1e-9)
     assert evaluations + piece.nfev <= 1.15 * once.nfev
 

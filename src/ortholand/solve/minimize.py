@@ -175,8 +175,7 @@ def minimize(
         objective.watch = watch
         status = loop.from_point(first)
         result = result_of(run, best_on_manifold(run, status), status)
-        result.state = loop
-        result.choice = getattr(solver, "reasons", [f"{solver.name}: named"])
+        _add_state(result, loop)
     if display:
         print(result.message)
     return result
@@ -197,8 +196,14 @@ def _resumed(
         setattr(ours, name, getattr(objective, name))
     status = state.resume(limits, report)
     result = result_of(state.run, best_on_manifold(state.run, status), status)
-    result.state = state
+    _add_state(result, state)
     return result
+
+
+def _add_state(result: "OptimizeResult", loop: Loop) -> None:
+    """What continues the run, and why its methods were chosen."""
+    result.state = loop
+    result.choice = list(getattr(loop.method, "reasons", [f"{loop.method.name}: named"]))
 
 
 def _proximal(
