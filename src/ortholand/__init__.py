@@ -37,10 +37,16 @@ from ortholand.parameters import orthogonal, orthogonality_error, orthogonalize_
 from ortholand.retractions import retract
 from ortholand.safe_step import safe_step_size
 from ortholand.solve import (
+    L1,
+    L21,
+    Box,
+    Constraint,
     Covariance,
     Euclidean,
     GeneralizedStiefel,
     Grassmann,
+    Nonnegative,
+    Prox,
     Rotations,
     Sphere,
     Stiefel,
@@ -57,7 +63,11 @@ except PackageNotFoundError:  # running from a source tree that was never instal
     __version__ = "0+unknown"
 
 __all__ = [
+    "L1",
+    "L21",
     "PLAM",
+    "Box",
+    "Constraint",
     "Covariance",
     "Euclidean",
     "GeneralizedStiefel",
@@ -65,8 +75,10 @@ __all__ = [
     "LandingAdam",
     "LandingMuon",
     "LandingSGD",
+    "Nonnegative",
     "PenaltySGD",
     "PowerLawLR",
+    "Prox",
     "RiemannianSGD",
     "Rotations",
     "Sphere",

@@ -120,9 +120,9 @@ class TestFunctions:
         with fails(TypeError, "fun must be callable", repr(fun)):
             minimize(fun, cost.start)
 
-    @pytest.mark.parametrize("jac", ["2-point", 3, [1]])
+    @pytest.mark.parametrize("jac", ["4-point", 3, [1]])
     def test_jac_must_be_a_function_or_true(self, jac, cost):
-        with fails(TypeError, "jac must be a function, True or None", repr(jac)):
+        with fails(TypeError, "jac must be a function, True, '2-point'", repr(jac)):
             minimize(cost.fun, cost.start, jac=jac)
 
     def test_hessp_must_be_a_function(self, cost):
@@ -151,7 +151,7 @@ class TestFunctions:
         with fails(ValueError, "jac must return", "(6, 2)", shown):
             minimize(fun, x0, jac=lambda X: change(jac(X)))
 
-    @pytest.mark.parametrize("dtype", ["float32", "complex128"])
+    @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
     def test_type_of_jac(self, dtype, cost, numpy_version):
         with fails(ValueError, "jac must return", "float64", dtype):
             minimize(cost.fun, cost.start, jac=lambda X: cost.jac(X).to(getattr(torch, dtype)))
@@ -176,8 +176,8 @@ class TestFunctions:
     def test_shape_and_type_of_hessp(self, method, cost):
         with fails(ValueError, "hessp must return", "(6, 2)", "(2, 6)"):
             minimize(cost.fun, cost.start, hessp=lambda X, V: V.mT, method=method)
-        with fails(ValueError, "hessp must return", "float64", "float32"):
-            minimize(cost.fun, cost.start, hessp=lambda X, V: V.float(), method=method)
+        with fails(ValueError, "hessp must return", "float64", "complex64"):
+            minimize(cost.fun, cost.start, hessp=lambda X, V: V.cfloat(), method=method)
 
     @pytest.mark.parametrize("method", ["bb", "newton"])
     def test_shape_of_the_preconditioner(self, method, cost):

@@ -11,7 +11,7 @@ import ortholand as ol
 from ortholand.geometry import polar_projection, relative_gradient, riemannian_gradient
 from ortholand.solve.finite_sum import minimize_finite_sum
 from ortholand.solve.manifolds import one_matrix
-from ortholand.solve.run import Status
+from ortholand.solve.options import Status
 from ortholand.solve.sums import FiniteSum, GradientTable, generator
 
 N = 200

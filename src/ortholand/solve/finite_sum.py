@@ -13,6 +13,7 @@ from ortholand.solve.manifold_cost import ManifoldCost
 from ortholand.solve.manifolds import GeneralizedStiefel, Stiefel, geometry_of, one_matrix
 from ortholand.solve.methods.stochastic import SAGA, SGD, StochasticLanding
 from ortholand.solve.options import (
+    Status,
     check_callback,
     check_lam,
     check_options,
@@ -23,7 +24,7 @@ from ortholand.solve.options import (
     limits_from,
 )
 from ortholand.solve.result import best_on_manifold, reporter, result_of
-from ortholand.solve.run import Run, Status
+from ortholand.solve.run import Run
 from ortholand.solve.sums import FiniteSum
 
 if TYPE_CHECKING:

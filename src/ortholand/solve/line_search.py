@@ -77,7 +77,7 @@ class Search:
         self.merit = start.merit(lam)
         self.trials = 0
         # What may be the solution is landed up to rounding, to be evaluated only once.
-        self.may_end = start.gradient_norm <= LAST * targets.goal(start)
+        self.may_end = cost.lands_closely or start.gradient_norm <= LAST * targets.goal(start)
 
     def run(self, t: float) -> Trial | None:
         """The first trial that satisfies the conditions, else the lowest; None if none is lower."""

@@ -6,11 +6,17 @@ gradient was evaluated there.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from ortholand.solve.arrays import norm, precision
 from ortholand.solve.manifold_cost import LOOKS, Point
 from ortholand.solve.method import Method, Passed, Progress
-from ortholand.solve.run import Run, Status
+from ortholand.solve.options import InterruptedRunError, Limits, Status
+from ortholand.solve.run import Run
+from ortholand.solve.second_order import lower_point, lowest_curvature, products_allowed
+from ortholand.solve.watch import Sample
+
+FAR = 1e9  # times the start: where X may be if f has no minimum
 
 
 class Loop:
@@ -26,12 +32,41 @@ class Loop:
         self, run: Run, method: Method, report: Callable[[Run], bool] | None = None
     ) -> None:
         self.run, self.cost, self.method, self.report = run, run.cost, method, report
+        self.left_a_saddle = False
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        """A stored result is without its state, which holds the user's functions."""
+        return type(None), ()
 
     def from_point(self, point: Point) -> Status:
         """Run, and return why it ended."""
+        return self._guarded(lambda: self._follow(point))
+
+    def _guarded(self, follow: Callable[[], Status]) -> Status:
+        watch = self.cost.objective.watch
+        try:
+            return follow()
+        except InterruptedRunError as end:
+            self.run.fault = end.fault
+            if not self.run.rows:
+                self.run.record(self.method.name)
+            return end.status
+        finally:
+            if watch is not None:
+                watch.closed = True
+
+    def resume(self, limits: Limits, report: Callable[[Run], bool] | None) -> Status:
+        """Go on from where an earlier run ended, with all that its method has learnt."""
+        self.run.again(limits)
+        self.report = report
+        return self._guarded(self._on)
+
+    def _follow(self, point: Point) -> Status:
         run = self.run
         run.begin(point)
         self.targets = run.targets
+        if self.cost.objective.watch is not None:
+            self.cost.objective.watch.targets = run.targets
         if not point.finite:
             run.record(self.method.name)
             return Status.NON_FINITE
@@ -40,6 +75,10 @@ class Loop:
             self.targets.saw(self._curvature(point), point)
             self.cost.saw_non_finite = False
         self.method.start(self.cost, point, self.targets)
+        return self._on()
+
+    def _on(self) -> Status:
+        run = self.run
         while True:
             run.record(self.method.name)
             status = self._reason_to_stop()
@@ -52,6 +91,8 @@ class Loop:
 
     def _curvature(self, point: Point) -> float:
         """Curvature by two power iterations from the gradient, to tell whether that is small."""
+        if not self.cost.smooth:
+            return 0.0
         length = precision(point.X) ** (1 / 3) * self.targets.length
         direction, curvature = point.gradient, 0.0
         for _ in range(2):
@@ -76,7 +117,7 @@ class Loop:
         run, targets, point = self.run, self.targets, self.run.point
         stopped = run.nit > 0 and self.report is not None and self.report(run)
         if targets.is_stationary(point, run.nit == 0) and self._settled():
-            return Status.CONVERGED
+            return Status.CALLBACK if stopped else None if self._left_saddle() else Status.CONVERGED
         if stopped:
             return Status.CALLBACK
         if targets.is_rounding(point):
@@ -89,12 +130,56 @@ class Loop:
             return Status.MAXITER
         if run.last[-1] > run.limits.maxtime:
             return Status.MAXTIME
-        return None
+        return Status.UNBOUNDED if self._escapes() else None
+
+    def _left_saddle(self) -> bool:
+        """Look for negative curvature at a stationary point; whether the run goes on from below."""
+        run = self.run
+        products = products_allowed(run, self.left_a_saddle)
+        lowest = lowest_curvature(self.cost, run.point, products) if products else None
+        run.min_curvature = None if lowest is None else lowest.curvature
+        if lowest is None or not lowest.negative:
+            return False
+        lower = lower_point(self.cost, run.point, lowest)
+        if lower is None:
+            return False
+        self.left_a_saddle, run.min_curvature = True, None
+        self.method.restart()
+        run.point = run.arrive(lower)
+        run.flattest = lower.gradient_norm
+        run.record(self.method.name)
+        return True
+
+    def _escapes(self) -> bool:
+        """Whether X grows without end while f falls."""
+        point = self.run.point
+        if self.cost.geometry.bounded or not point.value < self.run.first_value:
+            return False
+        steep = point.gradient_norm > 0.9 * self.targets.first
+        far = FAR if steep else FAR**1.5
+        return norm(point.X) > far * max(self.targets.length, 1.0)
+
+    def _blame(self, point: Point) -> None:
+        """Interrupt the run if f and its gradient disagree along the negative gradient."""
+        watch, geometry = self.cost.objective.watch, self.cost.geometry
+        if (
+            watch is None
+            or not self.cost.smooth
+            or self.targets.is_rounding(point)
+            or not point.finite
+        ):
+            return
+        V = geometry.ambient(point.X, point.gradient)
+        t = 0.05 * self.cost.cautious_step(point, point.gradient_norm)
+        here = Sample(point.X, point.value, point.euclidean)
+        there = watch.sample(point.X - t * V)
+        watch.examine(here, there)
 
     def _advance(self) -> bool:
         """Advance; if the method is stuck, once more from the manifold and without its memory."""
         after = self._next(self.run.point)
         if after is None:
+            self._blame(self.run.point)
             forgot = self.method.restart()
             if not forgot and self.run.point.distance <= self.cost.geometry.feasible(
                 self.run.point.X
@@ -115,7 +200,9 @@ class Loop:
         """One iteration, or several if the method can make them and no callback needs each."""
         run, objective = self.run, self.cost.objective
         nfev, njev = objective.nfev, objective.njev
-        left = run.limits.maxiter - run.nit if self.report is None else 1
+        ahead = run.limits.maxiter - run.nit - 1  # after this one, the last lands closely
+        self.cost.lands_closely = ahead <= 0
+        left = max(ahead, 1) if self.report is None else 1
         lowest = run.best.value - run.best.correction
         progress = Progress(lowest, run.flattest, run.in_vain, self.method.patience, left)
         after = self.method.advance(point, progress)
@@ -126,7 +213,11 @@ class Loop:
         run.flattest, run.in_vain = after.flattest, after.in_vain
         # In the user's unit, and from where this run's counters and clock began.
         unit, shifts = objective.scale, (0, 0, 0, nfev, njev, objective.nhev, -run.began)
-        run.rows.append(after.rows[:-1] * (unit, unit, 1, 1, 1, 1, 1) + shifts)
+        rows = after.rows[:-1] * (unit, unit, 1, 1, 1, 1, 1) + shifts
+        for begin, end in objective.watch.examined if objective.watch else ():
+            later = (rows[:, 3] >= begin) & (begin > nfev)  # which the method did not count
+            rows[:, 3:5] += (later * (end - begin))[:, None]
+        run.rows.append(rows)
         return after.point
 
     def _settled(self) -> bool:

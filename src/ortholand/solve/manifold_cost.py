@@ -63,11 +63,15 @@ class ManifoldCost:
         objective: the user's functions.
         geometry: the manifold.
         saw_non_finite: whether something was not finite since this was last reset.
+        lands_closely: whether trial points are landed up to rounding, because one may be the last.
     """
+
+    smooth = True  # whether all of the cost has a gradient
 
     def __init__(self, objective: Objective, geometry: Geometry) -> None:
         self.objective, self.geometry = objective, geometry
         self.saw_non_finite = False
+        self.lands_closely = False
 
     def at(self, X: Any, D: Any = None, measured: bool = False) -> Point:
         """Evaluate everything at X; measure the residual unless it is given."""
@@ -166,11 +170,11 @@ class Targets:
     (near a pole) or smaller (at a solution) than is usual here. The usual size is judged by two
     measures that are hardly ever both misleading: the Euclidean gradient, whose normal part depends
     on how f continues off the manifold; and the curvature along the last steps times ``||X||``,
-    which kinks and noise make large.
+    which kinks and noise make large. ``eps`` is the precision of the gradient.
     """
 
-    def __init__(self, limits: Limits, point: Point, unit: float) -> None:
-        self.eps = precision(point.X)
+    def __init__(self, limits: Limits, point: Point, unit: float, eps: float = 0.0) -> None:
+        self.eps = max(precision(point.X), eps)
         self.gtol = math.sqrt(self.eps) if limits.gtol is None else limits.gtol
         self.atol, self.noise = limits.atol / unit, limits.noise / unit
         self.first = point.gradient_norm
@@ -199,11 +203,15 @@ class Targets:
         """The gradient norm to reach."""
         return max(self.gtol * self._scale(point), self.atol)
 
+    def less(self, point: Point) -> float:
+        """The smaller of the two measures of a usual gradient's norm."""
+        return min(point.euclidean_norm, self.curved)
+
     def _scale(self, point: Point) -> float:
         here, curved = point.euclidean_norm, self.curved
         # Steps away from a pole are still curved by it: the first ones do not count.
         usual = max(here, curved) if self.seen > RECENT else here
-        less = min(here, curved)
+        less = self.less(point)
         return min(self.first, usual) if self.first > WARM * less else SHARE * less
 
     def is_stationary(self, point: Point, is_first: bool) -> bool:

@@ -7,26 +7,37 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ortholand.solve.arrays import precision
 from ortholand.solve.loop import Loop
 from ortholand.solve.manifold_cost import ManifoldCost
-from ortholand.solve.manifolds import geometry_of, variables_on
+from ortholand.solve.manifolds import Sphere, geometry_of, variables_on
+from ortholand.solve.manifolds.geometry import Geometry, MatrixGeometry
+from ortholand.solve.manifolds.product import Product
+from ortholand.solve.manifolds.stiefel import SquareStiefel, Subspaces, TallStiefel
 from ortholand.solve.method import Method, check_method
 from ortholand.solve.methods.automatic import Automatic
 from ortholand.solve.methods.bb import BarzilaiBorwein
 from ortholand.solve.methods.landing import Landing
 from ortholand.solve.methods.lbfgs import LBFGS
 from ortholand.solve.methods.newton import Newton
-from ortholand.solve.objective import Objective
+from ortholand.solve.methods.proximal import ProximalCost, ProximalLanding
+from ortholand.solve.objective import Objective, product_from
 from ortholand.solve.options import (
+    Limits,
     check_callback,
     check_lam,
     check_options,
+    clock_from,
     display_from,
     limits_from,
     one_of_two,
 )
+from ortholand.solve.prox import Box, Prox
 from ortholand.solve.result import best_on_manifold, reporter, result_of
 from ortholand.solve.run import Run
+from ortholand.solve.structure import assign
+from ortholand.solve.variables import Block
+from ortholand.solve.watch import Watch
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
@@ -49,6 +60,7 @@ MOVED = {
 }
 
 
+@torch.inference_mode(False)
 def minimize(
     fun: Callable[..., Any],
     x0: Any,
@@ -56,6 +68,7 @@ def minimize(
     method: str | type[Method] | None = None,
     jac: Callable[..., Any] | bool | None = None,
     *,
+    hess: Callable[..., Any] | None = None,
     hessp: Callable[..., Any] | None = None,
     manifold: Any = None,
     lam: float | None = None,
@@ -65,6 +78,8 @@ def minimize(
     callback: Callable[..., Any] | None = None,
     disp: bool | None = None,
     options: Mapping[str, Any] | None = None,
+    state: Any = None,
+    prox: Any = None,
 ) -> "OptimizeResult":
     """Minimise a function of a matrix with orthonormal columns (rows, if it is wide).
 
@@ -77,8 +92,11 @@ def minimize(
         args: tuple of further arguments of the functions.
         method: ``"lbfgs"``, ``"bb"``, ``"newton"``, ``"landing"`` (the paper's), or a subclass of
             ``ortholand.solve.Method``. None: chosen; the result's ``method`` says which.
-        jac: Euclidean gradient ``jac(X, *args)``, or True if fun returns (cost, gradient). With a
-            tensor x0 it may be left out: autograd computes it. Complex X: ``df = Re <jac, dX>``.
+        jac: Euclidean gradient ``jac(X, *args)``, or True if fun returns (cost, gradient). For
+            tensors and JAX's arrays it may be left out, because it is derived. ``"2-point"`` and
+            ``"3-point"`` are differences, for few numbers. Complex X: ``df = Re <jac, dX>``.
+        hess: the Euclidean Hessian as an array of ``x0.size`` rows, or of shape
+            ``x0.shape + x0.shape``; ``hess(X, *args)``.
         hessp: Euclidean Hessian times a matrix, ``hessp(X, V, *args)``, for ``"newton"``; without
             it, autograd, or differences of gradients if jac is given.
         manifold: ``ol.Stiefel()``, ``ol.Grassmann()``, ``ol.Rotations()``, ``ol.Sphere()`` or
@@ -95,15 +113,21 @@ def minimize(
             True or raising StopIteration.
         disp: True prints progress.
         options: ``gtol``, ``maxiter``, ``disp``; ``atol`` (a norm of the gradient that is small
-            enough), ``maxtime`` (seconds), ``noise`` (smaller differences of f mean nothing);
+            enough), ``maxfev``, ``maxtime`` (seconds), ``noise`` (smaller differences of f mean
+            nothing), ``clock`` (times the functions, for the choice of a method);
             the method's own: ``memory`` (lbfgs), ``preconditioner`` (bb, newton),
             ``inner_maxiter`` (newton), ``step, momentum, eps, safe_step`` (landing).
+        state: an earlier result's ``state``: the run goes on from there, with all that its method
+            has learnt, and x0 gives shapes only.
+        prox: a part g of the cost that has kinks, added to fun: ``ol.L1``, ``ol.L21``,
+            ``ol.Nonnegative``, ``ol.Box`` or an ``ol.Prox``; for several blocks, the structure of
+            x0 with one or None in each place.
 
     Returns:
         SciPy's ``OptimizeResult``: ``x, fun, jac, grad_norm, distance, nit, nfev, njev, nhev,
-        success, status, method, message, history``. x has orthonormal columns up to rounding in any
-        case; success means that it is also stationary. Numerical failures are reported as a status,
-        with the best point found.
+        success, status, method, choice, message, min_curvature, history, state``. x has
+        orthonormal columns up to rounding in any case; success means that it is also stationary.
+        Numerical failures are reported as a status, with the best point found.
 
     >>> import ortholand, torch
     >>> A = torch.diag(torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))
@@ -119,23 +143,101 @@ def minimize(
     gtol = one_of_two("the tolerance", gtol, tol, ("gtol", "tol"))
     limits, rest = limits_from(options, gtol, maxiter, getattr(known, "maxiter", 10_000))
     display = display_from(rest, disp)
+    clock = clock_from(rest)
     check_lam(lam)
     rules = {**LBFGS.rules, **Newton.rules} if known is None else known.rules
     check_options(method, rules, rest)
     solver = Automatic(METHODS, lam, rest) if known is None else known(lam=lam, **rest)
+    if hess is not None:
+        if hessp is not None or not callable(hess):
+            raise TypeError(f"Give one of hess and hessp, a function, got hess={hess!r:.60}.")
+        hessp = product_from(hess)
     variables = variables_on(x0, manifold)
-    objective = Objective(fun, variables, jac=jac, hessp=hessp, args=args)
+    objective = Objective(fun, variables, jac=jac, hessp=hessp, args=args, clock=clock)
     geometry = geometry_of(variables)
     # NumPy's operations need no shield from autograd.
     shield = nullcontext() if variables.inside_numpy else torch.no_grad()
     with shield, np.errstate(all="ignore"):
+        if state is not None:
+            return _resumed(state, objective, limits, reporter(callback, display))
         cost = ManifoldCost(objective, geometry)
+        if prox is not None:
+            cost, solver = _proximal(objective, geometry, prox, x0, method, lam)
         start = variables.start
+        watch = Watch(objective.value_and_gradient, precision(start), limits.noise, limits.maxfev)
         start, D = geometry.settle(start) if solver.begins_on_manifold else (start, None)
         run = Run(cost, limits)
         loop = Loop(run, solver, reporter(callback, display))
-        status = loop.from_point(cost.at(start, D, measured=True))
+        if isinstance(cost, ProximalCost):
+            start, D = cost.admissible(start), None
+        first = cost.at(start, D, measured=True)
+        watch.noise /= objective.scale
+        objective.watch = watch
+        status = loop.from_point(first)
         result = result_of(run, best_on_manifold(run, status), status)
+        _add_state(result, loop)
     if display:
         print(result.message)
     return result
+
+
+def _resumed(
+    state: Any, objective: Objective, limits: Limits, report: Callable[[Run], bool] | None
+) -> "OptimizeResult":
+    """The run that ``result.state`` holds, continued on the functions of this call."""
+    if not isinstance(state, Loop):
+        raise TypeError(
+            f"state must be the state of an earlier result, got {type(state).__name__}."
+        )
+    ours = state.cost.objective
+    if [b.shape for b in ours.variables.blocks] != [b.shape for b in objective.variables.blocks]:
+        raise ValueError("state must be of a run on variables of the shapes of x0.")
+    for name in ("fun", "jac", "hessp", "args"):
+        setattr(ours, name, getattr(objective, name))
+    status = state.resume(limits, report)
+    result = result_of(state.run, best_on_manifold(state.run, status), status)
+    _add_state(result, state)
+    return result
+
+
+def _add_state(result: "OptimizeResult", loop: Loop) -> None:
+    """What continues the run, and why its methods were chosen."""
+    result.state = loop
+    result.choice = list(getattr(loop.method, "reasons", [f"{loop.method.name}: named"]))
+
+
+def _proximal(
+    objective: Objective, geometry: Geometry, prox: Any, x0: Any, method: Any, lam: float | None
+) -> tuple[ProximalCost, Method]:
+    """What minimises f + g, where g is given by proximal maps."""
+    if method is not None:
+        raise ValueError(f"With prox= there is one method, proximal landing, got {method!r}.")
+    variables = objective.variables
+    # One matrix is a leaf; lists of numbers are one, too.
+    proxes = assign(prox, Prox, np.zeros(1) if variables.single else x0, "prox")
+    parts = geometry.geometries if isinstance(geometry, Product) else [geometry]
+    for part, one, block in zip(parts, proxes, variables.blocks, strict=True):
+        _check_prox(part, one, block)
+    # Coordinates of tall matrices for square ones too.
+    tall = [TallStiefel() if isinstance(part, MatrixGeometry) else part for part in parts]
+    whole = tall[0] if variables.single else Product(tall, variables.packing)
+    return ProximalCost(objective, whole, proxes), ProximalLanding(lam)
+
+
+def _check_prox(geometry: Geometry, prox: Any, block: Block) -> None:
+    known = (Geometry, TallStiefel, SquareStiefel, Subspaces)
+    if type(geometry) not in known or (type(geometry) is not Geometry and len(block.shape) > 2):
+        raise ValueError(
+            "prox= is for single matrices with orthonormal columns, spheres and Euclidean blocks, "
+            f"got {block.manifold!r} for {block.name}."
+        )
+    if isinstance(prox, Box) and type(geometry) is not Geometry and not is_sphere(block):
+        raise ValueError(
+            "prox= has no bounds on entries of orthonormal matrices of several columns, got "
+            f"{prox!r} for {block.name}. Penalise what is out of bounds in fun instead."
+        )
+
+
+def is_sphere(block: Block) -> bool:
+    """Whether a block is one unit vector."""
+    return isinstance(block.manifold, Sphere) or 1 in block.shape

@@ -4,16 +4,19 @@ import contextvars
 import math
 from collections.abc import Callable
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ortholand.solve.arrays import copy_of, norm, precision
+from ortholand.solve.arrays import copy_of, from_real_vector, norm, precision, real_vector
 from ortholand.solve.variables import Variables
+from ortholand.solve.watch import Watch
 
 HessianProduct = Callable[[Any], Any]
+MOST_DIFFERENCES = 1_000  # numbers of X for which finite differences make sense
 
 
 class Objective:
@@ -27,13 +30,20 @@ class Objective:
         jac: Callable[..., Any] | bool | None = None,
         hessp: Callable[..., Any] | None = None,
         args: Any = (),
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         _check_functions(fun, jac, hessp, variables)
+        if variables.jax is not None and jac is None:
+            fun, jac, hessp = _by_jax(variables.jax, fun, hessp, variables)
         self.fun, self.jac, self.hessp = fun, jac, hessp
         self.variables = variables
         self.args = args if isinstance(args, tuple) else (args,)
+        self.clock = clock
+        self.quickest = {"gradient": math.inf, "product": math.inf}  # seconds
         self.nfev = self.njev = self.nhev = 0
         self.unit: float | None = None
+        self.watch: Watch | None = None  # sees all evaluations
+        self.distrusted = ""  # what is wrong with hessp, in words
         self.keeps_graph = False  # whether Hessian products will be needed
         self._graph: tuple[Any, tuple[Tensor, ...], list[Tensor]] | None = None
         self._as_caller = _settings_of_now()  # under which the user's functions run
@@ -44,13 +54,18 @@ class Objective:
         In units of the first gradient if that is very large or small, so that squares neither
         over- nor underflow: a cost times 1e-30 is minimised by the same iterates.
         """
+        if self.watch is not None:
+            self.watch.before(self.nfev)
+        began = self.clock()
         value, G = self._value_and_gradient(X)
+        self._timed("gradient", began)
         if self.unit is None:
             self.unit = power_of_two_near(G)
-        if self.unit != 1:
-            return value / self.unit, G / self.unit
         # A copy: functions that fill the same buffer at each call are common.
-        return value, copy_of(G)
+        value, G = (value, copy_of(G)) if self.unit == 1 else (value / self.unit, G / self.unit)
+        if self.watch is not None:
+            self.watch.saw(X, value, G)
+        return value, G
 
     def evaluator(self, X: np.ndarray, out: np.ndarray) -> Callable[[], float]:
         """A function that returns ``f(X)`` at a copy of X and writes the gradient to ``out``.
@@ -58,12 +73,14 @@ class Objective:
         In the same units. For small X most of an evaluation is overhead around fun: there is little
         of it here if nothing has to be converted.
         """
-        if not (self.variables.plain and self.unit == 1):
+        if not (self.variables.plain and self.unit == 1) or isinstance(self.jac, str):
             return partial(self._write_gradient, X, out)
         fun, jac, args, call = self.fun, self.jac, self.args, self._as_caller
-        dtype, shape = out.dtype, out.shape
+        dtype, shape, watch = out.dtype, out.shape, self.watch
 
         def evaluate() -> float:
+            if watch is not None:
+                watch.before(self.nfev)
             self.nfev += 1
             self.njev += 1
             x = X.copy()  # fun may keep it
@@ -75,7 +92,10 @@ class Objective:
             if type(G) is not np.ndarray or G.dtype != dtype or G.shape != shape:
                 G = self.variables.inward(G, "jac")
             out[...] = G
-            return value if type(value) is float else _real_number(value)
+            value = value if type(value) is float else _real_number(value)
+            if watch is not None:
+                watch.saw(x, value, G, owned=False)
+            return value
 
         return evaluate
 
@@ -92,9 +112,22 @@ class Objective:
         x = self.variables.outward(X)
         if self.jac is True:
             value, G = _pair(self._call("fun", self.fun, x))
+        elif isinstance(self.jac, str):
+            return self._by_differences(X)
         else:
             value, G = self._call("fun", self.fun, x), self._call("jac", self.jac, x)
         return _real_number(value), self.variables.inward(G, "jac")
+
+    def _timed(self, name: str, began: float) -> None:
+        self.quickest[name] = min(self.quickest[name], self.clock() - began)
+
+    @property
+    def relative_cost(self) -> float:
+        """How many evaluations take as long as a Hessian product; a power of two, against noise."""
+        gradient, product = self.quickest["gradient"], self.quickest["product"]
+        if not (0 < gradient < math.inf and 0 < product < math.inf):
+            return 1.0
+        return 2.0 ** round(math.log2(min(max(product / gradient, 0.25), 4.0)))
 
     def gradient(self, X: Any) -> Any:
         """The Euclidean gradient alone."""
@@ -110,13 +143,39 @@ class Objective:
         return self.unit or 1.0
 
     @property
+    def eps(self) -> float:
+        """The relative precision of the gradient, as far as its source shows it."""
+        power = {"2-point": 1 / 2, "3-point": 2 / 3}.get(str(self.jac), 1.0)
+        return max(precision(self.variables.start) ** power, self.variables.coarsest)
+
+    @property
     def has_products(self) -> bool:
         """Whether Hessian products are exact: the user's, or autograd's."""
-        return self.hessp is not None or not self.jac
+        return (self.hessp is not None or not self.jac) and not self.distrusted
+
+    def distrust(self, X: Any, G: Any, V: Any) -> bool:
+        """Whether Hessian products along V are wrong, as a difference of gradients shows.
+
+        From then on they are differences of gradients.
+        """
+        if not self.has_products:
+            return False
+        H, there = self.hessian(X, G)(V), self._hessian_by_differences(X, G, V)
+        size, error = max(norm(H), norm(there)), norm(H - there)
+        blur = 20 * precision(X) ** 0.5 * norm(G) * norm(V) / max(norm(X), 1.0)
+        if math.isfinite(error) and error <= 0.05 * size + blur:
+            return False
+        name = "fun's second derivative" if self.hessp is None else "hessp"
+        wrong = f"misses it by {error / size:.0%}" if math.isfinite(error) else "is not finite"
+        self.distrusted = (
+            f"{name} {wrong} where differences of gradients show the Hessian, so it was not used "
+            "further: try ortholand.check_hessian"
+        )
+        return True
 
     def hessian(self, X: Any, G: Any) -> HessianProduct:
         """``V -> Hess f(X)[V]``, by the user's ``hessp``, autograd, or differences of gradients."""
-        if self.hessp is not None:
+        if self.hessp is not None and not self.distrusted:
             x, variables = self.variables.outward(X), self.variables
 
             def product(V: Any) -> Any:
@@ -124,7 +183,7 @@ class Objective:
                 return variables.inward(H, "hessp")
 
             return self._counted(product)
-        if not self.jac:
+        if not self.jac and not self.distrusted:
             by_autograd = self._hessian_by_autograd(X)
             if by_autograd is not None:
                 return self._counted(by_autograd)
@@ -135,7 +194,10 @@ class Objective:
 
         def counted(V: Any) -> Any:
             self.nhev += 1
-            return product(V) if scale == 1 else product(V) / scale
+            began = self.clock()
+            H = product(V)
+            self._timed("product", began)
+            return H if scale == 1 else H / scale
 
         return counted
 
@@ -178,6 +240,27 @@ class Objective:
 
         return product
 
+    def _by_differences(self, X: Any) -> tuple[float, Any]:
+        """Forward or central differences, one number of X after the other."""
+
+        def value_at(Y: Any) -> float:
+            self.nfev += 1
+            return _real_number(self._call("fun", self.fun, self.variables.outward(Y)))
+
+        self.nfev -= 1  # which was counted already
+        value, flat = value_at(X), real_vector(X)
+        G, central = 0 * flat, self.jac == "3-point"
+        for i in range(len(flat)):
+            h = precision(X) ** (1 / 3 if central else 1 / 2) * max(1.0, abs(float(flat[i])))
+            there = flat + 0
+            there[i] += h
+            after = value_at(from_real_vector(there, X))
+            there = flat + 0
+            there[i] -= h
+            before = value_at(from_real_vector(there, X)) if central else value
+            G[i] = (after - before) / (2 * h if central else h)
+        return value, from_real_vector(G, X)
+
     def _hessian_by_differences(self, X: Any, G: Any, V: Any) -> Any:
         length = norm(V)
         if length == 0:
@@ -207,6 +290,36 @@ class Objective:
             variables.structure.build([g.detach() for g in found]), "fun's derivative"
         )
         return number, G
+
+
+def product_from(hess: Callable[..., Any]) -> Callable[..., Any]:
+    """``hessp`` from a function that returns the Hessian as an array (..., ...) of x0's numbers."""
+    last: list[Any] = [None, None]  # X and its Hessian, which serves all directions
+
+    def hessp(X: Any, V: Any, *args: Any) -> Any:
+        if not hasattr(V, "reshape"):
+            raise ValueError(f"hess is for one array as x0, got {type(X).__name__}. Use hessp.")
+        if last[0] is not X:
+            last[:] = X, hess(X, *args)
+        size = math.prod(V.shape)
+        return (last[1].reshape(size, size) @ V.reshape(size)).reshape(V.shape)
+
+    return hessp
+
+
+def _by_jax(jax: Any, fun: Any, hessp: Any, variables: Variables) -> tuple[Any, bool, Any]:
+    """What JAX derives of a cost; its gradients are conjugates of torch's."""
+    is_complex = any(np.dtype(block.dtype).kind == "c" for block in variables.blocks)
+    gradient = jax.grad(fun)
+
+    def both(x: Any, *args: Any) -> tuple[Any, Any]:
+        value, G = jax.value_and_grad(fun)(x, *args)
+        return value, jax.tree_util.tree_map(lambda g: g.conj(), G) if is_complex else G
+
+    def product(x: Any, v: Any, *args: Any) -> Any:
+        return jax.jvp(lambda y: gradient(y, *args), (x,), (v,))[1]
+
+    return both, True, product if hessp is None and not is_complex else hessp
 
 
 def _settings_of_now() -> Callable[..., Any]:
@@ -247,11 +360,11 @@ def _real_number(value: Any) -> float:
 
 
 def _pair(value: Any) -> tuple[Any, Any]:
-    if not isinstance(value, tuple) or len(value) != 2:
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise ValueError(
             f"With jac=True fun must return the pair (value, gradient), got {_describe(value)}."
         )
-    return value
+    return value[0], value[1]
 
 
 def _describe(value: Any) -> str:
@@ -263,11 +376,20 @@ def _describe(value: Any) -> str:
 def _check_functions(fun: Any, jac: Any, hessp: Any, variables: Variables) -> None:
     if not callable(fun):
         raise TypeError(f"fun must be callable, got {_describe(fun)}.")
-    if jac is not None and not isinstance(jac, bool) and not callable(jac):
-        raise TypeError(f"jac must be a function, True or None, got {_describe(jac)}.")
+    by_differences = isinstance(jac, str) and jac in ("2-point", "3-point")
+    if not (jac is None or isinstance(jac, bool) or callable(jac) or by_differences):
+        raise TypeError(
+            f"jac must be a function, True, '2-point', '3-point' or None, got {_describe(jac)}."
+        )
+    numbers = sum(math.prod(block.shape) for block in variables.blocks)
+    if by_differences and numbers > MOST_DIFFERENCES:
+        raise ValueError(
+            f"jac={jac!r} is for at most {MOST_DIFFERENCES} numbers, because each gradient takes "
+            f"an evaluation for every one, got {numbers}. Pass a gradient, or a tensor as x0."
+        )
     if hessp is not None and not callable(hessp):
         raise TypeError(f"hessp must be a function or None, got {_describe(hessp)}.")
-    if variables.numpy and not jac:
+    if variables.numpy and not jac and variables.jax is None:
         raise ValueError(
             "A NumPy fun needs its gradient: pass jac=gradient, or jac=True if fun returns "
             "(value, gradient). Or write fun with torch and pass a tensor x0: then autograd "

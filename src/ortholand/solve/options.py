@@ -2,13 +2,36 @@
 
 import math
 from collections.abc import Callable, Mapping
+from enum import IntEnum
 from numbers import Integral, Real
+from time import perf_counter
 from typing import Any, NamedTuple
 
 from ortholand.safe_step import RULES as SAFE_STEP_RULES
 
-LOOP_OPTIONS = ("gtol", "maxiter", "atol", "maxtime", "noise", "disp")
+LOOP_OPTIONS = ("gtol", "maxiter", "maxfev", "atol", "maxtime", "noise", "disp", "clock")
 Rule = tuple[str, Callable[[Any], bool]]  # what a value must be, in words and as a test
+
+
+class Status(IntEnum):
+    """Why a solver stopped."""
+
+    CONVERGED = 0
+    MAXITER = 1
+    CALLBACK = 2
+    STALLED = 3
+    NON_FINITE = 4
+    MAXTIME = 5
+    MAXFEV = 6
+    UNBOUNDED = 7
+
+
+class InterruptedRunError(Exception):
+    """A run must stop while a method is at work; with what is to blame, in words."""
+
+    def __init__(self, status: Status, fault: str) -> None:
+        super().__init__(fault)
+        self.status, self.fault = status, fault
 
 
 class Limits(NamedTuple):
@@ -19,6 +42,7 @@ class Limits(NamedTuple):
     atol: float = 0.0
     maxtime: float = math.inf
     noise: float = 0.0
+    maxfev: float = math.inf
 
 
 def check_callback(callback: Any) -> None:
@@ -56,7 +80,10 @@ def limits_from(
             raise ValueError(f"options[{name!r}] must be a number >= 0, got {value!r}.")
     if not (maxiter == math.inf or (is_whole(maxiter) and maxiter >= 0)):
         raise ValueError(f"maxiter must be a whole number >= 0, or None, got {maxiter!r}.")
-    return Limits(gtol, maxiter, **found), rest
+    maxfev = rest.pop("maxfev", None)
+    if not (maxfev is None or maxfev == math.inf or is_count(maxfev)):
+        raise ValueError(f"options['maxfev'] must be a whole number >= 1, got {maxfev!r}.")
+    return Limits(gtol, maxiter, maxfev=math.inf if maxfev is None else maxfev, **found), rest
 
 
 def display_from(options: dict[str, Any], disp: Any) -> bool:
@@ -65,6 +92,14 @@ def display_from(options: dict[str, Any], disp: Any) -> bool:
     if not (disp is None or isinstance(disp, bool) or is_whole(disp)):
         raise ValueError(f"disp must be True or False, got {disp!r}.")
     return bool(disp)
+
+
+def clock_from(options: dict[str, Any]) -> Callable[[], float]:
+    """What times the user's functions."""
+    clock = options.pop("clock", perf_counter)
+    if not callable(clock):
+        raise TypeError(f"options['clock'] must be a function without arguments, got {clock!r}.")
+    return clock
 
 
 def check_options(method: Any, rules: Mapping[str, Rule], options: Mapping[str, Any]) -> None:

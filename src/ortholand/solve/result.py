@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from ortholand.solve.manifold_cost import Point
-from ortholand.solve.run import Run, Status
+from ortholand.solve.options import Status
+from ortholand.solve.run import Run
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
@@ -18,10 +19,10 @@ def best_on_manifold(run: Run, status: Status) -> Point:
     """The best point of a run, on the manifold, with everything evaluated there."""
     if status is Status.CONVERGED:
         return run.point
-    if not run.first.finite:
-        return _landed(run, run.first)
+    if run.broken is not None:
+        return _landed(run, run.broken)
     best = _settled(run, run.best)
-    if run.point is run.best:
+    if run.point is run.best or status is Status.MAXFEV:
         return best
     last = _settled(run, run.point)
     if not last.finite:
@@ -51,7 +52,7 @@ def result_of(
 ) -> "OptimizeResult":
     """All fields of the result; a caller may have its own messages, with a place for the rest."""
     objective = run.cost.objective
-    if status is Status.STALLED and run.succeeded(point):
+    if status is Status.STALLED and not run.fault and run.succeeded(point):
         status = Status.CONVERGED
     distance, allowed = objective.variables.missed_by(
         point.X, point.distance, run.cost.geometry.feasible(point.X)
@@ -73,7 +74,8 @@ def result_of(
         success=status is Status.CONVERGED,
         status=int(status),
         method=run.method,
-        message=_message(run, point, status, advice),
+        message=_message(run, point, status, advice) + _remark(objective),
+        min_curvature=None if run.min_curvature is None else run.min_curvature * objective.scale,
         history=run.history(),
     )
 
@@ -134,7 +136,9 @@ def _display(run: Run) -> bool:
 def _message(run: Run, point: Point, status: Status, advice: Mapping[Status, str]) -> str:
     reached = run.reached(point)
     if status is Status.CONVERGED:
-        return f"Converged: {reached}{_why(run, point)}."
+        return f"Converged: {reached}{_why(run, point)}{_order(run)}."
+    if run.fault:
+        return f"Stopped: {run.fault}; {reached}."
     if status in advice:
         return advice[status].format(reached)
     return {
@@ -146,6 +150,9 @@ def _message(run: Run, point: Point, status: Status, advice: Mapping[Status, str
         "be fun's gradient: try ortholand.check_gradient(fun, jac, x0).",
         Status.NON_FINITE: f"{_where(run)}: {reached}. Start elsewhere, or check what fun and "
         "jac return there.",
+        Status.MAXFEV: f"Stopped after maxfev={run.limits.maxfev} evaluations: {reached}.",
+        Status.UNBOUNDED: "f has no minimum, it seems: it is unbounded below, or falls for ever as "
+        f"X grows; {reached}. Bound the free blocks, or check the sign of fun.",
         Status.MAXTIME: f"Stopped after maxtime={run.limits.maxtime} seconds: {reached}. Raise "
         "maxtime, or start from this x.",
     }[status]
@@ -159,12 +166,26 @@ def _why(run: Run, point: Point) -> str:
         text = ", and the rest is rounding of jac"
     elif run.nit or point.gradient_norm > targets.gtol * point.euclidean_norm:
         return ""
-    moved = "" if run.nit else "; x0 was stationary already: move it to leave a saddle point"
-    return text + moved
+    return text + ("" if run.nit else "; x0 was stationary already")
+
+
+def _order(run: Run) -> str:
+    """What is known about the curvature."""
+    if run.min_curvature is not None:
+        return (
+            f"; the smallest curvature found is {run.min_curvature * run.cost.objective.scale:.1e}"
+        )
+    text = "; only the gradient was checked"
+    return text if run.nit else text + ": move x0 to leave a saddle point"
+
+
+def _remark(objective: Any) -> str:
+    found = [objective.distrusted, objective.watch.remark if objective.watch else ""]
+    return "".join(f" {text[0].upper()}{text[1:]}." for text in found if text)
 
 
 def _where(run: Run) -> str:
-    if not run.first.finite:
+    if run.broken is not None:
         return "fun or jac is not finite at x0"
     place = "x0" if run.nit == 0 else "the last point"
     return f"fun or jac is not finite near {place}, and the best point so far is returned"

@@ -1,7 +1,6 @@
 """How a run goes: its points, its history, and what counts as success."""
 
 import time
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -12,17 +11,6 @@ from ortholand.solve.options import Limits
 RECORDED = ("fun", "grad_norm", "distance", "nfev", "njev", "nhev", "time")
 
 
-class Status(IntEnum):
-    """Why a solver stopped."""
-
-    CONVERGED = 0
-    MAXITER = 1
-    CALLBACK = 2
-    STALLED = 3
-    NON_FINITE = 4
-    MAXTIME = 5
-
-
 class Run:
     """Where a run of a method is, and how it went.
 
@@ -30,23 +18,39 @@ class Run:
         method: the name of the method, or of those used so far.
         point: where it is.
         best: the point with the lowest f, as far as it is known.
-        first: where it began.
+        broken: where it began, if f or its gradient is not finite there.
+        first_value: f there.
         flattest: smallest norm of the gradient.
         in_vain: iterations since f or the gradient last reached a new low.
         last: what was recorded last.
+        fault: what is to blame for the end, in words, if that is known.
     """
 
     def __init__(self, cost: ManifoldCost, limits: Limits) -> None:
-        self.cost, self.limits, self.method = cost, limits, ""
+        self.cost, self.limits, self.method, self.fault = cost, limits, "", ""
+        self.min_curvature: float | None = None  # in the solver's unit
         self.began = time.perf_counter()
         self.rows: list[Any] = []  # blocks of what was recorded at each iteration
 
     def begin(self, point: Point) -> None:
         """Begin at a point, which has been evaluated in the meantime."""
-        self.point = self.best = self.first = point
+        self.point = self.best = point
+        self.broken = None if point.finite else point  # nothing else is kept of where it began
+        self.first_value = point.value
         self.flattest, self.in_vain, self.nit = point.gradient_norm, 0, 0
-        self.targets = Targets(self.limits, point, self.cost.objective.scale)
+        objective = self.cost.objective
+        self.targets = Targets(self.limits, point, objective.scale, objective.eps)
         self.targets.deadline = self.began + self.limits.maxtime
+
+    def again(self, limits: Limits) -> None:
+        """Count from here."""
+        self.limits, self.rows, self.nit, self.in_vain, self.fault = limits, [], 0, 0, ""
+        self.began = time.perf_counter()
+        self.targets.deadline = self.began + limits.maxtime
+        objective = self.cost.objective
+        objective.nfev = objective.njev = objective.nhev = 0
+        if objective.watch is not None:
+            objective.watch.open(limits.maxfev)
 
     def record(self, method: str) -> None:
         """Add where it is to the history, in the user's unit of f."""

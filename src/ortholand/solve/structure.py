@@ -7,6 +7,8 @@ import numpy as np
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+EXAMPLES = {"Manifold": "a manifold such as ol.Stiefel()", "Prox": "an ol.Prox, as ol.L1(0.1) is"}
+
 
 class Node(NamedTuple):
     """The parts of a tree, and what makes such a tree of others."""
@@ -101,8 +103,8 @@ def assign(manifold: Any, kind: type, tree: Any, where: str = "manifold") -> lis
     node = None if is_numbers(tree) else opened(tree)
     if node is None or opened(manifold) is None:
         raise TypeError(
-            f"{where} must be a manifold such as ol.Stiefel(), or have the structure of x0 with "
-            f"one in each place, got {manifold!r}."
+            f"{where} must be {EXAMPLES.get(kind.__name__, kind.__name__)}, or have the structure "
+            f"of x0 with one in each place, got {manifold!r}."
         )
     if isinstance(tree, dict):
         if not isinstance(manifold, dict) or not set(manifold) <= set(tree):

@@ -6,6 +6,7 @@ calls would take longer than the arithmetic; otherwise torch's, on the user's de
 """
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ortholand.solve.arrays import Array, all_finite, copy_of, norm, real_vector
+from ortholand.solve.arrays import Array, all_finite, copy_of, norm, precision, real_vector
 from ortholand.solve.structure import Structure, assign, is_numbers
 
 REAL_OR_COMPLEX = (torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -107,7 +108,7 @@ class Variables:
 
     Attributes:
         single: whether x0 is one array.
-        numpy: whether the user's arrays are NumPy's.
+        numpy: whether the user's arrays are NumPy's, or JAX's, which become NumPy's.
         start: a copy of x0 in the solver's form.
     """
 
@@ -125,6 +126,9 @@ class Variables:
         arrays = [_array(leaf, name) for leaf, name in zip(leaves, names, strict=True)]
         _check_alike(arrays, names)
         self.numpy = isinstance(arrays[0], np.ndarray)
+        is_jax = any(type(leaf).__module__.startswith("jax") for leaf in leaves)
+        self.jax = sys.modules.get("jax") if is_jax else None  # never imported here
+        self.coarsest = 0.0  # precision of the coarsest array that a user's function returned
         manifolds = assign(manifold, Manifold, arrays[0] if self.single else x0)
         self.blocks = [
             Block(one or default(x, self.single), name, tuple(x.shape), x.dtype)
@@ -137,7 +141,7 @@ class Variables:
         self.inside_numpy = not torch_inside and on_cpu and few
         own = [b.manifold.inward(self._across(x)) for b, x in zip(self.blocks, arrays, strict=True)]
         # One NumPy array, neither converted nor transposed: the most common case.
-        self.plain = self.single and self.numpy and self.inside_numpy and own[0] is arrays[0]
+        self.plain = self.single and self.numpy and self.inside_numpy and own[0] is leaves[0]
         own = [copy_of(X) for X in own]  # the caller may change x0
         self.packing = Packing(own)
         self.start: Any = own[0] if self.single else self.packing.join(own)
@@ -174,11 +178,21 @@ class Variables:
         pairs = zip(self.blocks, self.split(X), strict=True)
         return [self._show(b.manifold.outward(part, b.shape, gradient)) for b, part in pairs]
 
+    def show(self, i: int, X: Any) -> Any:
+        """The user's view of block i alone."""
+        block = self.blocks[i]
+        return self._show(block.manifold.outward(X, block.shape))
+
+    def take(self, i: int, x: Any, name: str) -> Any:
+        """Block i from the user's side, a point."""
+        return self._take(self.blocks[i], x, name, gradient=False)
+
     def owned(self, X: Any, gradient: bool = False) -> Any:
         """The same as an array that the user may write to."""
         if self.plain:
             return X.copy()
-        return self.structure.build([copy_of(x) for x in self.outward_blocks(X, gradient)])
+        blocks = self.outward_blocks(X, gradient)
+        return self.structure.build([x if self.jax else copy_of(x) for x in blocks])
 
     def missed_by(self, X: Any, distance: float, allowed: float) -> tuple[float, float]:
         """How far the user's X is and may be from the manifold, given the solver's values."""
@@ -206,6 +220,8 @@ class Variables:
     def _show(self, x: Any) -> Any:
         if self.numpy:
             x = x if isinstance(x, np.ndarray) else x.detach().numpy()
+            if self.jax is not None:
+                return self.jax.numpy.array(x)
             x.setflags(write=False)
             return x
         return torch.from_numpy(x) if isinstance(x, np.ndarray) else x.detach()
@@ -229,6 +245,8 @@ class Variables:
                 f"{block.dtype}, got {tuple(G.shape)} and {G.dtype}. It is the Euclidean gradient "
                 "(or Hessian product), without any projection."
             )
+        if _numpy_type(G.dtype).itemsize < _numpy_type(block.dtype).itemsize:
+            self.coarsest = max(self.coarsest, precision(G))
         G = self._across(G)
         if isinstance(G, np.ndarray):
             return G.astype(_numpy_type(block.dtype), copy=False)
@@ -268,9 +286,8 @@ def _array(x: Any, name: str, *, of_result: bool = False) -> Any:
 
 
 def _fits(dtype: Any, wanted: Any) -> bool:
-    """Whether numbers of a type may be rounded to another, which must not have more digits."""
-    dtype, wanted = _numpy_type(dtype), _numpy_type(wanted)
-    return (dtype.kind == "c") == (wanted.kind == "c") and dtype.itemsize >= wanted.itemsize
+    """Whether numbers of a type may be converted to another: both real, or both complex."""
+    return (_numpy_type(dtype).kind == "c") == (_numpy_type(wanted).kind == "c")
 
 
 def _numpy_type(dtype: Any) -> np.dtype:

@@ -17,11 +17,11 @@ from ortholand.solve.arrays import (
     from_numpy,
     identity,
     inner,
-    largest_norm,
     norm,
     sym,
     to_numpy,
 )
+from ortholand.solve.manifolds.constraint import Constraint as Constraint
 from ortholand.solve.manifolds.generalized import GeneralizedColumns, cholesky, inverse_root
 from ortholand.solve.manifolds.geometry import FARTHEST_START, Geometry, roundings
 from ortholand.solve.manifolds.operators import (
@@ -300,8 +300,7 @@ def geometry_of(variables: Variables) -> Geometry:
     geometries = []
     for block, X in zip(variables.blocks, variables.split(variables.start), strict=True):
         geometry = block.manifold.geometry(X, variables.numpy)
-        residual = geometry.residual(X)
-        far = 0.0 if residual is None else largest_norm(residual)
+        far = geometry.far(X)
         if not far <= FARTHEST_START:
             rule, advice = block.manifold.nearness(block.shape, variables.numpy)
             raise ValueError(

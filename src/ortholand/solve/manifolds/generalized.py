@@ -145,8 +145,11 @@ class GeneralizedColumns(MatrixGeometry):
         """The landing field ``L = Skew(G Y^H) Y + lam Y D`` and the safe step, for each matrix.
 
         ``D' = D - eta T + eta^2 L^H B L`` with ``T = Y^H L + L^H Y``, which is
-        ``lam (K D + D K)`` up to rounding, and ``D - t (K D + D K)`` is the mean of
-        ``(I - 2 t K) D`` and its adjoint: see docs/minimize.md for the proof.
+        ``lam (K D + D K)`` up to rounding, because ``Y^H Skew(.) Y`` is skew; and with
+        ``t = eta lam``, ``D - t (K D + D K)`` is the mean of ``(I - 2 t K) D`` and its adjoint. Let
+        k1 and k2 be K's extreme eigenvalues. If ``t (k1 + k2) <= 1``, the spectral norm of
+        ``I - 2 t K`` is ``1 - 2 t k1``, so that in every unitarily invariant norm
+        ``d' <= (1 - 2 eta lam k1) d + eta^2 q`` with any q that is at least that of ``L^H B L``.
         """
         Y, D = self.product(X), self._residual(X)
         K = adjoint(Y) @ Y

@@ -59,6 +59,11 @@ class Geometry:
     def residual(self, X: Array) -> Residual:
         """How far X misses the constraint, measured."""
 
+    def far(self, X: Array) -> float:
+        """How far a start is from the manifold; at most 1/2 is allowed."""
+        residual = self.residual(X)
+        return 0.0 if residual is None else largest_norm(residual)
+
     def size(self, residual: Residual) -> float:  # noqa: ARG002
         """Frobenius norm of a residual or multiplier."""
         return 0.0

@@ -33,6 +33,7 @@ from ortholand.solve.options import Rule, is_count
 
 FEWEST, MOST = 10, 40  # pairs kept if the user does not say how many,
 ROOM = 4_000  # of about this many numbers
+MEMORY_COUNTS, FEWER = 50_000, 6  # numbers in X from where fewer are kept
 NEWS = 0.3  # weight of the last step in the scale that directions unknown to the pairs get
 FLATNESS = 0.9  # largest share of the slope that a line search may leave
 KINDS: dict[type, int] = {
@@ -47,70 +48,64 @@ class Pairs:
 
     L-BFGS in its compact form (Byrd, Nocedal and Schnabel, 1994): the pairs are rows of one matrix,
     so that a direction takes two passes over them, however many there are, and small dense algebra.
-    There is room for more pairs than are used: when it is full, those in use move to the front.
+    A new pair takes the slot of the oldest.
     Where pairs say nothing, the inverse Hessian is ``gamma``, a running geometric mean of
     ``<s, y> / <y, y>``: 5 % fewer evaluations than with that of the last step alone.
     """
 
     def __init__(self, memory: int, like: Any) -> None:
-        self.memory, self.room = memory, memory + max(1, memory // 2)
-        self.rows = zeros((2 * self.room, len(like)), like)  # s_1, y_1, s_2, y_2, ...
-        self.begin = self.end = 0  # of the pairs in use
-        self.YY = np.zeros((self.room, self.room))  # <y_i, y_j>
-        self.inverse = np.zeros((self.room, self.room))  # of R, R_ij = <s_i, y_j> for i <= j
-        self.curvatures = np.zeros(self.room)  # <s_i, y_i>
+        self.memory = memory
+        self.rows = zeros((2 * memory, len(like)), like)  # s and y of slot 0, of slot 1, ...
+        self.order: list[int] = []  # slots, the oldest pair first; what follows is in this order
+        self.YY = np.zeros((memory, memory))  # <y_i, y_j>
+        self.inverse = np.zeros((memory, memory))  # of R, R_ij = <s_i, y_j> for i <= j
+        self.curvatures = np.zeros(memory)  # <s_i, y_i>
         self.products: np.ndarray = np.zeros((2, 0))  # <s_i, g> and <y_i, g> for the last gradient
         self.newest: tuple[float, float] | None = None  # <s, y>, <y, y>, not in the matrices yet
 
     def add(self, s: Any, y: Any, sy: float, yy: float) -> None:
         """Add a pair; the oldest goes if there are too many."""
-        if self.end == self.room:
-            self._move_to_front()
-        self.rows[2 * self.end], self.rows[2 * self.end + 1] = s, y
-        self.end += 1
-        if self.end - self.begin > self.memory:
-            self.begin += 1
+        slot = len(self.order)
+        if slot == self.memory:
+            slot = self.order.pop(0)
+            for matrix in (self.YY, self.inverse):
+                matrix[:-1, :-1] = matrix[1:, 1:].copy()
+            self.curvatures[:-1] = self.curvatures[1:].copy()
             self.products = self.products[:, 1:]
-        first = self.end - self.begin == 1
+        self.order.append(slot)
+        self.rows[2 * slot], self.rows[2 * slot + 1] = s, y
+        first = len(self.order) == 1
         self.gamma = sy / yy if first else self.gamma * (sy / yy / self.gamma) ** NEWS
         self.newest = sy, yy
 
-    def _move_to_front(self) -> None:
-        used, front = slice(self.begin, self.end), slice(0, self.end - self.begin)
-        rows = self.rows[2 * self.begin : 2 * self.end]
-        self.rows[: len(rows)] = rows + 0  # a copy: they overlap
-        self.YY[front, front] = self.YY[used, used].copy()
-        self.inverse[front, front] = self.inverse[used, used].copy()
-        self.inverse[front.stop :] = 0
-        self.curvatures[front] = self.curvatures[used].copy()
-        self.begin, self.end = 0, front.stop
-
     def direction(self, g: Any) -> Any:
         """``-H g``."""
-        rows, gamma = self.rows[2 * self.begin : 2 * self.end], self.gamma
+        k, gamma = len(self.order), self.gamma
+        rows = self.rows[: 2 * k]
         # In double precision, because sums of squares of small steps are small.
-        products = to_numpy(product(rows, g)).reshape(-1, 2).T.astype(float, order="C")
+        by_slot = to_numpy(product(rows, g)).reshape(-1, 2).astype(float)
+        products = np.ascontiguousarray(by_slot[self.order].T)
         if self.newest is not None:
             self._let_in(products)
         self.products = products
-        used = slice(self.begin, self.end)
-        inverse = self.inverse[used, used]
+        inverse = self.inverse[:k, :k]
         u = inverse.dot(products[0])
-        v = gamma * (products[1] - self.YY[used, used].dot(u)) - self.curvatures[used] * u
-        coefficients = np.empty((len(u), 2))
-        coefficients[:, 0], coefficients[:, 1] = v.dot(inverse), gamma * u
+        v = gamma * (products[1] - self.YY[:k, :k].dot(u)) - self.curvatures[:k] * u
+        coefficients = np.empty((k, 2))
+        coefficients[self.order, 0], coefficients[self.order, 1] = v.dot(inverse), gamma * u
         return combine(product(rows.T, from_numpy(coefficients.reshape(-1), g)), -gamma, g)
 
     def _let_in(self, products: np.ndarray) -> None:
         """Include the newest pair's products: y is the gradient here minus the one before."""
         assert self.newest is not None
-        k, old = self.end - 1, slice(self.begin, self.end - 1)
+        k = len(self.order) - 1
         sy, yy = self.newest
         change = products[:, :-1] - self.products
-        # The inverse of an upper triangular matrix with one column more.
-        self.inverse[old, k] = self.inverse[old, old].dot(change[0] / -sy)
+        # The inverse of an upper triangular matrix with one column more; the last row is left.
+        self.inverse[:k, k] = self.inverse[:k, :k].dot(change[0] / -sy)
+        self.inverse[k, :k] = 0
         self.inverse[k, k], self.curvatures[k], self.YY[k, k] = 1 / sy, sy, yy
-        self.YY[old, k] = self.YY[k, old] = change[1]
+        self.YY[:k, k] = self.YY[k, :k] = change[1]
         self.newest = None
 
 
@@ -135,6 +130,11 @@ class LBFGS(Descent, Method):
         self.compiled: Compiled | None = None
 
     @staticmethod
+    def suits(cost: ManifoldCost, point: Point) -> bool:
+        """Whether X is so small that L-BFGS is written in compiled code, found or not."""
+        return type(cost.geometry) in KINDS and compiled.is_small(point.X)
+
+    @staticmethod
     def is_compiled(cost: ManifoldCost, point: Point) -> bool:
         """Whether there is compiled code for points like this one."""
         return type(cost.geometry) in KINDS and compiled.library_for(point.X) is not None
@@ -144,7 +144,8 @@ class LBFGS(Descent, Method):
         super().start(cost, point, targets)
         self.units = units_for(cost.geometry, point.gradient)
         size = len(real_vector(point.X))
-        usual = min(max(ROOM // size, FEWEST), MOST)  # for small X more pairs cost nothing
+        fewest = FEWER if size > MEMORY_COUNTS else FEWEST
+        usual = min(max(ROOM // size, fewest), MOST)  # for small X more pairs cost nothing
         # More pairs than there are numbers are not independent.
         self.pairs_kept = min(self.memory or usual, max(size, FEWEST))
         if self.is_compiled(cost, point):
@@ -228,6 +229,7 @@ class Compiled:
             self.cost.saw_non_finite = self.saw_non_finite
             return None
         self._tell(point, progress)
+        self.search.numbers.last = math.inf if self.cost.lands_closely else line_search.LAST
         found = self.search
         is_stuck = found.run(self.cost.objective.evaluator(found.X, found.G))
         numbers = found.numbers

@@ -18,6 +18,7 @@ from ortholand.solve.manifold_cost import ManifoldCost, Point, Preconditioner, T
 from ortholand.solve.method import Method, Progress
 from ortholand.solve.options import Rule, is_count, is_function_or_none
 
+MISSES = (2, 8, 32, 128)  # steps that did not go as predicted, after which products are checked
 WORTH_A_PROBE = 8  # Hessian products in a step from which one more is worth spending
 
 
@@ -87,24 +88,34 @@ class Newton(Method):
         self.forcing = 0.5
         columns = math.sqrt(cost.geometry.columns(point.X))
         self.largest_radius = columns if cost.geometry.bounded else math.inf
-        self.radius = columns / 2
+        self.radius = self.first_radius = columns / 2
         self.curvatures = Curvatures(cost.geometry, point.X)
         self.units = units_for(cost.geometry, point.gradient)
         self.effort = 0  # Hessian products in the last step
+        self.misses = 0
 
-    def advance(self, point: Point, progress: Progress) -> Point | None:  # noqa: ARG002
+    def advance(self, point: Point, progress: Progress) -> Point | None:
         """Minimise the model, go there, and judge the step."""
         solution = self._minimise_model(point)
+        if not math.isfinite(solution.residual) and self._distrusts(point, point.gradient):
+            solution = self._minimise_model(point)
+        if not math.isfinite(solution.residual):
+            self.cost.saw_non_finite = True
         if not solution.slope < 0:
             return None  # nothing is left but rounding
         lam = self.merit.weight(point)
         search = Search(self.cost, self.targets, point, solution.step, solution.slope, lam, 0.9)
         trial = search.attempt(1.0)
         ratio = self._ratio(search, trial, solution)
+        if not 0.75 < ratio < 1.4:
+            self.misses += 1
+            if self.misses in MISSES and self._distrusts(point, solution.step):
+                return self.advance(point, progress)
         if ratio < 0.25:
             self.radius = solution.length / 4
         elif ratio > 0.75 and solution.at_boundary:
-            self.radius = min(2 * self.radius, self.largest_radius)
+            growth = 2 if self.cost.geometry.bounded else 8
+            self.radius = min(growth * self.radius, self.largest_radius)
         if ratio > 0.1:
             self._learn(point, trial, solution)
             return trial.point
@@ -115,6 +126,16 @@ class Newton(Method):
         self.radius = max(found.t * solution.length, 1e-3 * self.radius)
         self._learn(point, found, solution)
         return found.point
+
+    def restart(self) -> bool:
+        """Return to the first radius."""
+        self.radius = self.first_radius
+        return False
+
+    def _distrusts(self, point: Point, step: Any) -> bool:
+        """Whether Hessian products are found to be wrong; from then on others are used."""
+        V = self.cost.geometry.ambient(point.X, step)
+        return self.cost.objective.distrust(point.X, point.euclidean, V)
 
     def _learn(self, point: Point, trial: Trial, solution: Solution) -> None:
         """Learn the units of a product's blocks."""
@@ -192,6 +213,8 @@ def truncated_cg(
             model.sharpest = sharpest = abs(curvature) / dd
         if AA and abs(curvature) <= rounding * sharpest * dd:
             break  # f is constant in this direction; the sign is rounding
+        if not math.isfinite(curvature):
+            return Solution(A, 0.0, 0.0, False, 0.0, math.nan)
         alpha = rz / curvature if curvature > 0 else math.inf
         reach = _to_boundary(AA, Ad, dd, radius)
         if not alpha < reach:  # also if it is NaN

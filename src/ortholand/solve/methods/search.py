@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Mapping
+from math import nan
 from time import perf_counter
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from ortholand import native
 from ortholand.native.recipe import Unit
+from ortholand.solve.options import InterruptedRunError
 
 SCALARS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 MOST_COLUMNS = 32
@@ -49,12 +51,17 @@ class Numbers(ctypes.Structure):
     ]
 
 
+def is_small(X: Any) -> bool:
+    """Whether X is of a type and size for which there is compiled code."""
+    if not (isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype in SCALARS):
+        return False
+    n, p = X.shape
+    return p <= MOST_COLUMNS and n * p * p <= MOST_PRODUCTS
+
+
 def library_for(X: Any) -> ctypes.CDLL | None:
     """The library for points like X; None where there is none, or NumPy is faster."""
-    if not (isinstance(X, np.ndarray) and X.ndim == 2 and X.dtype in SCALARS):
-        return None
-    n, p = X.shape
-    if p > MOST_COLUMNS or n * p * p > MOST_PRODUCTS:
+    if not is_small(X):
         return None
     found = native.library(Unit("search", SCALARS[X.dtype]))
     return None if isinstance(found, str) else found
@@ -90,8 +97,12 @@ class Search:
         """
         handle, advance = self.handle, self.library.ortholand_search_next
         answer = self.library.ortholand_search_start(handle)
-        while answer == EVALUATE:
-            answer = advance(handle, evaluate(), perf_counter())
+        try:
+            while answer == EVALUATE:
+                answer = advance(handle, evaluate(), perf_counter())
+        except InterruptedRunError:  # it comes again, after what was done is collected
+            while answer == EVALUATE:
+                answer = advance(handle, nan, perf_counter())
         return answer == STUCK
 
     def rows(self) -> np.ndarray:
