@@ -138,7 +138,7 @@ def test_one_optimizer_for_a_transformer():
     )
     names = [name for name, _ in groups[1]["params"]]
     plain = [p for name, p in twin.named_parameters() if name in names]
-    theirs = torch.optim.AdamW(plain, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    theirs = torch.optim.AdamW(plain, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     x, y = gaussian(4, 5, 16), gaussian(4, 5, 16, seed=1)
     losses = []
     for k in range(30):

@@ -881,7 +881,7 @@ def test_plain_adam_does_with_the_function_that_torch_2_6_has(
 ):
     monkeypatch.setattr("ortholand.optim.plain.adam", adam_of_torch_2_6)
     ours, theirs = plain_group()["params"], plain_group()["params"]
-    options = {"lr": lr, "weight_decay": weight_decay, "maximize": maximize}
+    options = {"fused": False, "lr": lr, "weight_decay": weight_decay, "maximize": maximize}
     optimizer = ol.LandingAdam(
         ours, orthogonal=False, decoupled_weight_decay=decoupled, betas=(0.8, 0.95), **options
     )

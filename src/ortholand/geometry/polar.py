@@ -19,7 +19,6 @@ from ortholand.geometry.matrices import (
     gram_matrix,
     is_plain_cpu,
     is_square,
-    is_tracked,
     max_abs,
     per_matrix,
     skew,
@@ -169,7 +168,12 @@ def polar_factor(M: Tensor, steps: int, *, exact: bool = False) -> Tensor:
 
 
 def skew_polar_factor(
-    M: Tensor, steps: int, columns: int | None = None, *, half: bool | None = None
+    M: Tensor,
+    steps: int,
+    columns: int | None = None,
+    *,
+    half: bool | None = None,
+    may_look: bool = False,
 ) -> Tensor:
     """:func:`msign` of skew matrices, or its first columns, by polynomials of degree 7.
 
@@ -180,7 +184,7 @@ def skew_polar_factor(
     less than transposes. What they leave, singular values within 0.01 of 1, is made skew in M's
     own type, where the last step ``(3 M - M^3) / 2`` is.
     """
-    M = near_one(M)
+    M = in_range(M, may_look=may_look)
     if is_fast_in_half(M) if half is None else half:
         M = skew(polar_factor(M.bfloat16(), steps + 1).to(M.dtype))
         first = M[..., :columns]
@@ -225,22 +229,20 @@ def _applied(
     return add_product(odd[..., :columns], odd, even, beta=beta, alpha=alpha)
 
 
-def in_range(M: Tensor) -> Tensor:
-    """Each matrix divided by a number to have Frobenius norm about 1; zero stays zero."""
+def in_range(M: Tensor, *, may_look: bool = False) -> Tensor:
+    """Each matrix divided by a number to have Frobenius norm about 1; zero stays zero.
+
+    ``may_look``: whether a value may be read, which saves a pass for one matrix on the CPU.
+    """
+    if may_look and M.ndim == 2 and is_plain_cpu(M):
+        norm = torch.linalg.vector_norm(M)
+        if 1e-12 < float(norm) < 1e18:  # squares neither overflow nor vanish
+            return M / norm
     tiny = torch.finfo(M.dtype).tiny
     # Moduli may overflow where real and imaginary parts do not.
     largest = torch.maximum(max_abs(M.real), max_abs(M.imag)) if M.is_complex() else max_abs(M)
     M = M / per_matrix(largest.clamp(min=tiny), M)
     return M / per_matrix(frobenius_norm(M).clamp(min=tiny), M)
-
-
-def near_one(M: Tensor) -> Tensor:
-    """:func:`in_range`, quicker where a value may be read."""
-    if M.ndim == 2 and is_plain_cpu(M) and not is_tracked(M):
-        norm = torch.linalg.vector_norm(M)
-        if 1e-12 < float(norm) < 1e18:  # squares neither overflow nor vanish
-            return M / norm
-    return in_range(M)
 
 
 def inverse_bound(F: Tensor) -> Tensor:

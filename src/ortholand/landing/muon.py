@@ -10,6 +10,7 @@ steps are those of every other method.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -32,7 +33,7 @@ from ortholand.geometry.matrices import (
     sym,
     wide_dtype,
 )
-from ortholand.geometry.polar import SKEW_STEPS, near_one, skew_polar_factor
+from ortholand.geometry.polar import SKEW_STEPS, in_range, skew_polar_factor
 from ortholand.landing.attraction import LandingOptions
 from ortholand.landing.gram import Gram, cast, combine, trace
 from ortholand.landing.moments import finite_coefficients, generator
@@ -84,10 +85,10 @@ class MuonMoments:
         kept = total if is_square(point.X) else point.cleaned(total).B
         return direction, {"momentum_buffer": kept}
 
-    def sign(self, psi: Tensor, columns: int | None = None) -> Tensor:
+    def sign(self, psi: Tensor, columns: int | None = None, *, may_look: bool = False) -> Tensor:
         """The polar factor of skew matrices, or its first columns: by ``msign``, or by our own."""
         if self.msign is None:
-            return skew_polar_factor(psi, self.steps, columns)
+            return skew_polar_factor(psi, self.steps, columns, may_look=may_look)
         return called(self.msign, psi)[..., :columns]
 
     def polar_direction(self, point: Point, B: Tensor, G: Tensor) -> Direction:
@@ -98,17 +99,17 @@ class MuonMoments:
             B: psi itself for square X, else n x p.
             G: the gradients: anything at their rounding level counts as zero.
         """
-        X = point.X
+        X, sign = point.X, partial(self.sign, may_look=point.may_look)
         if is_square(X):
-            A = skew(self.sign(B))
+            A = skew(sign(B))
             noise = product_roundoff(X.shape[-2], X.dtype) * point.norm(G)
             return Direction(_unless_noise(A, point.norm(B), noise))
-        B = near_one(B)
+        B = in_range(B, may_look=point.may_look)
         if point.is_landed:
-            W, polar = tall_polar(X, B, self.sign)
+            W, polar = tall_polar(X, B, sign)
             return Direction(W @ polar.of_W, W=polar.N, V=polar.of_Q)
         K = point.factor
-        W, polar = tall_polar(X @ inverse(K).mH, B @ K, self.sign)
+        W, polar = tall_polar(X @ inverse(K).mH, B @ K, sign)
         found = polar_at(K, polar)
         return Direction(W @ found.of_B, W=found.M, V=found.of_X)
 

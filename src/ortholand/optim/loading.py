@@ -239,7 +239,8 @@ class _Weight:
         """A copy of a saved tensor, placed like the weight, in the type in which it is kept."""
         p, orthogonal = self.p, self.group["orthogonal"]
         if name == "step" and not orthogonal:
-            # torch counts Adam's steps on the host.
+            # torch counts Adam's steps on the host, in floating point; older versions in integers.
+            value = value if value.is_floating_point() else value.float()
             return restored(value, p, torch.device("cpu"))
         state = restored(value, p, p.device)
         if name not in self.expected or name in (*COUNTS, *ROUNDING_STATE):

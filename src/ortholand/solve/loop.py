@@ -13,10 +13,13 @@ from ortholand.solve.manifold_cost import LOOKS, Point
 from ortholand.solve.method import Method, Passed, Progress
 from ortholand.solve.options import InterruptedRunError, Limits, Status
 from ortholand.solve.run import Run
-from ortholand.solve.second_order import lower_point, lowest_curvature, products_allowed
+from ortholand.solve.second_order import lower_point, lowest_curvature
 from ortholand.solve.watch import Sample
 
 FAR = 1e9  # times the start: where X may be if f has no minimum
+SHARE = 0.05  # of a run's time that may be spent on its second order,
+ALWAYS = 60  # and Hessian products, if the run began at a stationary point
+OVERHEAD, BEGIN = 5e-5, 2e-4  # seconds around a product, and before the first
 
 
 class Loop:
@@ -227,3 +230,20 @@ class Loop:
         if run.point.distance > self.cost.geometry.feasible(run.point.X) / 2:
             run.point = self.cost.settled(run.point)
         return run.succeeded(run.point)
+
+
+def products_allowed(run: Run, left_a_saddle: bool) -> int:
+    """How many Hessian products the check may take; 0 if they are not exact."""
+    objective, less = run.cost.objective, run.targets.less(run.point)
+    if objective.watch is None or not run.cost.smooth or not objective.has_products:
+        return 0
+    size = math.prod(run.point.X.shape)
+    if run.nit == 0 or left_a_saddle or run.targets.first <= 0.01 * less:
+        return min(ALWAYS, size)
+    gradient = objective.quickest["gradient"]
+    product = min(objective.quickest["product"], 2 * gradient)
+    begins = 0 if objective.hessp or objective.keeps_graph else 3  # a graph must be made
+    passed = objective.nfev * (gradient + OVERHEAD / 4) + objective.nhev * (product + OVERHEAD / 2)
+    left = SHARE * passed - BEGIN - begins * gradient
+    allowed = int(left / (product + OVERHEAD)) if math.isfinite(passed) else 0
+    return min(allowed, ALWAYS, size) if allowed > 1 else 0

@@ -125,6 +125,16 @@ class ManifoldCost:
         there, _ = self.go(self.line(point, direction), t)
         return self.geometry.tangent(point.X, there.gradient - point.gradient)
 
+    def hessian(self, point: Point) -> Callable[[Any], Any]:
+        """The Riemannian Hessian there, in coordinates."""
+        euclidean = self.objective.hessian(point.X, point.euclidean)
+
+        def product(A: Any) -> Any:
+            W = euclidean(self.geometry.ambient(point.X, A))
+            return self.geometry.hessian(point.X, point.multiplier, A, W)
+
+        return product
+
     def lipschitz_constant(self, point: Point) -> float:
         """The largest curvature that power iterations on differences of gradients find."""
         if point.distance > self.geometry.feasible(point.X):

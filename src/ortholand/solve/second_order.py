@@ -7,12 +7,7 @@ import numpy as np
 
 from ortholand.solve.arrays import combine, from_numpy, inner, norm, precision, to_numpy
 from ortholand.solve.manifold_cost import ManifoldCost, Point
-from ortholand.solve.methods.newton import Model
-from ortholand.solve.run import Run
 
-SHARE = 0.05  # of a run's time that may be spent here,
-ALWAYS = 60  # and Hessian products, if the run began at a stationary point
-OVERHEAD, BEGIN = 5e-5, 2e-4  # seconds around a product, and before the first
 CLEAR = 1e-3  # a curvature this far below zero, relative to the largest, ends the search
 NEGATIVE = 1e-7  # below this it may be rounding
 
@@ -25,26 +20,9 @@ class Lowest(NamedTuple):
     negative: bool  # beyond rounding
 
 
-def products_allowed(run: Run, left_a_saddle: bool) -> int:
-    """How many Hessian products the check may take; 0 if they are not exact."""
-    objective, less = run.cost.objective, run.targets.less(run.point)
-    if objective.watch is None or not run.cost.smooth or not objective.has_products:
-        return 0
-    size = math.prod(run.point.X.shape)
-    if run.nit == 0 or left_a_saddle or run.targets.first <= 0.01 * less:
-        return min(ALWAYS, size)
-    gradient = objective.quickest["gradient"]
-    product = min(objective.quickest["product"], 2 * gradient)
-    begins = 0 if objective.hessp or objective.keeps_graph else 3  # a graph must be made
-    passed = objective.nfev * (gradient + OVERHEAD / 4) + objective.nhev * (product + OVERHEAD / 2)
-    left = SHARE * passed - BEGIN - begins * gradient
-    allowed = int(left / (product + OVERHEAD)) if math.isfinite(passed) else 0
-    return min(allowed, ALWAYS, size) if allowed > 1 else 0
-
-
 def lowest_curvature(cost: ManifoldCost, point: Point, products: int) -> Lowest | None:
     """Lanczos' method on the Riemannian Hessian from a random vector; None if it fails."""
-    model, geometry = Model(cost, point), cost.geometry
+    hessian, geometry = cost.hessian(point), cost.geometry
     random = np.random.default_rng(0)
     noise = random.standard_normal(tuple(point.X.shape))
     if to_numpy(point.X[:1]).dtype.kind == "c":
@@ -57,7 +35,7 @@ def lowest_curvature(cost: ManifoldCost, point: Point, products: int) -> Lowest 
     while size > 1e-8 * math.sqrt(math.prod(point.X.shape)) and len(basis) < products:
         v = v / size
         basis.append(v)
-        w = model.hessian(v)
+        w = hessian(v)
         diagonal.append(inner(v, w))
         if not math.isfinite(diagonal[-1]):
             return None

@@ -26,17 +26,15 @@ class Model:
     """The quadratic model of f around a point."""
 
     def __init__(self, cost: ManifoldCost, point: Point) -> None:
-        self.cost, self.point, self.geometry = cost, point, cost.geometry
-        self.euclidean_hessian = cost.objective.hessian(point.X, point.euclidean)
+        self.point, self.geometry = point, cost.geometry
+        self.product = cost.hessian(point)
         self.products = 0
         self.sharpest = 0.0  # largest curvature found
 
     def hessian(self, A: Any) -> Any:
         """Riemannian Hessian, in coordinates."""
         self.products += 1
-        point, geometry = self.point, self.geometry
-        W = self.euclidean_hessian(geometry.ambient(point.X, A))
-        return geometry.hessian(point.X, point.multiplier, A, W)
+        return self.product(A)
 
 
 class Solution(NamedTuple):
