@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -66,6 +66,19 @@ def test_compiled_and_reference_steps_agree(direction, attraction, dtype):
         assert_agree(shape, dtype, gradients, scale, next(layouts), **options)
 
 
+# A step that moves nothing, of a weight whose one matrix is a view with other strides.
+@example(
+    n=1,
+    p=2,
+    count=1,
+    wide=False,
+    options={"lr": 1.0, "lam": 0.0, "attraction": "coupled", "safe_step": "frobenius"},
+    direction={},
+    layout=column_major,
+    size=0.0,
+    scale="fan",
+    seed=0,
+)
 @examples(100)
 @given(
     n=st.integers(1, 300),

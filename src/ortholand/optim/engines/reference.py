@@ -79,8 +79,8 @@ def _is_in_new_memory(plan: Plan) -> bool:
 
 
 def _chosen(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """What is new where the mask is, in the memory of what is old."""
-    return torch.where(mask, new, old, out=old)
+    """What is new where the mask is, in the memory of what is new."""
+    return torch.where(mask, new, old, out=new)
 
 
 def _read(
