@@ -1,8 +1,10 @@
 """``ol.orthogonal``: marks on weights, who finds them, and what they survive."""
 
 import copy
+import gc
 import io
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -135,24 +137,24 @@ def with_new_parameters(model: nn.Module) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        copy.deepcopy,
-        copy.copy,
-        pickled,
-        saved_whole,
-        loaded,
-        assigned,
-        with_new_data,
-        with_new_parameters,
-        lambda model: model.double().float(),
-        lambda model: model.to("cpu", memory_format=torch.channels_last),
-        lambda model: torch.compile(model, backend="eager"),
-        lambda model: nn.Sequential(model),
-        lambda model: nn.DataParallel(model),
-    ],
-)
+CHANGES = [
+    copy.deepcopy,
+    copy.copy,
+    pickled,
+    saved_whole,
+    loaded,
+    assigned,
+    with_new_data,
+    with_new_parameters,
+    lambda model: model.double().float(),
+    lambda model: model.to("cpu", memory_format=torch.channels_last),
+    lambda model: torch.compile(model, backend="eager"),
+    lambda model: nn.Sequential(model),
+    lambda model: nn.DataParallel(model),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_what_marks_survive(change):
     model, original = change(net()), net()
     assert [name.split(".", name.count(".") - 1)[-1] for name in orthogonal_names(model)] == MARKED
@@ -407,3 +409,131 @@ def test_a_mark_whose_weight_is_gone_or_unfit_is_named():
     model[0].weight = nn.Parameter(torch.ones(9))
     with pytest.raises(ValueError, match=r"at least 2 dimensions, but 0.weight has shape \(9,\)"):
         ol.param_groups(model)
+
+
+# Optimizers that are given parameters only.
+
+
+def train_bare(model: nn.Module, params, steps: int = 3, **options) -> torch.optim.Optimizer:
+    optimizer = ol.LandingAdam(params, lr=0.01, **options)
+    for k in range(steps):
+        optimizer.zero_grad()
+        model(batch(k)).square().sum().backward()
+        optimizer.step()
+    return optimizer
+
+
+def emptied(model: nn.Module) -> nn.Module:
+    with torch.device("meta"):
+        other = Net()
+    other.to_empty(device="cpu").load_state_dict(model.state_dict())
+    return other
+
+
+@pytest.mark.parametrize("change", [*CHANGES, emptied])
+@pytest.mark.parametrize("way", ["parameters", "named_parameters", "groups"])
+def test_marks_travel_with_plain_parameters(change, way):
+    """The result is bit for bit that of :func:`ortholand.param_groups`."""
+    models = change(net()), change(net())
+    train(models[0])
+    params = getattr(models[1], "parameters" if way == "groups" else way)()
+    if way == "groups":  # as trainers make them
+        every = list(params)
+        params = [{"params": [p for p in every if p.ndim > 1]}]
+        params += [{"params": (p for p in every if p.ndim == 1), "weight_decay": 0.0}]
+    optimizer = train_bare(models[1], params)
+    for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(p, q)
+    sizes = {tuple(p.shape) for g in optimizer.param_groups if g["orthogonal"] for p in g["params"]}
+    assert sizes == {(5, 2, 3, 3), (5, 5), (3, 5)}
+
+
+def test_the_groups_are_those_of_param_groups_and_states_are_exchanged():
+    model, other = net(), net()
+    bare = train_bare(model, model.named_parameters())
+    grouped = ol.LandingAdam(ol.param_groups(other), lr=0.01)
+    other.load_state_dict(model.state_dict())
+    grouped.load_state_dict(copy.deepcopy(bare.state_dict()))
+    for mine, own in zip(bare.param_groups, grouped.param_groups, strict=True):
+        for key in mine.keys() - {"params"}:
+            assert mine[key] == own[key]
+    resumed = ol.LandingAdam(other.named_parameters(), lr=0.01)
+    resumed.load_state_dict(bare.state_dict())
+    assert ol.orthogonality_error(resumed) == ol.orthogonality_error(bare) < 1e-4
+    scheduler = torch.optim.lr_scheduler.StepLR(bare, 1)
+    assert len(scheduler.get_last_lr()) == 4  # a group for each set of options
+
+
+def test_a_group_of_marked_and_free_weights_is_split_with_its_options():
+    model = net()
+    rest = [p for name, p in model.named_parameters() if name not in MARKED]
+    groups = [{"params": [model.mix.weight, *rest], "lr": 0.5}, {"params": [model.stem.weight]}]
+    optimizer = ol.LandingSGD(groups, lr=0.1, momentum=0.9)
+    seen = [(g["orthogonal"], g["view"], g["lr"], len(g["params"])) for g in optimizer.param_groups]
+    assert seen == [
+        (True, "matrix", 0.02, 1),  # the mark's own lr
+        (False, "matrix", 0.5, len(rest)),
+        (True, "kernel", 0.1, 1),
+    ]
+    optimizer.add_param_group({"params": model.wide.weight, "lr": 0.3})
+    assert optimizer.param_groups[-1]["scale"] == "fan"
+    free = nn.Parameter(torch.ones(3))
+    optimizer.add_param_group({"params": [free]})
+    assert not optimizer.param_groups[-1]["orthogonal"]
+    before = len(optimizer.param_groups)
+    other = ol.orthogonal(nn.Linear(3, 3))
+    other.weight.data.mul_(7)
+    with pytest.raises(ValueError, match="must start within"):
+        optimizer.add_param_group({"params": other.parameters()})
+    assert len(optimizer.param_groups) == before
+
+
+def test_weight_decay_of_marked_weights_is_ignored_with_one_warning():
+    models = net(), net()
+    with pytest.warns(UserWarning, match=r"weight_decay=0.3 is ignored for 3 marked") as caught:
+        optimizer = train_bare(models[1], models[1].parameters(), weight_decay=0.3)
+    assert [str(each.filename) for each in caught] == [__file__]
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.0, 0.0, 0.0, 0.3]
+    train_bare(models[0], ol.param_groups(models[0], other_options={"weight_decay": 0.3}))
+    for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_without_a_mark_nothing_changes():
+    layer = ol.orthogonal(nn.Linear(3, 3))
+    unmark(layer)
+    with pytest.raises(ValueError, match="at least 2 dimensions, but parameter 1"):
+        ol.LandingSGD(layer.parameters(), lr=0.1)
+    ol.orthogonal(layer)
+    groups = [{"params": [layer.weight], "orthogonal": False, "weight_decay": 0.1}]
+    assert not ol.LandingSGD(groups, lr=0.1).param_groups[0]["orthogonal"]
+    free = ol.LandingSGD(layer.parameters(), lr=0.1, orthogonal=False)
+    assert len(free.param_groups) == 1
+    unmark(layer)
+    assert ol.LandingSGD([layer.weight], lr=0.1).param_groups[0]["orthogonal"]
+    for params, error in (([], ValueError), (layer.weight, TypeError), ([3], TypeError)):
+        with pytest.raises(error):
+            ol.LandingSGD(params, lr=0.1)
+
+
+def test_marks_that_an_optimizer_cannot_keep_are_refused():
+    first, second = ol.orthogonal(nn.Linear(4, 4)), nn.Linear(4, 4)
+    second.weight = first.weight
+    ol.orthogonal(second, scale=2.0)
+    with pytest.raises(ValueError, match=r"one mark, but 'weight' of shape \(4, 4\) is shared"):
+        ol.LandingSGD(first.parameters(), lr=0.1)
+    layers = [ol.orthogonal(nn.Linear(4, 4)) for _ in range(2)]
+    nn.utils.parametrizations.weight_norm(layers[0])
+    with pytest.raises(ValueError, match=r"'weight', which is marked, is computed.*unmark"):
+        ol.LandingSGD([p for layer in layers for p in layer.parameters()], lr=0.1)
+
+
+def test_a_mark_keeps_no_module_alive():
+    layer = ol.orthogonal(nn.Linear(4, 4))
+    weight = weakref.ref(layer.weight)
+    gc.disable()
+    try:
+        del layer
+        assert weight() is None
+    finally:
+        gc.enable()

@@ -1,13 +1,15 @@
 """Marks: a module's own record of which of its weights are orthogonal, and with which options.
 
-The record is an attribute of the module, a dictionary ``{"weight": {"view": ..., "scale": ...}}``
-of plain values that no other library reads. It is keyed by name, so it applies to whatever the
-parameter with that name becomes (cast, moved, replaced by a DTensor, loaded). Copies and pickles
-of the module carry it, wrappers leave it alone, and ``state_dict`` does not contain it.
+The record is an attribute of the module that no other library reads. It is keyed by name, so it
+applies to whatever the parameter with that name becomes (cast, moved, replaced by a DTensor,
+loaded). Copies and pickles of the module carry it, wrappers leave it alone, and ``state_dict``
+does not contain it. An optimizer that gets parameters without their modules looks for them in the
+records of all modules that exist (:func:`marks_on`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
@@ -26,16 +28,70 @@ class Marked(NamedTuple):
     options: Options
 
 
+class Record:
+    """The marks of one module, and its own dictionaries of parameters and children.
+
+    These dictionaries are copied and pickled with the module, so its copy has a record of its own
+    parameters. A reference to the module would be a cycle, which keeps memory from being freed.
+    """
+
+    def __init__(self, module: nn.Module, marks: dict[str, Options]) -> None:
+        self.__setstate__(
+            {"marks": marks, "parameters": module._parameters, "children": module._modules}
+        )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:  # also of copies
+        self.marks: dict[str, Options] = state["marks"]
+        self.parameters: dict[str, nn.Parameter | None] = state["parameters"]
+        self.children: dict[str, nn.Module | None] = state["children"]
+        _RECORDS.add(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self)
+
+    def ingredients(self, name: str) -> Iterator[nn.Parameter | None]:
+        """The parameters from which a marked weight is computed, if it is none any more."""
+        chains = self.children.get("parametrizations")
+        if isinstance(chains, nn.ModuleDict) and name in chains:
+            yield from chains[name].parameters()
+        yield from (self.parameters.get(f"{name}_{ending}") for ending in _HOOKED)
+
+
+_RECORDS: WeakSet[Record] = WeakSet()
+
+
 def marks_of(module: nn.Module) -> Mapping[str, Options]:
     """The marks on a module's own parameters (not its children's), by name."""
     # getattr would find the attribute on torch.compile's wrapper around a module.
-    return vars(module).get(RECORD, {})
+    record = vars(module).get(RECORD)
+    return record.marks if record else {}
+
+
+def marks_on(parameters: Collection[Tensor]) -> dict[Tensor, Options]:
+    """Which of some parameters are marked in the modules that hold them, and with which options."""
+    found: dict[Tensor, Options] = {}
+    for record in _RECORDS:
+        for name, options in record.marks.items():
+            p = record.parameters.get(name)
+            if p is not None and p in parameters and found.setdefault(p, options) != options:
+                raise ValueError(
+                    f"A weight has one mark, but {name!r} of shape {tuple(p.shape)} is shared by "
+                    f"modules that mark it with {found[p]} and {options}. Mark it once, or "
+                    "identically."
+                )
+            if p is None and any(q in parameters for q in record.ingredients(name)):
+                raise ValueError(
+                    f"An orthogonal weight must be a parameter of its module, but {name!r}, which "
+                    "is marked, is computed from others by a parametrization. Remove that first, "
+                    "or the mark: ortholand.marks.unmark(module, name)."
+                )
+    return found
 
 
 def mark(module: nn.Module, name: str, options: Options) -> None:
     """Record that a parameter is orthogonal, replacing any earlier record."""
-    # A new dictionary: a shallow copy of the module keeps the old one.
-    vars(module)[RECORD] = {**marks_of(module), name: options}
+    # A new record: a shallow copy of the module keeps the old one.
+    vars(module)[RECORD] = Record(module, {**marks_of(module), name: options})
 
 
 def unmark(module: nn.Module, name: str = "weight") -> None:
@@ -53,7 +109,7 @@ def unmark(module: nn.Module, name: str = "weight") -> None:
             f"Only a marked weight can be unmarked, but {name!r} of this {type(module).__name__} "
             f"is not. Marked are: {', '.join(marks) or 'none'}."
         )
-    vars(module)[RECORD] = marks
+    vars(module)[RECORD] = Record(module, marks)
 
 
 def marked(model: nn.Module) -> Iterator[Marked]:

@@ -55,10 +55,11 @@ class Marked(TwoLayers):
         ol.orthogonal(self.down, scale=2.0, options={"lr": 0.01})
 
 
-def marked_steps(kind: str) -> dict:
+def marked_steps(kind: str, bare: bool) -> dict:
     """A model that is marked before it is sharded, wrapped by DDP, or sharded on the meta device.
 
     Or marked after that, and with weights drawn then; the same model in one process beside it.
+    ``bare``: the sharded model's optimizer gets its parameters only.
     """
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
@@ -85,7 +86,8 @@ def marked_steps(kind: str) -> dict:
 
     single, spread = built(parallel=False), built(parallel=True)
     first = ol.orthogonality_error(spread)
-    optimizers = [ol.LandingAdam(ol.param_groups(model), lr=0.02) for model in (single, spread)]
+    given = spread.named_parameters() if bare else ol.param_groups(spread)
+    optimizers = [ol.LandingAdam(params, lr=0.02) for params in (ol.param_groups(single), given)]
     for k in range(5):
         x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(k))
         for model, optimizer in zip((single, spread), optimizers, strict=True):

@@ -23,9 +23,10 @@ def test_weights_that_a_forward_pass_left_whole_are_taken_back_first():
 
 
 @pytest.mark.parametrize("kind", ["before", "later", "ddp", "meta"])
-def test_marked_weights_are_found_and_step_as_in_one_process(kind):
+@pytest.mark.parametrize("bare", [False, True])
+def test_marked_weights_are_found_and_step_as_in_one_process(kind, bare):
     prefix = "module." if kind == "ddp" else ""
-    for result in run(marked_steps, 2, kind):
+    for result in run(marked_steps, 2, kind, bare):
         assert result["names"][:2] == [f"{prefix}up.weight", f"{prefix}down.weight"]
         assert result["keys"] == [
             f"{prefix}{name}" for name in ("up.weight", "up.bias", "down.weight", "down.bias")

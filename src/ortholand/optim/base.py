@@ -21,6 +21,7 @@ from ortholand.landing.step import LIMITED, SKIPPED, MatrixStep, Slot, StateKind
 from ortholand.optim.engines import claimed, claimed_plain
 from ortholand.optim.journal import FIRST_LOOK, LATER_LOOKS, Journal
 from ortholand.optim.loading import load_bit_for_bit
+from ortholand.optim.marked import by_marks
 from ortholand.optim.options import COMMON, CONSTRAINT, Group, check_each, scalar_lr
 from ortholand.optim.plain import Agreement
 from ortholand.optim.plan import Plan, can_last
@@ -47,7 +48,7 @@ class OrthogonalOptimizer(Optimizer):
         self._journal = Journal()
         self._check_all_options(self.defaults)
         self._is_starting = True
-        super().__init__(params, self.defaults)
+        super().__init__(by_marks(params, self.defaults), self.defaults)
         del self._is_starting
         # Before weights are checked, because with other groups there would be other messages.
         self._compare_ranks()
@@ -216,17 +217,23 @@ class OrthogonalOptimizer(Optimizer):
     # Groups and state.
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, after checking all of it."""
-        if isinstance(param_group, dict):  # else torch raises
-            param_group.update({k: self.converted(k, v) for k, v in param_group.items()})
-        super().add_param_group(param_group)
+        """Add a group, after checking all of it; marked weights become a group of their own."""
         if self._is_starting:
+            self._add_group(param_group)
             return
+        before = len(self.param_groups)
         try:
-            self._check_group(self.param_groups[-1])
+            for part in by_marks([param_group], self.defaults, self._weights()):
+                self._add_group(part)
+                self._check_group(self.param_groups[-1])
         except (TypeError, ValueError):
-            self.param_groups.pop()
+            del self.param_groups[before:]
             raise
+
+    def _add_group(self, group: dict[str, Any]) -> None:
+        if isinstance(group, dict):  # else torch raises
+            group.update({k: self.converted(k, v) for k, v in group.items()})
+        super().add_param_group(group)
 
     def _check_all_options(self, options: Group) -> None:
         check_each(options, self.defaults)
