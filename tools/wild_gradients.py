@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import ortholand as ol
+from ortholand import native
 from ortholand.geometry import distance
 from ortholand.geometry.matrices import real_dtype, to_working_dtype, wide_dtype
 from ortholand.landing.step import PendingStep, Rows
@@ -379,6 +380,9 @@ def main() -> int:
     parser.add_argument("--large", type=float, default=0.03, help="share of large matrices")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    for dtype in (torch.float32, torch.float64):  # else torch's operations would be tested instead
+        if why := native.why_no_code(dtype):
+            parser.error(f"No compiled code: {why}.")
     report = run_cases(arguments.first, arguments.cases, large=arguments.large)
     for seed, wrong in report.violations[:50]:
         print(f"{seed}: {wrong}")

@@ -10,20 +10,22 @@ from torch import nn
 
 import ortholand as ol
 from tests.distributed.accidents import KINDS
-from tests.distributed.training import sharded, whole
+from tests.distributed.training import everything, sharded
 from tests.distributed.weights import bag, by_view, set_gradients
 
 SHAPES = {"rows": (20, 4), "owners": (9, 9), "columns": (3, 50), "here": (7, 2, 3, 3)}
 
 
 def tried(optimizer: Any, module: nn.Module, seed: int = 0) -> str:
-    """The error of a step, or that weights moved nevertheless."""
-    before = whole(module)
+    """The error of a step, or that weights or state changed nevertheless."""
+    before = everything(module, optimizer)
     set_gradients(module, seed)
     try:
         optimizer.step()
     except ValueError as error:
-        unmoved = all(torch.equal(a, b) for a, b in zip(whole(module), before, strict=True))
+        after, skipped = everything(module, optimizer), before.pop("skipped")
+        unmoved = all(torch.equal(after[name], value) for name, value in before.items())
+        unmoved &= after["skipped"] == skipped
         return str(error) if unmoved else f"moved: {error}"
     return "stepped"
 

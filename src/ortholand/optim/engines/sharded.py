@@ -194,13 +194,24 @@ def step_here(slots: list[Slot], where: list[int], plan: Plan, step_whole: StepW
         local = local_slots(members)
         for _, _, state in local:
             state.update({name: torch.zeros_like(state[name]) for name in COUNTS})
+        restore = restorer(local if process_groups else [])
         step_whole([here for here in local if here.weight.numel()], plan)
         # One number for the matrices of all ranks, and both counts in it, to be summed as one.
         counts = [state[SKIPPED] + (state[LIMITED] << 32) for _, _, state in local]
-        sums = sum_over_groups(torch.stack(counts), process_groups, plan.terms)
+        try:
+            sums = sum_over_groups(torch.stack(counts), process_groups, plan.terms)
+        except ValueError:  # the only message is the first to show that ranks disagree
+            restore()
+            raise
         for (_, _, state), both in zip(members, sums, strict=True):
             state[SKIPPED].add_(both & (2**32 - 1))
             state[LIMITED].add_(both >> 32)
+
+
+def restorer(local: Sequence[Slot]) -> Callable[[], None]:
+    """What undoes a step of weights on the CPU, where ranks may find out that they disagree."""
+    written = [T for p, _, state in local if p.is_cpu for T in (p, *state.values())]
+    return partial(copy_all, written, [T.clone() for T in written])
 
 
 def step_everywhere(slots: list[Slot], i: int, plan: Plan, step_whole: StepWhole) -> None:
