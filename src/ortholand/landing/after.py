@@ -1,6 +1,6 @@
 """Move, then land: a Newton-Schulz step at the point that the tangent move has reached."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from ortholand.geometry.matrices import (
     max_abs,
     moved_along,
     per_matrix,
-    skew,
     squared_column_norms,
     sym,
 )
@@ -27,11 +26,12 @@ from ortholand.landing.attraction import (
     Attraction,
     LandingOptions,
     Step,
+    at_most,
     is_valid,
     moved_by_lr,
     unless_zero,
 )
-from ortholand.landing.gram import Coefficients, Gram, times, trace
+from ortholand.landing.gram import Coefficients, Gram, norm_from, times, trace
 from ortholand.landing.point import Direction, Point, looked_at
 from ortholand.safe_step import (
     FARTHEST,
@@ -62,41 +62,42 @@ class After(Attraction):
 
     def step(self, point: Point, direction: Direction, options: LandingOptions) -> Step:
         """As the class says."""
-        X, rule = point.X, options.rule
+        X, rule, landings = point.X, options.rule, options.landings
         lr = options.lr if direction.length is None else direction.length * options.lr
-        Z, W = (None, None) if is_square(X) else without_multiplier(point, direction)
-        R = None if X.ndim == 2 else tangent(X, direction.B, Z)
+        B, Z, W = direction.B, None, None
+        if not is_square(X):
+            Z, W = without_multiplier(point, direction)
+        R = None if X.ndim == 2 else tangent(X, B, Z)
         if point.may_look and 0 < options.lr < LONGEST_LOOKED_AT:
-            Y = moved_at_once(X, direction.B, Z, lr) if R is None else moved_by_lr(X, R, lr)
+            Y = moved_at_once(X, B, Z, float(lr)) if R is None else moved_by_lr(X, R, lr)
             C, q = centred_gram(Y)
             if looked_at(C) + float(q.max()) <= 1 + options.limit:
-                return Step(landed(Y, C, q, options.landings))
-        R = tangent(X, direction.B, Z) if R is None else R
-        norm, start = frobenius_norm(R), None
+                return Step(landed(Y, C, q, landings))
+        R = tangent(X, B, Z) if R is None else R
+        start = Start(lr, frobenius_norm(R), options)
         if rule is not None:
             d = frobenius_norm(point.D)
-            start = Start(point.D, d, W, direction.tangency_error(X, d, frobenius_norm))
-        bound = norm if rule is None or rule.is_measured else rule.bound(R)
-        t = _trial(lr, norm, bound, start, X.shape[-1], options)
+            error = direction.tangency_error(X, d, frobenius_norm)
+            start = start._replace(D=point.D, d=d, W=W, error=error)
+        t = start.trial(start.norm if rule is None or rule.is_measured else rule.bound(R))
         Y = moved_along(X, R, t, out=R)
-        stop = settle(t, norm, *centred_gram(Y), start, lr, options)
+        stop = start.settle(t, *centred_gram(Y))
         if stop.share is not None:
             Y = torch.lerp(X, Y, stop.share, out=Y)
-        Y = add_product(Y.mul_(stop.shrink), Y, landing_of(stop.F, options.landings), alpha=-0.5)
+        Y = add_product(Y.mul_(stop.shrink), Y, landing_of(stop.F, landings), alpha=-0.5)
         return Step(unless_zero(options.lr, Y, X), stop.taken, stop.limited)
 
     def coefficients(self, gram: Gram, options: LandingOptions) -> Coefficients:
         """The Gram form, with E derived; what rounding adds to it appears in the next step's D."""
         D, W = gram.D, gram.W
         square = sym(gram.T - W @ (2 * W - add_identity(D) @ W.mH)) / 4  # R^H R
-        norm = (trace(square).clamp(min=0) + gram.unknown).sqrt()
-        start = Start(D, gram.d, W, gram.tangency_error)
-        t = _trial(options.lr, norm, norm, start, D.shape[-1], options)
+        norm = norm_from(square, gram)
+        start = Start(options.lr, norm, options, D, gram.d, W, gram.tangency_error, gram.unknown)
+        t = start.trial(norm)
         E = D + times(t, sym(W @ D)) + times(t.square(), square)
         q = (1 + trace(E) / D.shape[-1]).clamp(min=1)
         E.diagonal(dim1=-2, dim2=-1).sub_((q - 1)[..., None])
-        unknown = t.square() * gram.unknown
-        stop = settle(t, norm, E, q, start, options.lr, options, unknown)
+        stop = start.settle(t, E, q)
         t = per_matrix(t, D) if stop.share is None else per_matrix(t, D) * stop.share
         N = landing_of(stop.F, options.landings) * (stop.shrink / -2)
         N = N + (stop.shrink - 1) * identity_like(D)  # the landed point is Y (I + N)
@@ -106,30 +107,18 @@ class After(Attraction):
         return Coefficients(a, b, stop.taken & finite_matrices(N), stop.limited)
 
 
-class Start(NamedTuple):
-    """The point from which a move starts."""
-
-    D: Tensor  # X^H X - I
-    d: Tensor  # ||D||_F
-    W: Tensor | None  # X^H B, B without multipliers; None for square X
-    error: Tensor | float  # bound of ||Sym(X^H R)||, which is due to rounding
-
-
 def without_multiplier(point: Point, direction: Direction) -> tuple[Tensor, Tensor]:
     """Z for which ``R = (B - X Z^H) / 2``, and W, for tall X.
 
-    With B's multiplier K, ``B - X K - X W^H`` is ``B - X Z^H``, where ``Z = M - D K``,
-    ``M = X^H B`` and ``W = Z - K``. What is known as ``B + X V`` has ``Z = W - V^H``.
+    With B's multiplier K, ``B - X K - X W^H`` is ``B - X Z^H``, where ``Z = W + K``. What is known
+    as ``B + X V`` has ``Z = W - V^H``.
     """
     W, V = direction.W, direction.V
     if W is not None:
         return W if V is None else W - V.mH, W
     M = point.X.mH @ direction.B
-    if point.is_landed:
-        return M, skew(M)
-    K = point.multiplier(M)
-    Z = add_product(M, point.D, K, alpha=-1)
-    return Z, Z - K
+    W, K = point.without_multiplier(M)
+    return (M if point.is_landed else W + K), W
 
 
 def tangent(X: Tensor, B: Tensor, Z: Tensor | None) -> Tensor:
@@ -137,41 +126,11 @@ def tangent(X: Tensor, B: Tensor, Z: Tensor | None) -> Tensor:
     return B @ X if Z is None else add_product(B, X, Z.mH, beta=0.5, alpha=-0.5)
 
 
-def moved_at_once(X: Tensor, B: Tensor, Z: Tensor | None, lr: float | Tensor) -> Tensor:
+def moved_at_once(X: Tensor, B: Tensor, Z: Tensor | None, lr: float) -> Tensor:
     """``X - lr R`` for one matrix, without R itself: in one pass less than by :func:`tangent`."""
-    lr = float(lr)
     if Z is None:
         return add_product(X, B, X, alpha=-lr)
     return add_product_(torch.sub(X, B, alpha=lr / 2), X, Z.mH, alpha=lr / 2)
-
-
-def _trial(
-    lr: float | Tensor,
-    norm: Tensor,
-    bound: Tensor,
-    start: Start | None,
-    p: int,
-    options: LandingOptions,
-) -> Tensor:
-    """The step to try; if the rule bounds it before the move, a safe one already."""
-    if start is None:
-        return torch.ones_like(norm) * lr
-    if options.is_measured:
-        return trial_step(lr, norm, p)
-    safe = largest_step_before_landing(bound, start.d, options.aim, start.error)
-    return torch.minimum(safe, lr) if isinstance(lr, Tensor) else safe.clamp(max=lr)
-
-
-def centred_gram(Y: Tensor) -> tuple[Tensor, Tensor]:
-    """``Y^H Y - q I`` and q, the mean squared singular value of Y, but at least 1.
-
-    The diagonal is summed in float64: in float32 it would make up half of the rounding error in
-    ``||Y^H Y - I||`` at p = 100.
-    """
-    C, s = gram_matrix(Y), squared_column_norms(Y)
-    q = s.mean(-1).clamp(min=1)
-    C.diagonal(dim1=-2, dim2=-1).copy_(s - q[..., None])
-    return C, q
 
 
 class Stop(NamedTuple):
@@ -184,58 +143,74 @@ class Stop(NamedTuple):
     limited: Tensor | None
 
 
-def settle(
-    t: Tensor,
-    norm: Tensor,
-    C: Tensor,
-    q: Tensor,
-    start: Start | None,
-    lr: float | Tensor,
-    options: LandingOptions,
-    unknown: Tensor | None = None,
-) -> Stop:
-    """How much of a trial move is taken, from the residual that it has reached.
+class Start(NamedTuple):
+    """From where a move starts. All but the first three are for the safe step."""
 
-    If only a share theta is, the residual is ``D + theta Q + theta^2 P``, with ``Q = t Sym(W D)``
-    (zero for square X), and the mean that is taken off before landing is theta^2 times that of the
-    trial move.
+    lr: float | Tensor  # the length that is asked for
+    norm: Tensor  # ||R||_F
+    options: LandingOptions
+    D: Any = None  # X^H X - I
+    d: Any = None  # ||D||_F
+    W: Tensor | None = None  # X^H B, B without multipliers; None for square X
+    error: Any = None  # bound of ||Sym(X^H R)||, which is due to rounding
+    unknown: Tensor | None = None  # bound of the error of R^H R; None: zero
 
-    Args:
-        t: the length of the trial move ``X - t R``.
-        norm: ``||R||_F``.
-        C: ``Y^H Y - q I`` after it; its memory is used.
-        q: the mean squared singular value of Y, at least 1.
-        start: where it started; None without a safe step.
-        lr: the length that was asked for.
-        options: how matrices land.
-        unknown: bound of an error of C; None: zero.
+    def trial(self, bound: Tensor) -> Tensor:
+        """The step to try; if the rule bounds it before the move, a safe one already."""
+        if self.d is None:
+            return torch.ones_like(self.norm) * self.lr
+        if self.options.is_measured:
+            return trial_step(self.lr, self.norm, self.D.shape[-1])
+        safe = largest_step_before_landing(bound, self.d, self.options.aim, self.error)
+        return at_most(self.lr, safe)
+
+    def settle(self, t: Tensor, C: Tensor, q: Tensor) -> Stop:
+        """How much of a trial move by t is taken, from the residual that it has reached.
+
+        If only a share theta is, the residual is ``D + theta Q + theta^2 P``, ``Q = t Sym(W D)``
+        (zero for square X), and the mean that is taken off before landing is theta^2 times that
+        of the trial move. ``C`` is ``Y^H Y - q I`` after it, whose memory is used, and q the mean
+        squared singular value of Y, at least 1.
+        """
+        (lr, norm, options, D, d, W, error, unknown) = self
+        length = t * norm
+        if not options.is_measured:
+            taken = is_finite(length) if d is None else is_finite(length) & (d < FARTHEST)
+            shrink, scale = cast_together(C, q.rsqrt(), q)
+            limited = None if d is None else t < lr
+            return Stop(None, shrink, C.div_(scale), is_valid(taken, options.lr), limited)
+        reached, below, added = spectral_bound(C) + (q - 1), max_abs(D), length.square()
+        if unknown is not None:
+            reached = torch.addcmul(reached, t.square(), unknown)
+        delta = torch.maximum(d.clamp(max=options.eps), below)
+        P, S, drift, limit = reached + delta, None, None, options.limit
+        if W is not None:
+            S = sym(W @ D)
+            drift = t * torch.add(frobenius_norm(S), error, alpha=2 * (1 + 2 / limit))
+            P = P + drift
+        share = share_of_tangent_move(torch.minimum(P, added), drift, limit - delta)
+        share = share.masked_fill_(reached <= limit, 1.0)
+        taken = torch.addcmul(below, share, added, value=0) < FARTHEST  # 0 times infinity is NaN
+        square = share.square()
+        q = torch.addcmul(1 - square, square, q)
+        numbers = [share, square, q.rsqrt(), q] + ([] if S is None else [(share - square) * t])
+        part, part_squared, shrink, scale, *along = cast_together(C, *numbers)
+        C = torch.lerp(D, C, part_squared, out=C)
+        if S is not None:
+            C.addcmul_(S, *along)
+        return Stop(part, shrink, C.div_(scale), is_valid(taken, options.lr), t * share < lr)
+
+
+def centred_gram(Y: Tensor) -> tuple[Tensor, Tensor]:
+    """``Y^H Y - q I`` and q, the mean squared singular value of Y, but at least 1.
+
+    The diagonal is summed in float64: in float32 it would make up half of the rounding error in
+    ``||Y^H Y - I||`` at p = 100.
     """
-    length, limit = t * norm, options.limit
-    if start is None or not options.is_measured:
-        taken = is_finite(length) if start is None else is_finite(length) & (start.d < FARTHEST)
-        shrink, scale = cast_together(C, q.rsqrt(), q)
-        limited = None if start is None else t < lr
-        return Stop(None, shrink, C.div_(scale), is_valid(taken, options.lr), limited)
-    D, d, W, error = start
-    reached, below, added = spectral_bound(C) + (q - 1), max_abs(D), length.square()
-    reached = reached if unknown is None else reached + unknown
-    delta = torch.maximum(d.clamp(max=options.eps), below)
-    P, S, drift = reached + delta, None, None
-    if W is not None:
-        S = sym(W @ D)
-        drift = t * torch.add(frobenius_norm(S), error, alpha=2 * (1 + 2 / limit))
-        P = P + drift
-    share = share_of_tangent_move(torch.minimum(P, added), drift, limit - delta)
-    share = share.masked_fill_(reached <= limit, 1.0)
-    taken = torch.addcmul(below, share, added, value=0) < FARTHEST  # 0 times infinity is NaN
-    square = share.square()
-    q = torch.addcmul(1 - square, square, q)
-    numbers = [share, square, q.rsqrt(), q] + ([] if S is None else [(share - square) * t])
-    part, part_squared, shrink, scale, *along = cast_together(C, *numbers)
-    C = torch.lerp(D, C, part_squared, out=C)
-    if S is not None:
-        C.addcmul_(S, *along)
-    return Stop(part, shrink, C.div_(scale), is_valid(taken, options.lr), t * share < lr)
+    C, s = gram_matrix(Y), squared_column_norms(Y)
+    q = s.mean(-1).clamp(min=1)
+    C.diagonal(dim1=-2, dim2=-1).copy_(s - q[..., None])
+    return C, q
 
 
 def cast_together(M: Tensor, *numbers: Tensor) -> tuple[Tensor, ...]:

@@ -1,6 +1,5 @@
 """What an attraction to the manifold is and offers, its options, and the registry."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from ortholand.safe_step import (
     SafeStepRule,
     centred_bound,
     farthest_before_landing,
+    is_inside,
     spectral_bound,
 )
 
@@ -47,24 +47,12 @@ class LandingOptions:
         """Whether a step is as long as the distance after it shows to be safe."""
         return self.rule is not None and self.rule.is_measured
 
-    @property
-    def is_ball_spectral(self) -> bool:
-        """Whether the ball is in the spectral norm."""
-        return self.rule is not None and self.rule.spectral
-
-    @property
-    def start_radius(self) -> float:
-        """How far from the manifold a matrix may start: the safe step holds only in the ball."""
-        return math.inf if self.rule is None else self.eps
-
-    @property
-    def may_look(self) -> bool:
-        """Whether a step may read values on the CPU, to save what they show to be unnecessary."""
-        return self.is_measured and not isinstance(self.lr, Tensor)
-
     def point(self, X: Tensor) -> Point:
-        """The matrices as a point from which a step starts."""
-        return Point(X, self.eps, may_look=self.may_look)
+        """The matrices as a point from which a step starts.
+
+        On the CPU a step may read values, to save what they show to be unnecessary.
+        """
+        return Point(X, may_look=self.is_measured and not isinstance(self.lr, Tensor))
 
 
 class Move(NamedTuple):
@@ -120,12 +108,8 @@ class Attraction:
 
 def redefined(cls: type, method: str, derived: str) -> bool:
     """Whether a class has a method that is newer than what was made for the method it replaces."""
-    for base in cls.__mro__:
-        if derived in vars(base):
-            return False
-        if method in vars(base):
-            return True
-    return False
+    first = next((base for base in cls.__mro__ if {derived, method} & vars(base).keys()), None)
+    return first is not None and derived not in vars(first)
 
 
 class FunctionAttraction(Attraction):
@@ -158,13 +142,13 @@ def find_attraction(name: str) -> Attraction:
     """The attraction with that name."""
     if not isinstance(name, str) or name not in ATTRACTIONS:
         raise ValueError(f"attraction must be one of {tuple(ATTRACTIONS)}, got {name!r}.")
-    attraction = ATTRACTIONS[name]
-    if isinstance(attraction, Attraction):
-        return attraction
-    return FunctionAttraction(name, attraction)
+    found = ATTRACTIONS[name]
+    return found if isinstance(found, Attraction) else FunctionAttraction(name, found)
 
 
 LONGEST_LOOKED_AT = 2.0**20  # lr beyond which what underflows in a norm that is read may matter
+# How far matrices go, min(lr, safe step); which of them may; where that is less than lr (or None).
+Length = tuple[Tensor, Tensor, Tensor | None]
 
 
 class Field(NamedTuple):
@@ -173,10 +157,41 @@ class Field(NamedTuple):
     norm: Tensor  # ||L||_F of the field
     D: Tensor  # X^H X - I, or another matrix of the same singular values
     d: Tensor  # ||D||_F
-    error: Tensor | float  # bound of ||Sym(X^H R)||, R the tangent part of L, due to rounding
+    error: Tensor  # bound of ||Sym(X^H R)||, R the tangent part of L, due to rounding
     bound: Callable[[SafeStepRule], Tensor]  # a rule's bound of L
     reached: Callable[[Tensor], Tensor]  # Y^H Y - I after a step
     unknown: Tensor | None = None  # bound of the error of L^H L in that; None: zero
+
+    def measured(
+        self,
+        t: Tensor,
+        free: Tensor,
+        share: Callable[[Tensor, Tensor], Tensor],
+        pull: float,
+        options: LandingOptions,
+    ) -> Length:
+        """How much of a trial step by t is taken: all, if a bound shows that it ends in the ball.
+
+        That is the ``free`` one, or the one that is measured. ``share(delta, after)`` is the share
+        that is safe, from bounds of the distances now, which is at most eps, and after the step.
+        They are sharper where nothing pulls, because a matrix inside must not look as if it were
+        at the edge.
+        """
+
+        def bound(D: Tensor) -> Tensor:
+            found = spectral_bound(D, sharp=pull == 0)
+            return torch.minimum(centred_bound(D), found) if options.turns_alike else found
+
+        now, after = bound(self.D), bound(self.reached(t))
+        if self.unknown is not None:
+            after = torch.addcmul(after, self.unknown, t.square())
+        part = share(now.clamp(max=options.eps), after)
+        # A field of zero gives 0 / 0, and may be followed by any step.
+        is_safe = torch.minimum(free, after) <= options.aim
+        eta = torch.where(is_safe, t, torch.fmin(t, t * part))
+        taken = is_inside(now, self.d, t * self.norm)
+        taken = taken if pull else taken & goes(eta, pull, options.lr)
+        return eta, is_valid(taken, options.lr), eta < options.lr
 
 
 def is_free(
@@ -198,33 +213,6 @@ def is_free(
     return bound(d, length) + 2 * lr * direction.tangency_error(X, d, looked_at) <= aim
 
 
-def distances(
-    field: Field, t: Tensor, pull: float, options: LandingOptions
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Bounds of three distances: now, now but within eps, and after a step by t.
-
-    The bound is sharper where nothing pulls, because a matrix inside the ball must not look as if
-    it were at the edge. All iterates are in the ball, so eps bounds the distance too.
-    """
-
-    def bound(D: Tensor) -> Tensor:
-        found = spectral_bound(D, sharp=pull == 0)
-        return torch.minimum(centred_bound(D), found) if options.turns_alike else found
-
-    now, after = bound(field.D), bound(field.reached(t))
-    if field.unknown is not None:
-        after = torch.addcmul(after, field.unknown, t.square())
-    return now, now.clamp(max=options.eps), after
-
-
-class Length(NamedTuple):
-    """How far matrices go."""
-
-    eta: Tensor  # min(lr, safe step), (...)
-    taken: Tensor  # which of them may go
-    limited: Tensor | None  # where the safe step was less than lr; None: nowhere
-
-
 def bounded_length(
     safe: Tensor | None, norm: Tensor, d: Tensor, pull: float | Tensor, options: LandingOptions
 ) -> Length:
@@ -237,10 +225,15 @@ def bounded_length(
     lr = options.lr
     if safe is None:
         eta = torch.ones_like(norm) * lr
-        return Length(eta, is_valid(is_finite(norm) & is_finite(eta), lr), None)
-    eta = torch.minimum(safe, lr) if isinstance(lr, Tensor) else safe.clamp(max=lr)
+        return eta, is_valid(is_finite(norm) & is_finite(eta), lr), None
+    eta = at_most(lr, safe)
     taken = is_finite(norm) & (d < FARTHEST) & goes(eta, pull, lr)
-    return Length(eta, is_valid(taken, lr), eta < lr)
+    return eta, is_valid(taken, lr), eta < lr
+
+
+def at_most(lr: float | Tensor, safe: Tensor) -> Tensor:
+    """``min(lr, safe step)``."""
+    return torch.minimum(safe, lr) if isinstance(lr, Tensor) else safe.clamp(max=lr)
 
 
 def moved_by_lr(X: Tensor, L: Tensor, lr: float | Tensor) -> Tensor:
@@ -249,17 +242,14 @@ def moved_by_lr(X: Tensor, L: Tensor, lr: float | Tensor) -> Tensor:
     A batch is computed in the same way as if one of its matrices took a shorter step, so that no
     matrix depends on the others.
     """
-    if isinstance(lr, Tensor):
-        return moved_along(X, L, lr)
-    if X.ndim == 2:
+    if X.ndim == 2 and not isinstance(lr, Tensor):
         return torch.sub(X, L, alpha=lr)
-    return moved_along(X, L, torch.full(X.shape[:-2], lr, dtype=torch.float64, device=X.device))
+    return moved_along(X, L, torch.ones(X.shape[:-2], dtype=torch.float64, device=X.device) * lr)
 
 
 def goes(eta: Tensor, pull: float | Tensor, lr: float | Tensor) -> Tensor:
     """Whether eta is a step, or something pulls, or lr is zero."""
-    moves = is_finite(eta) & ((eta > 0) | (pull > 0))
-    return moves | (lr == 0)
+    return is_finite(eta) & ((eta > 0) | (pull > 0)) | (lr == 0)
 
 
 def is_valid(taken: Tensor, lr: float | Tensor) -> Tensor:

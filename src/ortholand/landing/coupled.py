@@ -6,12 +6,7 @@ import torch
 from torch import Tensor
 
 from ortholand.fields import landing_along
-from ortholand.geometry.matrices import (
-    frobenius_norm,
-    gram_minus_identity,
-    is_square,
-    moved_along,
-)
+from ortholand.geometry.matrices import frobenius_norm, gram_minus_identity, is_square, moved_along
 from ortholand.landing.attraction import (
     Attraction,
     Field,
@@ -19,15 +14,12 @@ from ortholand.landing.attraction import (
     Length,
     Step,
     bounded_length,
-    distances,
-    goes,
     is_free,
-    is_valid,
     moved_by_lr,
 )
 from ortholand.landing.gram import Coefficients, FieldGram, Gram, plus_square, times
 from ortholand.landing.point import Direction, Point
-from ortholand.safe_step import is_inside, largest_step, share_of_pulled_move, trial_step
+from ortholand.safe_step import largest_step, share_of_pulled_move, trial_step
 
 
 class Coupled(Attraction):
@@ -46,11 +38,11 @@ class Coupled(Attraction):
             if is_free(X, L, D, direction, options, lambda d, length: pulled * d + length**2):
                 return Step(moved_by_lr(X, L, float(options.lr)))
         d = frobenius_norm(D)
-        error = direction.tangency_error(X, d, frobenius_norm)
 
         def reached(t: Tensor) -> Tensor:
             return gram_minus_identity(moved_along(X, L, t))
 
+        error = direction.tangency_error(X, d, frobenius_norm)
         field = Field(frobenius_norm(L), D, d, error, lambda rule: rule.bound(L), reached)
         eta, taken, short = length_along(field, options)
         return Step(moved_along(X, L, eta, out=L), taken, short)
@@ -62,40 +54,28 @@ class Coupled(Attraction):
         def reached(t: Tensor) -> Tensor:
             return D - times(2 * lam * t, plus_square(D)) + times(t.square(), L.square)
 
-        field = Field(L.norm, D, gram.d, gram.tangency_error, L.bound, reached, L.unknown)
+        field = Field(L.norm, D, gram.d, gram.tangency_error, L.bound, reached, gram.unknown)
         eta, taken, short = length_along(field, options)
         a, b = L.tangent
         return Coefficients(times(-eta, a + lam * D), times(-eta, b), taken, short)
 
 
 def length_along(field: Field, options: LandingOptions) -> Length:
-    """How far a landing field ``L = A X + lam X D`` may be followed.
-
-    The rule "spectral" tries a step, and shortens it where neither the free bound nor the distance
-    that it has reached shows that it is safe.
-    """
+    """How far a landing field ``L = A X + lam X D`` may be followed."""
     norm, D, d, error, bound, *_ = field
-    rule, lr, lam, aim = options.rule, options.lr, options.lam, options.aim
+    rule, lam, aim = options.rule, options.lam, options.aim
     if rule is None or not rule.is_measured:
         safe = None if rule is None else largest_step(bound(rule), d, lam, aim, error)
         return bounded_length(safe, norm, d, lam, options)
-    t = trial_step(lr, norm, D.shape[-1], 1 / (2 * lam) if lam > 0 else math.inf)
-    square = (t * norm).square()
-    away = torch.sub(error, d, alpha=lam) if isinstance(error, Tensor) else -lam * d
-    free = torch.addcmul(d + square, t, away, value=2)
-    distance, delta, far = distances(field, t, lam, options)
-    pull = delta if lam == 1 else lam * delta
-    if isinstance(error, Tensor):
+    t = trial_step(options.lr, norm, D.shape[-1], 1 / (2 * lam) if lam > 0 else math.inf)
+    square, away = (t * norm).square(), torch.sub(error, d, alpha=lam)
+
+    def share(delta: Tensor, after: Tensor) -> Tensor:
         # Small singular values are pulled by 1 - delta of this only, delta being at most eps. The
         # error may be infinite, but its effect is no longer than the trial move.
-        pull = torch.sub(pull, error, alpha=1 / (1 - options.eps))
-        slope = (t * pull).clamp_(min=-1e6)
-    else:
-        slope = t * pull
-    share = share_of_pulled_move(torch.minimum(far + delta, square), slope, aim - delta)
-    # A field of zero gives 0 / 0, and may be followed by any step.
-    eta = torch.where(torch.minimum(free, far) <= aim, t, torch.fmin(t, t * share))
-    taken = is_inside(distance, d, square)
-    if lam == 0:
-        taken = taken & goes(eta, lam, lr)
-    return Length(eta, is_valid(taken, lr), eta < lr)
+        pull = torch.sub(lam * delta, error, alpha=1 / (1 - options.eps))
+        P, slope = torch.minimum(after + delta, square), (t * pull).clamp_(min=-1e6)
+        return share_of_pulled_move(P, slope, aim - delta)
+
+    free = torch.addcmul(d + square, t, away, value=2)
+    return field.measured(t, free, share, lam, options)

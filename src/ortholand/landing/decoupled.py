@@ -22,21 +22,13 @@ from ortholand.landing.attraction import (
     Length,
     Step,
     bounded_length,
-    distances,
-    goes,
     is_free,
-    is_valid,
     moved_by_lr,
     unless_zero,
 )
 from ortholand.landing.gram import Coefficients, FieldGram, Gram, inner, plus_square, times
 from ortholand.landing.point import Direction, Point
-from ortholand.safe_step import (
-    is_inside,
-    largest_step_decoupled,
-    share_of_tangent_move,
-    trial_step,
-)
+from ortholand.safe_step import largest_step_decoupled, share_of_tangent_move, trial_step
 
 
 class Decoupled(Attraction):
@@ -59,11 +51,11 @@ class Decoupled(Attraction):
             moved = moved_by_lr(X, R, float(options.lr))
             return Step(moved_by_lr(moved, X @ D, omega))
         d, XD = frobenius_norm(D), X @ D
-        error = direction.tangency_error(X, d, frobenius_norm)
 
         def reached(t: Tensor) -> Tensor:
             return gram_minus_identity(moved_along(X, R, t).sub_(XD, alpha=omega))
 
+        error = direction.tangency_error(X, d, frobenius_norm)
         field = Field(frobenius_norm(R), D, d, error, lambda rule: rule.bound(R), reached)
         pull, (eta, taken, short) = lengths(field, frobenius_norm(XD), options)
         moved = moved_along(moved_along(X, R, eta), XD, pull)
@@ -72,17 +64,16 @@ class Decoupled(Attraction):
     def coefficients(self, gram: Gram, options: LandingOptions) -> Coefficients:
         """The Gram form: ``Z^H Z + eta^2 R^H R`` and mixed terms, ``Z = X (I - omega D)``."""
         R, D, omega = FieldGram(gram), gram.D, options.omega
-        normal = inner(D, plus_square(D)).clamp(min=0).sqrt()
-        a, b = R.tangent
+        (a, b), DD = R.tangent, plus_square(D)
 
         def reached(t: Tensor) -> Tensor:
             # X^H R is skew, so of Z^H R only -omega D X^H R has a Hermitian part.
             mixed = D @ skew(gram.W @ (2 * b))
-            DD = plus_square(D)
             Z = add_product(D - 2 * omega * DD, D, DD, alpha=omega**2)
             return Z + times(2 * omega * t, sym(mixed)) + times(t.square(), R.square)
 
-        field = Field(R.norm, D, gram.d, gram.tangency_error, R.bound, reached, R.unknown)
+        normal = inner(D, DD).clamp(min=0).sqrt()
+        field = Field(R.norm, D, gram.d, gram.tangency_error, R.bound, reached, gram.unknown)
         pull, (eta, taken, short) = lengths(field, normal, options)
         new_a = times(-eta, a) - times(pull, D)
         new_a = unless_zero(options.lr, new_a, torch.zeros_like(a))
@@ -96,8 +87,7 @@ def lengths(field: Field, normal: Tensor, options: LandingOptions) -> tuple[Tens
     step is shortened along R only.
     """
     norm, D, d, error, bound, *_ = field
-    rule, lr, aim = options.rule, options.lr, options.aim
-    omega = torch.full_like(d, options.omega)
+    rule, aim, omega = options.rule, options.aim, torch.full_like(d, options.omega)
     if rule is None:
         return omega, bounded_length(None, norm + d, d, omega, options)
     if not rule.is_measured:
@@ -106,15 +96,15 @@ def lengths(field: Field, normal: Tensor, options: LandingOptions) -> tuple[Tens
         omega = torch.minimum(omega, gentle.clamp(min=0))
         safe = largest_step_decoupled(bound(rule), d, normal, omega, aim, error)
         return omega, bounded_length(safe, norm + d, d, omega, options)
-    t = trial_step(lr, norm, D.shape[-1])
+    t = trial_step(options.lr, norm, D.shape[-1])
     length, astray = t * norm, 2 * t * error
     free = d - 2 * omega * d * (1 - d) + (length + omega * normal).square() + astray
-    is_gentle = omega * normal.square() <= d * (1 - d)
-    safe = (torch.maximum(free, d) <= aim) & is_gentle
-    distance, delta, far = distances(field, t, options.omega, options)
-    drift = 2 * omega * delta * (1 + delta).sqrt() * length + astray
-    P = torch.minimum(far + delta + drift, length.square())
-    share = share_of_tangent_move(P, drift, aim - delta)
-    eta = torch.where(safe | (far <= aim), t, t * share)
-    taken = is_inside(distance, d, length) & goes(eta, omega, lr)
-    return omega, Length(eta, is_valid(taken, lr), eta < lr)
+    overshoots = omega * normal.square() > d * (1 - d)
+
+    def share(delta: Tensor, after: Tensor) -> Tensor:
+        drift = 2 * omega * delta * (1 + delta).sqrt() * length + astray
+        P = torch.minimum(after + delta + drift, length.square())
+        return share_of_tangent_move(P, drift, aim - delta)
+
+    free = torch.maximum(free, d).masked_fill(overshoots, math.inf)
+    return omega, field.measured(t, free, share, options.omega, options)

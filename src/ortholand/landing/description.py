@@ -11,7 +11,6 @@ from ortholand.landing.coupled import Coupled
 from ortholand.landing.decoupled import Decoupled
 from ortholand.landing.moments import AdamMoments, Momentum
 from ortholand.landing.muon import MuonMoments
-from ortholand.landing.point import Point
 from ortholand.landing.step import MatrixStep, PendingStep, Rows
 from ortholand.safe_step import Frobenius
 
@@ -33,7 +32,7 @@ class LandingStep:
         This is batched, without branches on values but those that save products on a CPU.
         """
         attraction = self.options.attraction
-        point = Point(X, self.options.eps, may_look=self.options.may_look)
+        point = self.options.point(X)
         direction, new_state = self.moments.advance(point, G, state)
         if self.is_moved_otherwise:
             step = Step(*attraction.move(X, direction.of_length_one(X).B, self.options))

@@ -92,17 +92,18 @@ class FieldGram:
             mixed = D @ (2 * skew(WS) + pull * (S @ D))
             self.square = self.square + pull * sym(mixed)
         self.unknown = gram.unknown
-
-    @property
-    def norm(self) -> Tensor:
-        """``||L||_F``, with its possible rounding error added."""
-        return (trace(self.square).clamp(min=0) + self.unknown).sqrt()
+        self.norm = norm_from(self.square, gram)
 
     def bound(self, rule: SafeStepRule) -> Tensor:
         """The bound on L of the rule "frobenius", or "spectral"; others have no Gram form."""
         if not rule.spectral:
             return self.norm
         return (spectral_bound(self.square) + self.unknown).sqrt()
+
+
+def norm_from(square: Tensor, gram: Gram) -> Tensor:
+    """``||L||_F`` from ``L^H L``, with its possible rounding error added."""
+    return (trace(square).clamp(min=0) + gram.unknown).sqrt()
 
 
 def plus_square(D: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ wherever X goes. For tall X what is kept loses its multipliers first (``cleaned`
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +39,7 @@ from ortholand.landing.point import Direction, Point
 from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows, StateKind
 
 State = dict[str, Tensor]
+Hook = Callable[[Tensor, Tensor], Tensor]  # of X and another matrix: what an optimizer redefines
 DOUBLE_FROM = 32  # rows per column from which p x p algebra is done in double precision
 
 # --- formulas that every shape shares
@@ -115,22 +116,27 @@ class Momentum:
         blocks = 3 if self.momentum and self.nesterov else 2
         return blocks * p * p + p + bool(self.momentum and self.dampening)
 
-    def advance(self, point: Point, G: Tensor, state: State) -> tuple[Direction, State]:
-        """The direction of a step, and the state after it."""
-        B = generator(point.X, G)
+    def advance(
+        self,
+        point: Point,
+        G: Tensor,
+        state: State,
+        make: Hook = generator,
+        keep: Hook | None = None,
+    ) -> tuple[Direction, State]:
+        """The direction of a step, and the state after it.
+
+        ``make`` gives the generator of a gradient, and ``keep``, if given, the buffer to keep.
+        """
+        B = make(point.X, G)
         if not self.momentum:
             return Direction(B), {}
-        B, total = accumulate(
-            B,
-            state["momentum_buffer"],
-            momentum=self.momentum,
-            dampening=self.dampening,
-            nesterov=self.nesterov,
-        )
-        if is_square(point.X):
-            return Direction(B), {"momentum_buffer": total}
-        kept = point.cleaned(total)
-        return Direction(B) if self.nesterov else kept, {"momentum_buffer": kept.B}
+        B, total = accumulate(B, state["momentum_buffer"], **vars(self))
+        if keep or is_square(point.X):
+            kept = keep(point.X, total) if keep else total
+            return Direction(B), {"momentum_buffer": kept}
+        cleaned = point.cleaned(total)
+        return Direction(B) if self.nesterov else cleaned, {"momentum_buffer": cleaned.B}
 
     def gram_step(
         self, X: Tensor, G: Tensor, state: State, options: LandingOptions, rows: Rows
@@ -185,22 +191,28 @@ class AdamMoments:
         """How many numbers a step sums over rows, for a matrix with p columns."""
         return 3 * p * p + p + 2
 
-    def advance(self, point: Point, G: Tensor, state: State) -> tuple[Direction, State]:
+    def advance(
+        self,
+        point: Point,
+        G: Tensor,
+        state: State,
+        make: Hook | None = None,
+        keep: Hook | None = None,  # noqa: ARG002
+    ) -> tuple[Direction, State]:
         """The direction of a step, and the state after it."""
-        X = point.X
-        if is_square(X):
-            B = relative_gradient(X, G)
-        else:
-            B = add_product(G, X, point.multiplier(X.mH @ G), alpha=-1)
-        mean, length, numbers = self.mean(B, point.norm(B), state, out=B)
+        B = make(point.X, G) if make else self.generator(point, G)
+        length, numbers = self.length(point.norm(B), B.shape[-1], state)
+        # A generator of the library is in new memory.
+        out = None if make else B
+        mean = torch.lerp(state["exp_avg"], B, 1 - self.betas[0], out=out)
         return Direction(mean, length), {"exp_avg": mean, **numbers}
 
-    def mean(
-        self, B: Tensor, norm: Tensor, state: State, out: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, State]:
-        """The new mean, the factor that makes it a direction, and the new numbers."""
-        length, numbers = self.length(norm, B.shape[-1], state)
-        return torch.lerp(state["exp_avg"], B, 1 - self.betas[0], out=out), length, numbers
+    @staticmethod
+    def generator(point: Point, G: Tensor) -> Tensor:
+        """A generator of the relative gradient: for tall X, G without its normal part."""
+        if is_square(point.X):
+            return relative_gradient(point.X, G)
+        return add_product(G, point.X, point.multiplier(point.X.mH @ G), alpha=-1)
 
     def length(self, norm: Tensor, p: int, state: State) -> tuple[Tensor, State]:
         """The factor of the mean, from the norm of a generator; and the new numbers.

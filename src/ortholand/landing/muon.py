@@ -36,7 +36,7 @@ from ortholand.geometry.matrices import (
 from ortholand.geometry.polar import SKEW_STEPS, in_range, skew_polar_factor
 from ortholand.landing.attraction import LandingOptions
 from ortholand.landing.gram import Gram, cast, combine, trace
-from ortholand.landing.moments import finite_coefficients, generator
+from ortholand.landing.moments import Hook, finite_coefficients, generator
 from ortholand.landing.point import Direction, Point
 from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows, StateKind
 
@@ -75,15 +75,24 @@ class MuonMoments:
         total = torch.lerp(buffer, B, 1 - self.momentum)
         return (torch.lerp(B, total, self.momentum) if self.nesterov else total), total
 
-    def advance(self, point: Point, G: Tensor, state: State) -> tuple[Direction, State]:
-        """The direction of a step, and the state after it."""
-        B = generator(point.X, G)
+    def advance(
+        self,
+        point: Point,
+        G: Tensor,
+        state: State,
+        make: Hook = generator,
+        keep: Hook | None = None,
+    ) -> tuple[Direction, State]:
+        """The direction of a step, and the state after it, as :meth:`.moments.Momentum.advance`."""
+        B = make(point.X, G)
         if not self.momentum:
             return self.polar_direction(point, B, G), {}
         B, total = self.averaged(B, state["momentum_buffer"])
         direction = self.polar_direction(point, B, G)
-        kept = total if is_square(point.X) else point.cleaned(total).B
-        return direction, {"momentum_buffer": kept}
+        if keep or is_square(point.X):
+            total = keep(point.X, total) if keep else total
+            return direction, {"momentum_buffer": total}
+        return direction, {"momentum_buffer": point.cleaned(total).B}
 
     def sign(self, psi: Tensor, columns: int | None = None, *, may_look: bool = False) -> Tensor:
         """The polar factor of skew matrices, or its first columns: by ``msign``, or by our own."""

@@ -32,8 +32,8 @@ INEXACT = 1.001  # norms that are read are summed in the matrix's own type
 class Point:
     """Matrices X ``(..., n, p)``, n >= p, with what a step computes of them, each once."""
 
-    def __init__(self, X: Tensor, radius: float = 0.5, *, may_look: bool = False) -> None:
-        self.X, self.radius = X, radius  # of the ball
+    def __init__(self, X: Tensor, *, may_look: bool = False) -> None:
+        self.X = X
         self.may_look = may_look and is_plain_cpu(X)  # whether a step may read values
         self._D: Tensor | None = None
         self._factor: Tensor | None = None
@@ -69,6 +69,11 @@ class Point:
         """``K = Sym(S^-1 M)``, for ``M = X^H B`` of tall X."""
         return sym(M) if self.is_landed else multiplier_from(self.factor, M)
 
+    def without_multiplier(self, M: Tensor) -> tuple[Tensor, Tensor]:
+        """``W = X^H (B - X K)`` and :meth:`multiplier` K, for ``M = X^H B`` of tall X."""
+        K = self.multiplier(M)
+        return M - K if self.is_landed else subtract_product_(M - K, self.D, K), K
+
     def norm(self, M: Tensor) -> Tensor:
         """The Frobenius norm of each matrix, in float64; quicker where it may be read."""
         if self.may_look and M.ndim == 2 and M.numel() <= PART:
@@ -84,10 +89,7 @@ class Point:
         nothing of what a function that is constant on the manifold adds to B: for ``B = X C``, C
         Hermitian, it is zero wherever X is.
         """
-        M = self.X.mH @ B
-        K = self.multiplier(M)
-        W = M - K
-        W = W if self.is_landed else subtract_product_(W, self.D, K)
+        W, K = self.without_multiplier(self.X.mH @ B)
         return Direction(subtract_product_(B, self.X, K), None, W, K)
 
 
@@ -114,7 +116,7 @@ class Direction(NamedTuple):
         It is relative to the norm of B before K was taken from it. ``d`` is ``||X^H X - I||_F``.
         """
         if is_square(X):
-            return 0.0
+            return torch.zeros_like(d) if isinstance(d, Tensor) else 0.0
         size = norm(self.B)
         for M in (self.K, self.V):
             size = size if M is None else size + 2**0.5 * norm(M)

@@ -16,7 +16,9 @@ from torch.optim.optimizer import ParamsT
 
 from ortholand.geometry.precision import without_autocast
 from ortholand.landing.attraction import redefined
-from ortholand.landing.description import LandingStep
+from ortholand.landing.description import LandingStep, Moments
+from ortholand.landing.moments import generator, transport
+from ortholand.landing.point import Point
 from ortholand.landing.step import LIMITED, SKIPPED, MatrixStep, Slot, StateKind
 from ortholand.optim.engines import claimed, claimed_plain
 from ortholand.optim.journal import FIRST_LOOK, LATER_LOOKS, Journal
@@ -73,15 +75,36 @@ class OrthogonalOptimizer(Optimizer):
         """Whether :meth:`start_radius` is in the spectral norm, not the Frobenius norm."""
         return False
 
+    def moments(self, group: Group) -> Moments:
+        """What makes directions of gradients, with the group's options."""
+        raise NotImplementedError
+
     def state_kinds(self, group: Group) -> Mapping[str, StateKind]:
-        """Names and kinds of the state that a weight has."""
+        """Names and kinds of the state that a weight has: by default, that of the moments."""
+        return self.moments(group).state_kinds
+
+    def generator(self, X: Tensor, G: Tensor) -> Tensor:
+        """What is accumulated: by default, a generator of the relative gradient."""
+        return generator(X, G)
+
+    def transport(self, X: Tensor, buffer: Tensor) -> Tensor:
+        """The buffer to keep: by default, without its normal part if X is tall."""
+        return transport(X, buffer)
+
+    def move(self, X: Tensor, B: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+        """The new X in the direction that B represents, and which matrices may move there."""
         raise NotImplementedError
 
     def matrix_step(
         self, X: Tensor, G: Tensor, state: dict[str, Tensor], group: Group
     ) -> MatrixStep:
-        """One step of the matrices X with gradients G. Changes none of its arguments."""
-        raise NotImplementedError
+        """One step of the matrices X with gradients G: moments, then the move.
+
+        Changes none of its arguments.
+        """
+        hooks = self.generator, self.transport
+        direction, new_state = self.moments(group).advance(Point(X), G, state, *hooks)
+        return MatrixStep.of(self.move(X, direction.of_length_one(X).B, group), new_state)
 
     def plain_step(self, slots: list[Slot], group: Group, agree: Agreement | None = None) -> None:
         """One step of the parameters of a group with ``orthogonal=False``.

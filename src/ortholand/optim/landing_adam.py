@@ -6,10 +6,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
-from ortholand.geometry.derivatives import relative_gradient, remove_normal
-from ortholand.geometry.matrices import frobenius_norm, is_square, per_matrix
 from ortholand.landing.moments import AdamMoments
-from ortholand.landing.step import MatrixStep
+from ortholand.landing.point import Point
 from ortholand.optim.landing_optimizer import LandingWithAdam
 from ortholand.optim.options import AdamGroupOptions, Group, options_of
 
@@ -69,15 +67,8 @@ class LandingAdam(LandingWithAdam):
 
     keeps_generators = True
 
+    keeps_generators = True
+
     def generator(self, X: Tensor, G: Tensor) -> Tensor:
         """A generator of the relative gradient: for tall X, G without its normal part."""
-        return relative_gradient(X, G) if is_square(X) else remove_normal(X, G)
-
-    def matrix_step(
-        self, X: Tensor, G: Tensor, state: dict[str, Tensor], group: Group
-    ) -> MatrixStep:
-        """Moments, direction, landing step."""
-        B = self.generator(X, G)
-        mean, length, numbers = self.moments(group).mean(B, frobenius_norm(B), state)
-        move = self.move(X, mean * per_matrix(length, X), group)
-        return MatrixStep.of(move, {"exp_avg": mean, **numbers})
+        return AdamMoments.generator(Point(X), G)

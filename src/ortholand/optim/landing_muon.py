@@ -13,10 +13,7 @@ from ortholand.geometry.matrices import working_dtype
 from ortholand.geometry.polar import SKEW_STEPS, check_steps
 from ortholand.geometry.views import matrices_shape
 from ortholand.landing.attraction import LandingOptions
-from ortholand.landing.moments import generator, transport
 from ortholand.landing.muon import MuonMoments, called
-from ortholand.landing.point import Point
-from ortholand.landing.step import MatrixStep
 from ortholand.optim.landing_optimizer import LandingWithAdam
 from ortholand.optim.options import AdamGroupOptions, Group, options_of
 
@@ -140,25 +137,3 @@ class LandingMuon(LandingWithAdam):
     def moments(self, group: Group) -> MuonMoments:
         """Muon's moments."""
         return MuonMoments(group["momentum"], group["nesterov"], group["steps"], group["msign"])
-
-    keeps_generators = True
-
-    def generator(self, X: Tensor, G: Tensor) -> Tensor:
-        """A generator of the relative gradient: this is what is averaged."""
-        return generator(X, G)
-
-    def transport(self, X: Tensor, buffer: Tensor) -> Tensor:
-        """The mean, transported to the new X: without its normal part if X is tall."""
-        return transport(X, buffer)
-
-    def matrix_step(
-        self, X: Tensor, G: Tensor, state: dict[str, Tensor], group: Group
-    ) -> MatrixStep:
-        """Mean, polar factor, landing step."""
-        moments, new_state = self.moments(group), {}
-        B = self.generator(X, G)
-        if group["momentum"]:
-            B, total = moments.averaged(B, state["momentum_buffer"])
-            new_state["momentum_buffer"] = self.transport(X, total)
-        direction = moments.polar_direction(Point(X, group["eps"]), B, G)
-        return MatrixStep.of(self.move(X, direction.of_length_one(X).B, group), new_state)

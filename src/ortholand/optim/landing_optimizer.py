@@ -1,13 +1,13 @@
 """Shared parts of the landing optimizers, and of those whose plain groups take Adam's step."""
 
-from collections.abc import Mapping
+import math
 from typing import Any
 
 from torch import Tensor
 
 from ortholand.landing import LandingOptions, find_attraction
-from ortholand.landing.description import LandingStep, Moments
-from ortholand.landing.step import Slot, StateKind
+from ortholand.landing.description import LandingStep
+from ortholand.landing.step import Slot
 from ortholand.optim.base import OrthogonalOptimizer
 from ortholand.optim.options import ADAM, LANDING, Group, plain_betas, scalar_lr
 from ortholand.optim.plain import Agreement, plain_adam_step
@@ -21,9 +21,7 @@ class LandingOptimizer(OrthogonalOptimizer):
 
     further_options = LANDING
 
-    def moments(self, group: Group) -> Moments:
-        """What makes directions of gradients, with the group's options."""
-        raise NotImplementedError
+    keeps_generators = True
 
     def landing_step(self, group: Group) -> LandingStep:
         """Moments, then the attraction's move."""
@@ -43,15 +41,12 @@ class LandingOptimizer(OrthogonalOptimizer):
 
     def start_radius(self, group: Group) -> float:
         """The radius of the ball, outside which no safe step holds; infinite without one."""
-        return self.how_it_lands(group).start_radius
+        return math.inf if group["safe_step"] is None else group["eps"]
 
     def is_ball_spectral(self, group: Group) -> bool:
         """Whether the safe-step rule uses the spectral norm."""
-        return self.how_it_lands(group).is_ball_spectral
-
-    def state_kinds(self, group: Group) -> Mapping[str, StateKind]:
-        """The state of the moments."""
-        return self.moments(group).state_kinds
+        rule = self.how_it_lands(group).rule
+        return rule is not None and rule.spectral
 
     def move(self, X: Tensor, B: Tensor, group: Group) -> tuple[Tensor, Tensor]:
         """The landing step."""

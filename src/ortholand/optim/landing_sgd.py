@@ -4,9 +4,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
-from ortholand.landing.moments import Momentum
 from ortholand.optim.landing_optimizer import LandingOptimizer
-from ortholand.optim.options import Group, LandingGroupOptions, options_of
+from ortholand.optim.options import LandingGroupOptions, options_of
 from ortholand.optim.sgd import OrthogonalSGD
 
 
@@ -69,7 +68,3 @@ class LandingSGD(LandingOptimizer, OrthogonalSGD):
         **options: Unpack[LandingGroupOptions],
     ) -> None:
         super().__init__(params, options_of(locals()))
-
-    def moments(self, group: Group) -> Momentum:
-        """SGD's momentum."""
-        return Momentum(group["momentum"], group["dampening"], group["nesterov"])
