@@ -47,12 +47,9 @@ def table() -> str:
     margin = max(map(len, known)) + 2
     width = asked_width()
     # Words are never broken: text copied into a report must be searchable, paths above all.
-    wrap = TextWrapper(
-        width=max(width, margin + 1) if width else sys.maxsize,
-        subsequent_indent=margin * " ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    width = max(width, margin + 1) if width else sys.maxsize
+    unbroken = {"break_long_words": False, "break_on_hyphens": False}
+    wrap = TextWrapper(width, subsequent_indent=margin * " ", **unbroken)
     return "\n".join(wrap.fill(f"{name:<{margin}}{value}") for name, value in known.items())
 
 
@@ -79,9 +76,8 @@ def _compiled_code() -> str:
     if path.is_relative_to(prebuilt.FOLDER):
         return f"prebuilt for {path.parent.name}, by {prebuilt.made_by()}"
     why_not = build.why_not_prebuilt(Unit("steps", "float"))
-    return f"made here by {build.compiler()} for this processor" + (
-        f"; {why_not}" if why_not else ""
-    )
+    made = f"made here by {build.compiler()} for this processor"
+    return f"{made}; {why_not}" if why_not else made
 
 
 def _cache_folder() -> str:

@@ -10,13 +10,10 @@ def cache_folder() -> Path:
     Raises:
         RuntimeError: if the user has no home folder and no variable names another one.
     """
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else _home() / ".cache") / "ortholand"
-
-
-def _home() -> Path:
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "ortholand"
     try:
-        return Path.home()
+        return Path.home() / ".cache" / "ortholand"
     except RuntimeError as error:
         raise RuntimeError(
             "The cache is kept in the user's home folder, and this user has none "

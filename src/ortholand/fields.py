@@ -64,17 +64,10 @@ def landing_along(
 ) -> Tensor:
     """The landing field of the direction that a generator B represents, with momentum or without.
 
-    For square X, B is skew, the direction is ``B X``, and ``(B + lam (X X^H - I)) X`` takes three
-    products, counting B's own. For tall X the direction is ``Skew(B X^H) X``, and the field takes
-    four products, nothing n x n. There ``B X^H X`` and ``X B^H X`` nearly cancel where B is normal:
-    the rounding that remains is relative to B and not tangent (:func:`tangency_bound`).
-
-    Args:
-        X: matrices ``(..., n, p)``, n >= p.
-        B: generators of the tangent part.
-        lam: strength of the attraction.
-        D: ``X^H X - I`` of tall X, ``X X^H - I`` of square X, if it is known.
-        W: ``X^H B``, if it is known.
+    For square X, B is skew and the direction is ``B X``; for tall X it is ``Skew(B X^H) X``. There
+    ``B X^H X`` and ``X B^H X`` nearly cancel where B is normal: the rounding that remains is
+    relative to B and not tangent (:func:`tangency_bound`). D, if it is known, is ``X^H X - I`` of
+    tall X, ``X X^H - I`` of square X, and W is ``X^H B``.
     """
     if is_square(X):
         D = gram_minus_identity(X.mH) if D is None else D

@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ortholand.fields import Field, landing_field
+from ortholand.fields import Field, landing_along, landing_field
 from ortholand.geometry.derivatives import relative_gradient
-from ortholand.geometry.matrices import gram_minus_identity
 
 
 class Trajectory(NamedTuple):
@@ -69,18 +68,13 @@ def landing_flow(
         if not moments:
             return -field(X, G, lam).reshape(-1).numpy()
         (A,) = moments
-        towards = (A + lam * gram_minus_identity(X.mT)) @ X
+        towards = landing_along(X, A, lam)
         return -torch.stack([towards, A - relative_gradient(X, G)]).reshape(-1).numpy()
 
     t = times.detach().double().cpu()
-    solution = solve_ivp(
-        velocity,
-        (float(t[0]), float(t[-1])),
-        start.reshape(-1).numpy(),
-        t_eval=t.numpy(),
-        rtol=rtol,
-        atol=atol,
-    )
+    options = {"t_eval": t.numpy(), "rtol": rtol, "atol": atol}
+    span = float(t[0]), float(t[-1])
+    solution = solve_ivp(velocity, span, start.reshape(-1).numpy(), **options)
     if not solution.success:
         raise RuntimeError(f"The flow could not be followed to the end: {solution.message}")
     states = torch.from_numpy(solution.y.T.copy()).reshape(-1, *start.shape)

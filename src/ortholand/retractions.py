@@ -17,6 +17,7 @@ from ortholand.geometry.matrices import (
     add_identity,
     add_product,
     by_size,
+    finite_matrices,
     gram_matrix,
     gram_minus_identity,
     identity_like,
@@ -32,12 +33,10 @@ from ortholand.geometry.rotations import (
 
 Retraction = Callable[[Tensor, Tensor], Tensor]
 
-# Up to this size of a step, squared (||B^H B||_F for a tall matrix and its generator B, or
-# ||(A X)^H A X||_F), working with Gram matrices is as accurate as working with the matrices
-# themselves, and faster. Longer steps take the slower way.
+# Up to this size of a step, squared (||B^H B||_F or ||(A X)^H A X||_F, B a generator), working with
+# Gram matrices is as accurate as with the matrices themselves, and faster.
 WELL_CONDITIONED = 30.0
-# LAPACK's QR is as fast as Cholesky's for fewer columns than this.
-CHOLESKY_FROM = 64
+CHOLESKY_FROM = 64  # columns; LAPACK's QR is as fast for fewer
 
 
 def retract(X: Tensor, A: Tensor, method: str | Retraction = "cayley") -> Tensor:
@@ -213,7 +212,7 @@ def _polar_by_eigh(Y: Tensor, E: Tensor) -> Tensor:
 
 def _polar_by_svd(Y: Tensor, _E: Tensor) -> Tensor:
     """NaN where Y has overflowed: LAPACK would raise, for the whole batch."""
-    finite = Y.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+    finite = finite_matrices(Y)[..., None, None]
     return torch.where(finite, polar_projection(torch.where(finite, Y, 0)), torch.nan)
 
 

@@ -10,9 +10,9 @@ Frobenius and the spectral norm, if d, q and eps use the same one. A rule bounds
 ``||L^H L||``, called ``bound`` here, so that ``q = bound^2``. (The paper's own rule lacks the
 condition on eta and can leave the ball: see the errata page.)
 
-The default rule, "spectral", need not bound anything before the move. The optimizers *measure*:
-they move by a trial step, look at the D that it has reached, and shorten the move only where that
-is outside the ball. The functions from :func:`trial_step` to :func:`share_of_tangent_move` do so.
+With the default rule, "spectral", the optimizers *measure*: they move by a trial step, look at the
+D that it has reached, and shorten the move only where that is outside the ball. The functions from
+:func:`trial_step` to :func:`share_of_tangent_move` do so.
 """
 
 import math
@@ -71,16 +71,13 @@ def safe_step_size(
     """
     chosen = find_rule(rule)
     check_ball(lam, eps)
-    unit = _power_of_two(max_abs(field))
+    # Matrices divided by a power of two near their size have moderate norms.
+    size = max_abs(field)
+    exponent = torch.frexp(size).exponent - 1
+    unit = torch.ldexp(torch.ones_like(size), exponent.to(size.dtype)).clamp(min=1)
     bound = unit * chosen.bound(tall(field / per_matrix(unit, field)))
     step = largest_step(bound, distance, lam, chosen.aim(eps), tangency_error)
     return step.to(distance.dtype)
-
-
-def _power_of_two(size: Tensor) -> Tensor:
-    """A power of two near each size, at least 1: matrices divided by it have moderate norms."""
-    exponent = torch.frexp(size).exponent - 1
-    return torch.ldexp(torch.ones_like(size), exponent.to(size.dtype)).clamp(min=1)
 
 
 MARGIN = 1e-4  # of eps: how far inside the ball steps end if distances are only bounded
@@ -102,8 +99,8 @@ class SafeStepRule:
 
     @property
     def is_measured(self) -> bool:
-        """False: only the rule "spectral" is."""
-        return False
+        """Only "spectral" is; a subclass that has another bound is not."""
+        return type(self).bound is Spectral.bound
 
     def bound(self, L: Tensor) -> Tensor:
         """A bound for each matrix L. It is the root, because q would overflow."""
@@ -140,11 +137,6 @@ class Spectral(SafeStepRule):
 
     name = "spectral"
     spectral = True
-
-    @property
-    def is_measured(self) -> bool:
-        """True, unless a subclass has another bound."""
-        return type(self).bound is Spectral.bound
 
     def bound(self, L: Tensor) -> Tensor:
         """``||(L^H L)^2||_F^(1/4)``, scaled against overflow."""
@@ -263,35 +255,6 @@ def largest_step(
         room = room * (room > EDGE * torch.finfo(room.dtype).eps)
     step = largest_root(bound, b - tangency_error, room)
     return step.clamp(max=1 / (2 * lam)) if lam > 0 else step
-
-
-def largest_step_decoupled(
-    bound: Tensor,
-    d: Tensor,
-    normal: Tensor,
-    omega: Tensor,
-    eps: float,
-    tangency_error: Tensor | float,
-) -> Tensor:
-    """Largest eta for ``X - eta R - omega X D``, with ``normal = ||X D||_F`` and omega <= 1/2.
-
-    ``||eta R + omega X D||_S4 <= eta ||R||_S4 + omega ||X D||_F`` in the Schatten 4 norm, whose
-    square is ``||L^H L||_F``; so ``d' <= d - 2 omega d (1 - d) + (eta sqrt(q) + omega normal)^2``.
-    """
-    pull = omega * normal
-    room = eps - d + 2 * omega * d * (1 - d) - pull.square()
-    return largest_root(bound, -pull * bound - tangency_error, room)
-
-
-def largest_step_before_landing(
-    bound: Tensor, d: Tensor, eps: float, tangency_error: Tensor | float
-) -> Tensor:
-    """Largest eta for a move ``Y = X - eta R`` that a Newton-Schulz step brings back within eps.
-
-    ``Y^H Y - I = D + eta^2 R^H R`` may have norm e_max with ``3/4 e^2 + 1/4 e^3 = eps``.
-    """
-    room = farthest_before_landing(eps) - d
-    return largest_root(bound, torch.zeros_like(d) - tangency_error, room)
 
 
 def farthest_before_landing(eps: float) -> float:

@@ -1,10 +1,9 @@
 """Trivializations: weights that are orthogonal by construction, for any Euclidean optimizer.
 
 A weight is computed from unconstrained numbers through the exponential or the Cayley map,
-``W = B exp(A)`` with A skew (the paper's competitor, its appendix on trivializations), with torch's
-``parametrize`` as bookkeeper. ``torch.nn.utils.parametrizations.orthogonal`` has the same
-coordinates, but works with n x n matrices where the weight is n x p, starts by drawing random
-numbers, and silently replaces weights that are not orthogonal.
+``W = B exp(A)`` with A skew, with torch's ``parametrize`` as bookkeeper.
+``torch.nn.utils.parametrizations.orthogonal`` has the same coordinates, but works with n x n
+matrices, draws random numbers, and silently replaces weights that are not orthogonal.
 """
 
 from collections.abc import Callable
@@ -16,7 +15,14 @@ from torch.nn.utils import parametrize
 
 from ortholand.geometry.exponential import exponential_minus_identity
 from ortholand.geometry.manifold import distance, polar_projection
-from ortholand.geometry.matrices import identity_like, is_square, newton_schulz, to_working_dtype
+from ortholand.geometry.matrices import (
+    add_identity,
+    identity_like,
+    is_square,
+    newton_schulz,
+    to_working_dtype,
+    wide_dtype,
+)
 from ortholand.geometry.precision import without_autocast
 from ortholand.geometry.rotations import cayley, skew_cayley, skew_exponential
 from ortholand.geometry.views import View, as_matrices, as_weight, check_view, check_weight
@@ -73,8 +79,7 @@ def trivialize_(
         parametrize.register_parametrization(module, attribute, trivialization)
         if logarithms:
             with torch.no_grad():
-                identity = trivialization.base
-                identity.copy_(torch.eye(identity.shape[-1], device=identity.device))
+                trivialization.base.copy_(identity_like(trivialization.base))
                 p.copy_(logarithms[i])
     return model
 
@@ -109,7 +114,9 @@ def rebase_(model: Model) -> Model:
                 f"{type(module).__name__} is not. Go back to a checkpoint."
             )
     for (_, _, p, trivialization), X in zip(weights, points, strict=True):
-        trivialization.move_base(X)
+        with without_autocast([X]):
+            # One Newton-Schulz step: rounding errors do not accumulate over many moves.
+            trivialization.base.copy_(newton_schulz(X))
         p.zero_()
         p.grad = None
     return model
@@ -182,12 +189,6 @@ class Trivialization(nn.Module):
         """The weight."""
         return as_weight(self.matrices(V), V, self.view).to(V.dtype).contiguous()
 
-    def move_base(self, X: Tensor) -> None:
-        """Take matrices that are orthogonal up to rounding as base points."""
-        with without_autocast([X]):
-            # One Newton-Schulz step: rounding errors do not accumulate over many moves.
-            self.base.copy_(newton_schulz(X))
-
     def right_inverse(self, weight: Tensor) -> Tensor:
         """Take an orthogonal weight (``module.weight = ...``) as the new base point, A = 0."""
         _check_orthogonal(weight, "the new weight", self.view)
@@ -211,8 +212,7 @@ def _map_thin(map: Callable[[Tensor], Tensor], K: Tensor, B: Tensor) -> Tensor:
     """``f(K B^H - B K^H) B`` for an analytic f from its value at a matrix of size 2p.
 
     ``K B^H - B K^H = U V^H``, and ``f(U V^H) U = U f(V^H U)``; ``-c B`` is the second half of U.
-    Any c > 0 works; for large K this one balances ``V^H U``, which is not normal. Forms
-    with an orthonormal basis of K's range have no derivative at K = 0.
+    For large K this c > 0 balances ``V^H U``, which is not normal.
     """
     c = torch.linalg.vector_norm(K.detach(), dim=(-2, -1), keepdim=True).clamp(min=1)
     U, V = torch.cat([K, -c * B], -1), torch.cat([B, K / c], -1)
@@ -278,16 +278,14 @@ def _logarithm(name: str, weight: nn.Parameter, view: View, map: Map) -> Tensor:
             f"base='identity' needs square matrices, but {name} has shape "
             f"{tuple(weight.shape)} with view={view!r}. Use base='weight'."
         )
-    Y = polar_projection(X.to(torch.promote_types(X.dtype, torch.float64)))
-    identity = torch.eye(Y.shape[-1], dtype=Y.dtype, device=Y.device)
-    K = torch.linalg.solve_ex(Y + identity, Y - identity).result
+    Y = polar_projection(X.to(wide_dtype(X)))
+    K = torch.linalg.solve_ex(add_identity(Y), add_identity(Y, -1)).result
     K = K.nan_to_num(0, 0, 0)  # singular: caught below
+    A = 2 * K
     if map == "exp":
         tangents, Q = torch.linalg.eigh(-1j * K)
         A = Q @ (2j * tangents.atan().unsqueeze(-1) * Q.mH)
         A = A if X.is_complex() else A.real
-    else:
-        A = 2 * K
     V = (A.tril(-1) + torch.diag_embed(A.diagonal(dim1=-2, dim2=-1)) / 2).to(X.dtype)
     # The logarithm may miss its matrix, and near the eigenvalue -1 some digits are lost.
     miss = torch.linalg.vector_norm(_MAPS[map](_skew_of_lower(V)) - X, dim=(-2, -1))

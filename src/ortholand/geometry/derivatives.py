@@ -36,10 +36,7 @@ def relative_gradient(X: Tensor, G: Tensor) -> Tensor:
 
 
 def relative_gradient_times_x(X: Tensor, G: Tensor) -> Tensor:
-    """``R = psi X = (G X^H X - X G^H X) / 2`` for square and tall X, from n x p products only.
-
-    Orthogonal to the normal direction ``X (X^H X - I)`` at every X, on the manifold or off it.
-    """
+    """``R = psi X = (G X^H X - X G^H X) / 2`` for square and tall X, from n x p products only."""
     return tangent_from_gram(X, G, gram_minus_identity(X))
 
 
@@ -48,8 +45,7 @@ def tangent_from_gram(
 ) -> Tensor:
     """``(G S - X G^H X) / 2 + lam X D`` for tall X with residual ``D = S - I``: three products.
 
-    The tangent part of the landing field in the right form and, with lam, its normal part, which
-    costs no extra product; two products if ``W = X^H G`` is known.
+    Two if ``W = X^H G`` is known. The tangent part is that of the landing field, lam's the normal.
     """
     half = add_product(G, G, D, beta=0.5, alpha=0.5)  # (G + G D) / 2
     inner = G.mH @ X if W is None else W.mH
@@ -79,8 +75,8 @@ def remove_normal(X: Tensor, G: Tensor) -> Tensor:
     """``G - X K``, G without its normal part, K its :func:`multiplier`.
 
     On the manifold this is the orthogonal projection onto the tangent space. At every X it leaves
-    the relative gradient unchanged, because ``X K X^H`` is Hermitian when K is; and it removes all
-    of ``X C``, C Hermitian, which a term that is constant on the manifold adds to a gradient.
+    the relative gradient unchanged, and removes all of ``X C``, C Hermitian, which a term that is
+    constant on the manifold adds to a gradient.
     """
     return G - X @ multiplier(gram_minus_identity(X), X.mH @ G)
 
@@ -88,8 +84,7 @@ def remove_normal(X: Tensor, G: Tensor) -> Tensor:
 def multiplier(D: Tensor, M: Tensor) -> Tensor:
     """The Hermitian ``K = Sym(S^-1 M)``, with ``S = I + D = X^H X`` and ``M = X^H G``.
 
-    It is C for ``G = X C`` with C Hermitian, at every X of full rank; ``Sym(M)`` is C on the
-    manifold only. If S is singular, it is ``Sym(M)``.
+    It is C for ``G = X C`` with C Hermitian, at every X of full rank. If S is singular, ``Sym(M)``.
     """
     return multiplier_from(gram_factor(D), M)
 
@@ -161,11 +156,10 @@ def _euclidean_derivatives(
     if fun is None and gradient is not None and hessian_product is not None:
         return gradient, hessian_product
     if fun is None or gradient is not None or hessian_product is not None:
+        given = {"fun": fun, "gradient": gradient, "hessian_product": hessian_product}
+        got = ", ".join(f"{k}={None if v is None else 'given'}" for k, v in given.items())
         raise ValueError(
-            "A Hessian needs either fun, or both gradient and hessian_product; got "
-            f"fun={'given' if fun else None}, "
-            f"gradient={'given' if gradient is not None else None}, "
-            f"hessian_product={'given' if hessian_product is not None else None}."
+            f"A Hessian needs either fun, or both gradient and hessian_product; got {got}."
         )
     with torch.enable_grad():
         Y = X.detach().requires_grad_()

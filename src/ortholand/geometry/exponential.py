@@ -32,7 +32,10 @@ def exponential_minus_identity(A: Tensor, *, is_skew: bool = False) -> Tensor:
     """
     size = _one_norm(A)
     if not _is_readable(size):
-        return _without_reading(A, size)
+        short = (size < _reach(A, 3))[..., None, None]
+        # The branch not taken must be finite too: its gradient is multiplied by zero.
+        by_series = _series(torch.where(short, A, 0), 3)
+        return torch.where(short, by_series, add_identity(torch.linalg.matrix_exp(A), -1))
     branches = [(_reach(A, k), partial(_series, blocks=k)) for k in (2, 3)]
     return by_size(size, branches, partial(_by_squaring, polish=is_skew), A)
 
@@ -49,13 +52,6 @@ def _is_readable(size: Tensor) -> bool:
     except RuntimeError:  # how vmap says no; there is no way to ask
         return False
     return True
-
-
-def _without_reading(A: Tensor, size: Tensor) -> Tensor:
-    short = (size < _reach(A, 3))[..., None, None]
-    # The branch not taken must be finite too: its gradient is multiplied by zero.
-    by_series = _series(torch.where(short, A, 0), 3)
-    return torch.where(short, by_series, add_identity(torch.linalg.matrix_exp(A), -1))
 
 
 def _reach(A: Tensor, blocks: int) -> float:

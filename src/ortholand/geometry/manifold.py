@@ -6,12 +6,7 @@ Orientation: a tall or square matrix has orthonormal *columns*, a wide one ortho
 import torch
 from torch import Tensor
 
-from ortholand.geometry.matrices import (
-    gram_minus_identity,
-    tall,
-    to_working_dtype,
-    working_dtype,
-)
+from ortholand.geometry.matrices import gram_minus_identity, tall, to_working_dtype, working_dtype
 from ortholand.geometry.scales import Scale, check_scale, check_scale_fits, scale_of, unscaled
 from ortholand.geometry.views import View, as_matrices, as_weight
 
@@ -68,19 +63,13 @@ def potential(X: Tensor) -> Tensor:
 
 
 def polar_projection(X: Tensor) -> Tensor:
-    """Nearest matrix with orthonormal columns (rows if wide): the factor ``U V^H`` of the SVD.
-
-    It is unique if X has full rank.
-    """
+    """Nearest matrix with orthonormal columns (rows if wide): the factor ``U V^H`` of the SVD."""
     U, _, Vh = torch.linalg.svd(to_working_dtype(X), full_matrices=False)
     return (U @ Vh).to(X.dtype)
 
 
 def orthonormal_factor(X: Tensor) -> Tensor:
-    """Q of ``X = Q R`` with a positive diagonal of R, for tall or square X of full rank.
-
-    QR is unique only up to the phases of that diagonal.
-    """
+    """Q of ``X = Q R`` with a positive diagonal of R, for tall or square X of full rank."""
     Q, R = torch.linalg.qr(X)
     return Q * torch.sgn(R.diagonal(dim1=-2, dim2=-1)).unsqueeze(-2)
 
@@ -121,13 +110,10 @@ def random_orthogonal(
     check_scale(scale)
     *batch, n, p = shape
     dtype = dtype or torch.get_default_dtype()
-    if isinstance(seed, torch.Generator):
-        random = seed
-    else:
-        random = torch.Generator(device or torch.get_default_device()).manual_seed(seed)
-    gaussian = torch.randn(
-        *batch, max(n, p), min(n, p), generator=random, dtype=working_dtype(dtype), device=device
-    )
+    if not isinstance(seed, torch.Generator):
+        seed = torch.Generator(device or torch.get_default_device()).manual_seed(seed)
+    size, working = (*batch, max(n, p), min(n, p)), working_dtype(dtype)
+    gaussian = torch.randn(size, generator=seed, dtype=working, device=device)
     Q = orthonormal_factor(gaussian)  # with the phases fixed the law is exactly Haar
     if special:
         Q[..., 0] *= torch.linalg.det(Q).conj().unsqueeze(-1)

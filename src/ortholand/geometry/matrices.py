@@ -60,8 +60,7 @@ BLOCKS = 4  # of columns: 5/8 of the products, in 0.7 of the time
 def gram_matrix(X: Tensor, out: Tensor | None = None) -> Tensor:
     """``X^H X`` of each matrix, in new memory or in ``out``.
 
-    It is Hermitian: for large ones only the blocks on and above the diagonal are
-    computed. (On the CPU, where products take as long as their arithmetic.)
+    Of large ones on the CPU only the blocks on and above the diagonal are computed.
     """
     whole = X.shape[-1] < HERMITIAN_FROM or X.dtype in HALF_TYPES
     if whole or not is_plain_cpu(X) or is_tracked(X):
@@ -79,9 +78,7 @@ def gram_matrix(X: Tensor, out: Tensor | None = None) -> Tensor:
 
 def is_plain_cpu(X: Tensor) -> bool:
     """Whether a tensor is in CPU memory, and operations on it run when they are called."""
-    if torch.compiler.is_compiling():
-        return False
-    plain = type(X) in (Tensor, nn.Parameter) and X.is_cpu
+    plain = not torch.compiler.is_compiling() and type(X) in (Tensor, nn.Parameter) and X.is_cpu
     return plain and not torch._C._functorch.is_functorch_wrapped_tensor(X)
 
 
@@ -99,15 +96,13 @@ def gram_minus_identity(X: Tensor) -> Tensor:
     identity = identity_like(X)
     if X.ndim > 3:
         return X.mH @ X - identity
-    add = torch.addmm if X.ndim == 2 else torch.baddbmm
-    return add(identity, X.mH, X, beta=-1)
+    return (torch.addmm if X.ndim == 2 else torch.baddbmm)(identity, X.mH, X, beta=-1)
 
 
 def shared_gram_minus_identity(X: Tensor, share: float) -> Tensor:
     """The part of ``X^H X - I`` that some rows of X contribute, with their share of the identity.
 
-    The shares of all rows add up to 1. The identity is subtracted here rather than from the sum,
-    so that the terms, and with them rounding, are small.
+    Subtracted here, not from the sum, it keeps the terms, and with them rounding, small.
     """
     D = gram_matrix(X)
     D.diagonal(dim1=-2, dim2=-1).sub_(share)
@@ -118,21 +113,14 @@ def add_product(C: Tensor, A: Tensor, B: Tensor, beta: float = 1.0, alpha: float
     """``beta C + alpha A B`` for each triple, in one call where torch has one for it."""
     if C.ndim > 3:
         return beta * C + alpha * (A @ B)
-    add = torch.addmm if C.ndim == 2 else torch.baddbmm
-    return add(C, A, B, beta=beta, alpha=alpha)
+    return (torch.addmm if C.ndim == 2 else torch.baddbmm)(C, A, B, beta=beta, alpha=alpha)
 
 
 def add_product_(C: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0) -> Tensor:
     """``C + alpha A B`` for each triple, in C's memory."""
     if C.ndim > 3:
         return C.add_(A @ B, alpha=alpha)
-    add_ = C.addmm_ if C.ndim == 2 else C.baddbmm_
-    return add_(A, B, alpha=alpha)
-
-
-def subtract_product_(C: Tensor, A: Tensor, B: Tensor) -> Tensor:
-    """``C - A B`` for each triple, in C's memory."""
-    return add_product_(C, A, B, alpha=-1)
+    return (C.addmm_ if C.ndim == 2 else C.baddbmm_)(A, B, alpha=alpha)
 
 
 def sharp_gram_minus_identity(X: Tensor) -> Tensor:
@@ -142,9 +130,8 @@ def sharp_gram_minus_identity(X: Tensor) -> Tensor:
     rounding error in ``||X^H X - I||`` at p = 100, and a tenth at p = 512.
     """
     D = gram_minus_identity(X)
-    if torch.finfo(X.dtype).bits > 32 or X.device.type == "mps":
-        return D
-    D.diagonal(dim1=-2, dim2=-1).copy_(squared_column_norms(X) - 1)
+    if torch.finfo(X.dtype).bits <= 32 and X.device.type != "mps":
+        D.diagonal(dim1=-2, dim2=-1).copy_(squared_column_norms(X) - 1)
     return D
 
 
@@ -203,13 +190,11 @@ def finite_matrices(M: Tensor) -> Tensor:
 def frobenius_norm(M: Tensor) -> Tensor:
     """Frobenius norm of each matrix, never too small; infinite only for float64 beyond 1e154.
 
-    Squares of float32 entries overflow from 1e19, so they are summed in float64. On a device
-    without it, the bound ``max|M_ij| sqrt(n p)`` is used where squares would over- or underflow:
-    a safe step needs an upper bound.
+    Squares of float32 entries overflow from 1e19, so they are summed in float64.
     """
     if M.device.type == "mps":
         return bounded_norm(M)
-    wide = torch.complex128 if M.is_complex() else torch.float64
+    wide = wide_dtype(M)
     if M.numel() <= PART or not in_parts(M):
         return torch.linalg.vector_norm(M, dim=(-2, -1), dtype=wide)
     norms = [torch.linalg.vector_norm(part, dtype=wide) for part in parts(M)]
@@ -220,12 +205,12 @@ PART = 2**20  # entries of a matrix that torch widens at once: it makes a copy f
 
 
 def in_parts(M: Tensor) -> bool:
-    """Whether a large matrix is widened in parts."""
+    """Whether a large matrix is widened in parts, each contiguous: rows, or columns."""
     return M.ndim == 2 and is_plain_cpu(M) and not is_tracked(M)
 
 
 def parts(M: Tensor) -> tuple[Tensor, ...]:
-    """Parts of a large matrix, each contiguous in memory: rows, or columns."""
+    """Parts of a large matrix."""
     dim = 0 if M.stride(0) >= M.stride(1) else 1
     return M.split(max(1, PART // M.shape[1 - dim]), dim=dim)
 
@@ -241,7 +226,7 @@ def wide_dtype(M: Tensor) -> torch.dtype:
 
 
 def bounded_norm(M: Tensor) -> Tensor:
-    """:func:`frobenius_norm` without float64."""
+    """:func:`frobenius_norm` without float64: a bound where squares would over- or underflow."""
     largest = max_abs(M)
     size = math.sqrt(M.shape[-2] * M.shape[-1])
     underflow = size * torch.finfo(largest.dtype).tiny ** 0.4

@@ -50,12 +50,11 @@ class SkewLevel(NamedTuple):
 AnyLevel = TypeVar("AnyLevel", Level, SkewLevel)
 
 # The first level maps [low, 1] to 1 within 1e-6, and never above 1; each other one maps its own
-# interval into that of the level before, less 1/256 at the upper end, where the next polynomial is
-# steep and rounding must not overshoot. Each is the best approximation of 1, computed by
-# tools/polar_levels.py; that their compositions are the best of all was shown by Amsel, Persson,
-# Musco and Gower (2025). Theirs go on to lower and lower intervals, for a slope of 4.24 instead of
-# 4.04, and take large singular values to tiny ones on the way, which magnifies rounding a
-# thousandfold. So here the last level is repeated: it leads to at least 0.2.
+# interval into that of the level before, less 1/256 at the upper end, where rounding must not
+# overshoot. Each is the best approximation of 1 (tools/polar_levels.py); their compositions are the
+# best of all (Amsel, Persson, Musco and Gower, 2025). Theirs go on to lower intervals, for a slope
+# of 4.24 instead of 4.04, but magnify rounding a thousandfold on the way. So here the last level is
+# repeated: it leads to at least 0.2.
 LEVELS = (
     Level(0.9816, 1.8924965893582677, -1.2852389397804085, 0.39274235042214083),
     Level(0.6314, 2.341056326883348, -2.388692203307979, 1.0437448258409734),
@@ -156,7 +155,7 @@ def polar_factor(M: Tensor, steps: int, *, exact: bool = False) -> Tensor:
     E = gram_matrix(M)
     F = E @ E
     scale = inverse_bound(F)  # the products of the first step bound M for free
-    M, E, F = (_times(P, scale, k) for k, P in ((1, M), (2, E), (4, F)))
+    M, E, F = (P * per_matrix(scale**k, P) for k, P in ((1, M), (2, E), (4, F)))
     first, *others = levels(steps, LEVELS)
     if exact and torch.finfo(M.dtype).bits > 32:
         others.append(PADE)
@@ -177,12 +176,10 @@ def skew_polar_factor(
 ) -> Tensor:
     """:func:`msign` of skew matrices, or its first columns, by polynomials of degree 7.
 
-    Every matrix here is a polynomial of M: its even powers are Hermitian, its odd ones skew. So one
-    product yields an even and an odd polynomial, and three products yield degree 7.
-
-    ``half`` (None: where it is fast) takes quintic steps in bfloat16 instead, where products cost
-    less than transposes. What they leave, singular values within 0.01 of 1, is made skew in M's
-    own type, where the last step ``(3 M - M^3) / 2`` is.
+    Even powers of M are Hermitian, odd ones skew. So one product yields an even and an odd
+    polynomial, and three products yield degree 7. ``half`` (None: where it is fast) takes quintic
+    steps in bfloat16 instead; what they leave, singular values within 0.01 of 1, is made skew in
+    M's own type, where the last step ``(3 M - M^3) / 2`` is.
     """
     M = in_range(M, may_look=may_look)
     if is_fast_in_half(M) if half is None else half:
@@ -230,10 +227,7 @@ def _applied(
 
 
 def in_range(M: Tensor, *, may_look: bool = False) -> Tensor:
-    """Each matrix divided by a number to have Frobenius norm about 1; zero stays zero.
-
-    ``may_look``: whether a value may be read, which saves a pass for one matrix on the CPU.
-    """
+    """Each matrix divided by a number to have Frobenius norm about 1; zero stays zero."""
     if may_look and M.ndim == 2 and is_plain_cpu(M):
         norm = torch.linalg.vector_norm(M)
         if 1e-12 < float(norm) < 1e18:  # squares neither overflow nor vanish
@@ -252,7 +246,3 @@ def inverse_bound(F: Tensor) -> Tensor:
     """
     bound = torch.linalg.vector_norm(F, dim=(-2, -1)).sqrt().sqrt() * (1 + MARGIN)
     return 1 / bound.clamp(min=1e-3)  # p^(-3/8) at least, but for matrices of zeros
-
-
-def _times(E: Tensor, scale: Tensor, power: int) -> Tensor:
-    return E * per_matrix(scale**power, E)

@@ -64,12 +64,14 @@ def has_closed_form(A: Tensor) -> bool:
 
 
 def _closed_form(A: Tensor, coefficients: Coefficients) -> Tensor:
-    n = A.shape[-1]
     if A.is_complex():
         return torch.complex(*_in_the_plane(A.imag, coefficients))
-    if n == 1:
+    if A.shape[-1] == 1:
         return A - A.mT
-    return _plane_rotation(A, coefficients) if n == 2 else _space_rotation(A, coefficients)
+    if A.shape[-1] == 3:
+        return _in_space(A, coefficients)
+    cosine, sine = _in_the_plane((A[..., 1, 0] - A[..., 0, 1]) / 2, coefficients)
+    return torch.stack([cosine, -sine, sine, cosine], -1).unflatten(-1, (2, 2))
 
 
 def _in_the_plane(angle: Tensor, coefficients: Coefficients) -> tuple[Tensor, Tensor]:
@@ -79,12 +81,7 @@ def _in_the_plane(angle: Tensor, coefficients: Coefficients) -> tuple[Tensor, Te
     return -b * t, a * angle
 
 
-def _plane_rotation(A: Tensor, coefficients: Coefficients) -> Tensor:
-    cosine, sine = _in_the_plane((A[..., 1, 0] - A[..., 0, 1]) / 2, coefficients)
-    return torch.stack([cosine, -sine, sine, cosine], -1).unflatten(-1, (2, 2))
-
-
-def _space_rotation(A: Tensor, coefficients: Coefficients) -> Tensor:
+def _in_space(A: Tensor, coefficients: Coefficients) -> Tensor:
     """Entry by entry: three times faster than with whole matrices, which need a product for A^2."""
     x = (A[..., 2, 1] - A[..., 1, 2]) / 2
     y = (A[..., 0, 2] - A[..., 2, 0]) / 2
@@ -108,12 +105,10 @@ def _exponential_coefficients(t: Tensor) -> tuple[Tensor, Tensor]:
     There the quotients have no digits, or no derivative. Each formula is confined to its own
     range, so neither is 0/0 or overflows where the other is used: gradients would be NaN.
     """
-    is_short = t < 1
     short, long = t.clamp(max=1), t.clamp(min=1)
     angle = long.sqrt()
-    a = torch.where(is_short, _series(short, 1), angle.sin() / angle)
-    b = torch.where(is_short, _series(short, 2), (1 - angle.cos()) / long)
-    return a, b
+    a = torch.where(t < 1, _series(short, 1), angle.sin() / angle)
+    return a, torch.where(t < 1, _series(short, 2), (1 - angle.cos()) / long)
 
 
 def _series(t: Tensor, first: int) -> Tensor:

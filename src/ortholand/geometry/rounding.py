@@ -1,16 +1,10 @@
 """How float32 results are stored in a half-precision weight.
 
 A step is often less than half the distance to the next bfloat16 number: rounded to the nearest
-one, the weight does not move. There are three ways to store it:
-
-- *nearest*: as torch does.
-- *stochastic*: up or down at random, so that the mean is the computed value.
-- *compensated*: the rounding remainder is kept in the state, in the weight's type, and
-  added back in the next step.
-
-Whatever a method must remember is in the weight's state, and the state identifies the method. So
-code that reads and writes a weight (:func:`exact_value`, :func:`keep_`) needs to know nothing else.
-Everything is entry by entry, so it works on any part of a weight.
+one, the weight does not move. Other ways to store it are *stochastic*: up or down at random, so
+that the mean is the computed value; and *compensated*: the remainder is kept in the state, in the
+weight's type, and added back in the next step. The state identifies the method. Everything is entry
+by entry, so it works on any part of a weight.
 """
 
 from collections.abc import Mapping, MutableMapping
@@ -136,9 +130,8 @@ def _where_subnormal(exact: Tensor, units: Tensor, otherwise: Tensor) -> Tensor:
 
 
 def random_bits(like: Tensor, seed: Tensor) -> Tensor:
-    """24-bit integers that depend only on the seed and their position.
+    """24-bit integers that depend only on the seed and their position, on ranks and after resuming.
 
-    So a resumed run continues bit for bit, ranks with the same weight and seed round alike, and
     torch's own random numbers are unaffected.
     """
     columns = like.shape[-1] if like.ndim else 1

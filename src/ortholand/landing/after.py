@@ -18,6 +18,7 @@ from ortholand.geometry.matrices import (
     max_abs,
     moved_along,
     per_matrix,
+    skew,
     squared_column_norms,
     sym,
 )
@@ -35,7 +36,7 @@ from ortholand.landing.gram import Coefficients, Gram, norm_from, times, trace
 from ortholand.landing.point import Direction, Point, looked_at
 from ortholand.safe_step import (
     FARTHEST,
-    largest_step_before_landing,
+    largest_root,
     share_of_tangent_move,
     spectral_bound,
     trial_step,
@@ -77,7 +78,7 @@ class After(Attraction):
         start = Start(lr, frobenius_norm(R), options)
         if rule is not None:
             d = frobenius_norm(point.D)
-            error = direction.tangency_error(X, d, frobenius_norm)
+            error = 0.0 if W is None else direction.tangency_error(X, d, frobenius_norm)
             start = start._replace(D=point.D, d=d, W=W, error=error)
         t = start.trial(start.norm if rule is None or rule.is_measured else rule.bound(R))
         Y = moved_along(X, R, t, out=R)
@@ -110,15 +111,18 @@ class After(Attraction):
 def without_multiplier(point: Point, direction: Direction) -> tuple[Tensor, Tensor]:
     """Z for which ``R = (B - X Z^H) / 2``, and W, for tall X.
 
-    With B's multiplier K, ``B - X K - X W^H`` is ``B - X Z^H``, where ``Z = W + K``. What is known
-    as ``B + X V`` has ``Z = W - V^H``.
+    With B's multiplier K, ``B - X K - X W^H`` is ``B - X Z^H``, where ``Z = M - D K``,
+    ``M = X^H B`` and ``W = Z - K``. What is known as ``B + X V`` has ``Z = W - V^H``.
     """
     W, V = direction.W, direction.V
     if W is not None:
         return W if V is None else W - V.mH, W
     M = point.X.mH @ direction.B
-    W, K = point.without_multiplier(M)
-    return (M if point.is_landed else W + K), W
+    if point.is_landed:
+        return M, skew(M)
+    K = point.multiplier(M)
+    Z = add_product(M, point.D, K, alpha=-1)
+    return Z, Z - K
 
 
 def tangent(X: Tensor, B: Tensor, Z: Tensor | None) -> Tensor:
@@ -161,7 +165,7 @@ class Start(NamedTuple):
             return torch.ones_like(self.norm) * self.lr
         if self.options.is_measured:
             return trial_step(self.lr, self.norm, self.D.shape[-1])
-        safe = largest_step_before_landing(bound, self.d, self.options.aim, self.error)
+        safe = largest_root(bound, -self.error, self.options.limit - self.d)
         return at_most(self.lr, safe)
 
     def settle(self, t: Tensor, C: Tensor, q: Tensor) -> Stop:

@@ -73,7 +73,8 @@ def length_along(field: Field, options: LandingOptions) -> Length:
     def share(delta: Tensor, after: Tensor) -> Tensor:
         # Small singular values are pulled by 1 - delta of this only, delta being at most eps. The
         # error may be infinite, but its effect is no longer than the trial move.
-        pull = torch.sub(lam * delta, error, alpha=1 / (1 - options.eps))
+        pull = delta if lam == 1 else lam * delta
+        pull = torch.sub(pull, error, alpha=1 / (1 - options.eps))
         P, slope = torch.minimum(after + delta, square), (t * pull).clamp_(min=-1e6)
         return share_of_pulled_move(P, slope, aim - delta)
 

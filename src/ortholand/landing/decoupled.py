@@ -28,7 +28,7 @@ from ortholand.landing.attraction import (
 )
 from ortholand.landing.gram import Coefficients, FieldGram, Gram, inner, plus_square, times
 from ortholand.landing.point import Direction, Point
-from ortholand.safe_step import largest_step_decoupled, share_of_tangent_move, trial_step
+from ortholand.safe_step import largest_root, share_of_tangent_move, trial_step
 
 
 class Decoupled(Attraction):
@@ -94,7 +94,11 @@ def lengths(field: Field, normal: Tensor, options: LandingOptions) -> tuple[Tens
         # Near the edge of a ball of radius almost 1 a full pull would overshoot; this cannot.
         gentle = d * (1 - d) / normal.square().clamp(min=torch.finfo(d.dtype).tiny)
         omega = torch.minimum(omega, gentle.clamp(min=0))
-        safe = largest_step_decoupled(bound(rule), d, normal, omega, aim, error)
+        # ||eta R + omega X D||_S4 <= eta ||R||_S4 + omega ||X D||_F in the Schatten 4 norm, whose
+        # square is ||L^H L||_F; so d' <= d - 2 omega d (1 - d) + (eta bound + omega normal)^2.
+        pull, bounded = omega * normal, bound(rule)
+        room = aim - d + 2 * omega * d * (1 - d) - pull.square()
+        safe = largest_root(bounded, -pull * bounded - error, room)
         return omega, bounded_length(safe, norm + d, d, omega, options)
     t = trial_step(options.lr, norm, D.shape[-1])
     length, astray = t * norm, 2 * t * error

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -31,37 +32,26 @@ class LandingStep:
 
         This is batched, without branches on values but those that save products on a CPU.
         """
-        attraction = self.options.attraction
-        point = self.options.point(X)
+        attraction, point = self.options.attraction, self.options.point(X)
         direction, new_state = self.moments.advance(point, G, state)
-        if self.is_moved_otherwise:
+        if redefined(type(attraction), "move", "step"):  # a subclass that moves otherwise
             step = Step(*attraction.move(X, direction.of_length_one(X).B, self.options))
         else:
             step = attraction.step(point, direction, self.options)
         return MatrixStep(step.moved, step.taken, new_state, step.limited)
 
     @property
-    def is_moved_otherwise(self) -> bool:
-        """Whether a subclass of an attraction has another ``move``."""
-        return redefined(type(self.options.attraction), "move", "step")
-
-    @property
-    def ends_in_ball(self) -> bool:
-        """Whether a step that is taken is finite: one of the library's, with a safe step."""
-        return self.options.rule is not None and type(self.options.attraction) in OURS
-
-    @property
     def is_ours(self) -> bool:
-        """Whether rows of zeros change nothing, and what is returned has memory of its own."""
+        """Whether rows of zeros change nothing, and what is returned has memory of its own.
+
+        With a safe step, what is taken is finite.
+        """
         return type(self.options.attraction) in OURS
 
     @property
     def gram_step(self) -> GramStep | None:
         """The step of rows on several ranks, or None (see :attr:`why_not_gram`)."""
-        return None if self.why_not_gram else self._gram_step
-
-    def _gram_step(self, X: Tensor, G: Tensor, state: dict[str, Tensor], rows: Rows) -> PendingStep:
-        return self.moments.gram_step(X, G, state, self.options, rows)
+        return None if self.why_not_gram else partial(self.moments.gram_step, self.options)
 
     @property
     def why_not_gram(self) -> str | None:

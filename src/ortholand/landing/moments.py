@@ -16,12 +16,12 @@ from ortholand.fields import product_roundoff
 from ortholand.geometry.derivatives import multiplier, relative_gradient, remove_normal
 from ortholand.geometry.matrices import (
     add_product,
+    add_product_,
     frobenius_norm,
     gram_matrix,
     is_square,
     per_matrix,
     shared_gram_minus_identity,
-    subtract_product_,
     sum_dtype,
     wide_dtype,
 )
@@ -139,7 +139,7 @@ class Momentum:
         return Direction(B) if self.nesterov else cleaned, {"momentum_buffer": cleaned.B}
 
     def gram_step(
-        self, X: Tensor, G: Tensor, state: State, options: LandingOptions, rows: Rows
+        self, options: LandingOptions, X: Tensor, G: Tensor, state: State, rows: Rows
     ) -> PendingStep:
         """The step of tall matrices of which these rows are here."""
         buffer, more = state.get("momentum_buffer"), ()
@@ -167,7 +167,7 @@ class Momentum:
                 return step
             if self.nesterov:
                 K = multiplier(D, cast(sums.others[1], D.dtype))
-            kept = subtract_product_(total, X, cast(K, X.dtype)).mul_(per_matrix(unit, X))
+            kept = add_product_(total, X, cast(K, X.dtype), alpha=-1).mul_(per_matrix(unit, X))
             return step._replace(state={"momentum_buffer": kept})
 
         return PendingStep(gram_sums(X, B, rows, X.mH @ B, *more), finish)
@@ -230,7 +230,7 @@ class AdamMoments:
         return length, {"exp_avg_sq": square, "step": step}
 
     def gram_step(
-        self, X: Tensor, G: Tensor, state: State, options: LandingOptions, rows: Rows
+        self, options: LandingOptions, X: Tensor, G: Tensor, state: State, rows: Rows
     ) -> PendingStep:
         """The step of tall matrices of which these rows are here.
 
@@ -252,7 +252,7 @@ class AdamMoments:
             gram, C = gram_without_multiplier(D, XF, T, roundoff)
             gram = gram._replace(size=beta1 * norm_m + (1 - beta1) * norm_G)
             step = moved_in_gram(X, F, length, gram, C, options)
-            mean = subtract_product_(F, X, cast((1 - beta1) * K, X.dtype))
+            mean = add_product_(F, X, cast((1 - beta1) * K, X.dtype), alpha=-1)
             return step._replace(state={"exp_avg": mean, **numbers})
 
         return PendingStep(gram_sums(X, F, rows, X.mH @ F, X.mH @ G, *squares), finish)

@@ -21,6 +21,7 @@ from ortholand.geometry.derivatives import gram_factor, multiplier
 from ortholand.geometry.matrices import (
     add_identity,
     add_product,
+    add_product_,
     frobenius_norm,
     gram_matrix,
     identity_like,
@@ -29,7 +30,6 @@ from ortholand.geometry.matrices import (
     per_matrix,
     shared_gram_minus_identity,
     skew,
-    subtract_product_,
     sym,
     wide_dtype,
 )
@@ -103,10 +103,7 @@ class MuonMoments:
     def polar_direction(self, point: Point, B: Tensor, G: Tensor) -> Direction:
         """The direction ``msign(psi) X`` for the psi that the generator B represents.
 
-        Args:
-            point: matrices ``(..., n, p)``, n >= p.
-            B: psi itself for square X, else n x p.
-            G: the gradients: anything at their rounding level counts as zero.
+        Anything at the rounding level of the gradients G counts as zero.
         """
         X, sign = point.X, partial(self.sign, may_look=point.may_look)
         if is_square(X):
@@ -123,7 +120,7 @@ class MuonMoments:
         return Direction(W @ found.of_B, W=found.M, V=found.of_X)
 
     def gram_step(
-        self, X: Tensor, G: Tensor, state: State, options: LandingOptions, rows: Rows
+        self, options: LandingOptions, X: Tensor, G: Tensor, state: State, rows: Rows
     ) -> PendingStep:
         """The step of tall matrices of which these rows are here.
 
@@ -144,17 +141,19 @@ class MuonMoments:
         roundoff = product_roundoff(rows.total, X2.dtype)
 
         def move(W: Tensor, D: Tensor, polar: PolarGram, sums: GramSums) -> MatrixStep:
-            step = moved_by_polar(X2, W, D, polar, options, roundoff)
-            taken = step.taken & (trace(sums.hermitian[1]).sqrt() < largest_norm(X.dtype))
-            step = step._replace(moved=cast(step.moved, X.dtype), taken=taken)
-            if total is None:
-                return step
-            K = multiplier(D, sums.others[-1])
-            if options.rule is None:  # X may be nearly singular, so X K may overflow
-                size = (1 + frobenius_norm(D)).sqrt() * frobenius_norm(K)
-                step = step._replace(taken=step.taken & (size < largest_norm(X.dtype)))
-            kept = subtract_product_(total, X, cast(K, X.dtype))
-            return step._replace(state={"momentum_buffer": kept})
+            T, d = polar.T, frobenius_norm(D)
+            gram = Gram(D, polar.M, T, d, trace(T).sqrt(), roundoff)
+            a, b, taken, limited = finite_coefficients(gram, options)
+            moved = combine(X2, W, add_product(a, polar.of_X, b), polar.of_B @ b)
+            taken = taken & (trace(sums.hermitian[1]).sqrt() < largest_norm(X.dtype))
+            state = {}
+            if total is not None:
+                K = multiplier(D, sums.others[-1])
+                if options.rule is None:  # X may be nearly singular, so X K may overflow
+                    size = (1 + d).sqrt() * frobenius_norm(K)
+                    taken = taken & (size < largest_norm(X.dtype))
+                state["momentum_buffer"] = add_product_(total, X, cast(K, X.dtype), alpha=-1)
+            return MatrixStep(cast(moved, X.dtype), taken, state, limited)
 
         def finish(sums: GramSums) -> MatrixStep | PendingStep:
             (D, T), M = sums.hermitian, sums.others[0]
@@ -190,22 +189,6 @@ class PolarGram(NamedTuple):
     def T(self) -> Tensor:
         """Its own Gram matrix."""
         return sym(self.of_Q.mH @ self.of_Q + self.of_W.mH @ (self.WW @ self.of_W))
-
-
-def moved_by_polar(
-    X: Tensor,
-    B: Tensor,
-    D: Tensor,
-    polar: PolarGram,
-    options: LandingOptions,
-    roundoff: float,
-) -> MatrixStep:
-    """The attraction's step along the generator ``X of_X + B of_B``, which has no multipliers."""
-    T = polar.T
-    gram = Gram(D, polar.M, T, frobenius_norm(D), trace(T).sqrt(), roundoff)
-    a, b, taken, limited = finite_coefficients(gram, options)
-    moved = combine(X, B, add_product(a, polar.of_X, b), polar.of_B @ b)
-    return MatrixStep(moved, taken, {}, limited)
 
 
 class Polar(NamedTuple):
@@ -248,7 +231,7 @@ class FirstPass(NamedTuple):
         """Rows of ``W = C L^(-H)``."""
         of_B = solved(L, self.K.mH).mH * self.unit
         of_X = solved(self.K, solved(L, self.M.mH).mH, adjoint=True)
-        return subtract_product_(B @ of_B, X, of_X)
+        return add_product_(B @ of_B, X, of_X, alpha=-1)
 
 
 def tall_polar(Q: Tensor, F: Tensor, sign: Sign) -> tuple[Tensor, Polar]:
@@ -276,13 +259,8 @@ def first_shift(T: Tensor, roundoff: float) -> Tensor:
 def second_pass(M: Tensor, L: Tensor, E: Tensor, WW: Tensor, sign: Sign, roundoff: float) -> Polar:
     """The generator of ``msign(Skew(F Q^H)) Q`` in terms of Q and ``W = C L^(-H)``.
 
-    Args:
-        M: ``Q^H F``.
-        L: a factor of C's Gram matrix, shifted.
-        E: ``Q^H W``, the part of Q that rounding has left in C.
-        WW: ``W^H W``.
-        sign: msign of skew matrices.
-        roundoff: relative rounding error of these products.
+    ``M = Q^H F``, ``WW = W^H W``, and ``E = Q^H W`` is the part of Q that rounding has left in C.
+    L is a factor of C's Gram matrix, shifted; roundoff the relative error of these products.
     """
     WW = add_product(WW, E.mH, E, alpha=-1)
     second, M = shifted_cholesky(WW, 4 * roundoff), add_product(M, E, L.mH)
@@ -292,15 +270,10 @@ def second_pass(M: Tensor, L: Tensor, E: Tensor, WW: Tensor, sign: Sign, roundof
 def polar_gram(
     D: Tensor, M: Tensor, T: Tensor, sign: Sign, noise: float, roundoff: float
 ) -> PolarGram:
-    """The generator of ``msign(Skew(B X^H)) X`` from Gram matrices of X and B.
+    """The generator of ``msign(Skew(B X^H)) X`` from ``X^H X - I``, ``X^H B`` and ``B^H B``.
 
-    Args:
-        D: ``X^H X - I``.
-        M: ``X^H B``.
-        T: ``B^H B``.
-        sign: msign of skew matrices.
-        noise: relative rounding error of X and B. What is below it counts as zero.
-        roundoff: relative rounding error of the Gram matrices, about the square of noise.
+    Their relative rounding error is roundoff, about the square of noise, the error of X and B.
+    What is below noise counts as zero.
     """
     K, M, T, unit = FirstPass.of(D, M, T)
     # The product of both factors of a whole matrix with this noise damps by as much as they do.
@@ -318,19 +291,13 @@ def polar_in(
     """The generator ``Q N11 + 2 W' N21``, in terms of Q and W.
 
     ``N = [[N11, -N21^H], [N21, *]]`` is the polar factor of psi in the basis ``[Q, W']``,
-    ``W' = (W - Q E) L^(-H)``, and the direction ``Q N11 + W' N21``.
-
-    Args:
-        E: ``Q^H W``; the columns of W span those of Q and C together with Q.
-        L: a Cholesky factor of WW, shifted.
-        WW: ``(W - Q E)^H (W - Q E)``.
-        M: ``Q^H F``.
-        WC: ``(W - Q E)^H C``.
-        sign: msign of skew matrices.
-        noise: anything below this counts as zero.
+    ``W' = (W - Q E) L^(-H)``, and the direction ``Q N11 + W' N21``. Together with Q, the columns
+    of W span those of C. ``E = Q^H W``, ``WW = (W - Q E)^H (W - Q E)`` with the shifted Cholesky
+    factor L, ``M = Q^H F``, ``WC = (W - Q E)^H C``. What is below noise counts as zero.
     """
-    p = WW.shape[-1]
-    psi = skew_blocks(skew(M), solved(L, WC) / 2)
+    p, lower = WW.shape[-1], solved(L, WC) / 2
+    left = torch.cat([skew(M), lower], dim=-2)
+    psi = torch.cat([left, torch.cat([-lower.mH, torch.zeros_like(lower)], dim=-2)], dim=-1)
     size = torch.linalg.vector_norm(psi, dim=(-2, -1))
     N11, N21 = _unless_noise(sign(psi, p), size, noise).split(p, dim=-2)
     N11, of_W = skew(N11), solved(L, 2 * N21, adjoint=True)
@@ -351,13 +318,6 @@ def inverse(L: Tensor) -> Tensor:
 def solved(L: Tensor, M: Tensor, *, adjoint: bool = False) -> Tensor:
     """``L^(-1) M``, or ``L^(-H) M``."""
     return torch.linalg.solve_triangular(L.mH if adjoint else L, M, upper=adjoint)
-
-
-def skew_blocks(Omega: Tensor, K: Tensor) -> Tensor:
-    """``[[Omega, -K^H], [K, 0]]``."""
-    above = torch.cat([Omega, -K.mH], dim=-1)
-    below = torch.cat([K, torch.zeros_like(K)], dim=-1)
-    return torch.cat([above, below], dim=-2)
 
 
 def called(msign: Sign, psi: Tensor) -> Tensor:

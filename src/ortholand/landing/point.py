@@ -16,12 +16,12 @@ from ortholand.geometry.derivatives import gram_factor, multiplier_from
 from ortholand.geometry.matrices import (
     PART,
     add_product,
+    add_product_,
     frobenius_norm,
     gram_minus_identity,
     is_plain_cpu,
     is_square,
     per_matrix,
-    subtract_product_,
     sym,
 )
 
@@ -69,11 +69,6 @@ class Point:
         """``K = Sym(S^-1 M)``, for ``M = X^H B`` of tall X."""
         return sym(M) if self.is_landed else multiplier_from(self.factor, M)
 
-    def without_multiplier(self, M: Tensor) -> tuple[Tensor, Tensor]:
-        """``W = X^H (B - X K)`` and :meth:`multiplier` K, for ``M = X^H B`` of tall X."""
-        K = self.multiplier(M)
-        return M - K if self.is_landed else subtract_product_(M - K, self.D, K), K
-
     def norm(self, M: Tensor) -> Tensor:
         """The Frobenius norm of each matrix, in float64; quicker where it may be read."""
         if self.may_look and M.ndim == 2 and M.numel() <= PART:
@@ -89,8 +84,10 @@ class Point:
         nothing of what a function that is constant on the manifold adds to B: for ``B = X C``, C
         Hermitian, it is zero wherever X is.
         """
-        W, K = self.without_multiplier(self.X.mH @ B)
-        return Direction(subtract_product_(B, self.X, K), None, W, K)
+        M = self.X.mH @ B
+        K = self.multiplier(M)
+        W = M - K if self.is_landed else add_product_(M - K, self.D, K, alpha=-1)
+        return Direction(add_product_(B, self.X, K, alpha=-1), None, W, K)
 
 
 class Direction(NamedTuple):

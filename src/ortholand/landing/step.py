@@ -33,17 +33,6 @@ def count_of(name: str, state: dict[str, Any], device: torch.device) -> Tensor:
     return count
 
 
-def prepare_counts(state: dict[str, Any], device: torch.device) -> None:
-    """Give a weight both its counts, of skipped and of shortened steps."""
-    for name in COUNTS:
-        count_of(name, state, device)
-
-
-def descent(G: Tensor, maximize: bool) -> Tensor:
-    """The gradient, with its sign flipped if the step should ascend."""
-    return -G if maximize else G
-
-
 class MatrixStep(NamedTuple):
     """The step of a batch of matrices."""
 

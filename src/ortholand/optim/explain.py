@@ -85,25 +85,24 @@ def explain(optimizer: OrthogonalOptimizer) -> Explanation:
 def _rows(optimizer: OrthogonalOptimizer, group: dict[str, Any]) -> Iterator[WeightExplained]:
     optimizer.plan(group)  # checks the options
     plan = Plan(optimizer, group, _Everything())  # which has given every warning already
-    params, view, matrices, form = group["params"], "", 0, ""
-    share = optimizer._journal.limited_share
-    for i, p in enumerate(params):
-        engine, reason = UNCONSTRAINED, "orthogonal=False"
+    for i, p in enumerate(group["params"]):
+        matrices, engine, form, limited = 0, UNCONSTRAINED, "", None
+        reason = "orthogonal=False" + ", on each rank its own part" * is_dtensor(p)
         if plan.orthogonal:
-            view, matrices = plan.view, number_of_matrices(p, plan.view)
-            engine, form, reason = _who(_slot(optimizer, p, plan), plan, alone=len(params) == 1)
-        elif is_dtensor(p):
-            reason += ", on each rank its own part"
+            matrices = number_of_matrices(p, plan.view)
+            slot, alone = _slot(optimizer, p, plan), len(group["params"]) == 1
+            engine, form, reason = _who(slot, plan, alone=alone)
+            limited = optimizer._journal.limited_share(p, optimizer.state.get(p, {}), matrices)
         yield WeightExplained(
             weight=name_of(group, i).strip("'"),
             shape=tuple(p.shape),
             dtype=str(p.dtype).removeprefix("torch."),
-            view=view,
+            view=plan.view if plan.orthogonal else "",
             matrices=matrices,
             engine=engine,
             form=form,
             reason=reason,
-            limited=share(p, optimizer.state.get(p, {}), matrices) if plan.orthogonal else None,
+            limited=limited,
             scale=plan.scale_of(p.shape) if plan.orthogonal else 1.0,
         )
 

@@ -12,7 +12,7 @@ from torch.optim.sgd import sgd
 
 from ortholand.geometry.matrices import to_working_dtype, working_dtype
 from ortholand.geometry.rounding import exact_value, keep_
-from ortholand.landing.step import SKIPPED, Slot, count_of, descent
+from ortholand.landing.step import SKIPPED, Slot, count_of
 from ortholand.native import all_below
 from ortholand.optim.gathering import States, gathered
 from ortholand.optim.gathering import Tensors as Gathered
@@ -50,8 +50,8 @@ def _sgd(slots: list[Slot], weights: Tensors, gradients: Tensors, group: Group) 
     on_device = isinstance(lr, Tensor) and group.get("capturable")
     if on_device:
         # torch would read lr on the host, so it makes a step of length 1 that starts at zero.
-        pairs = zip(gradients, weights, strict=True)
-        gradients = [descent(G, group["maximize"]) + group["weight_decay"] * W for G, W in pairs]
+        sign, decay = -1 if group["maximize"] else 1, group["weight_decay"]
+        gradients = [sign * G + decay * W for G, W in zip(gradients, weights, strict=True)]
         moved = [torch.zeros_like(W) for W in weights]
         options |= {"weight_decay": 0.0, "maximize": False}
     elif group["nesterov"] and options["foreach"]:

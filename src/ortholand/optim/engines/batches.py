@@ -1,7 +1,8 @@
 """Which weights step as one batch, and how their matrices lie in them."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -30,12 +31,7 @@ def longest_batch(
 ) -> int:
     """The largest number of n x p matrices, n >= p, that step as one batch.
 
-    Args:
-        n: rows.
-        p: columns.
-        foreach: True: any number; False: one; None: whichever is quicker.
-        parts: the number of parts over which the rows of a matrix are spread.
-        on_device: whether they are not in CPU memory, so that launches cost more than copies.
+    Rows may be spread over several parts. On a device launches cost more than copies.
     """
     entries = n * p // parts
     if foreach or (foreach is None and entries <= BATCH_UP_TO):
@@ -101,16 +97,14 @@ class Batch(NamedTuple):
         make, count = torch.zeros if is_padded else torch.empty, sum(r.total for r in self.runs)
         copies = make(len(lists), count, *run.lying[-2:], dtype=dtype, device=like.device)
         found = [run.upright(M) for M in copies.unbind()]
-        copy_all(
-            [part for M in found for part in self.apart(M)], [M for some in lists for M in some]
-        )
+        copy_all([part for M in found for part in self.apart(M)], [*chain.from_iterable(lists)])
         return found
 
     def numbers(self, lists: list[list[Tensor]]) -> list[Tensor]:
         """A number of each matrix, for each list of what the weights have."""
         if len(lists[0]) == 1:
             return [value.flatten() if value.ndim > 1 else value for (value,) in lists]
-        values = [value for some in lists for value in some]
+        values = [*chain.from_iterable(lists)]
         is_one = not values[0].ndim
         together = torch.stack(values) if is_one else torch.cat([v.flatten() for v in values])
         return list(together.unflatten(0, (len(lists), -1)).unbind())
@@ -128,15 +122,11 @@ class Batch(NamedTuple):
         return parts
 
 
-def batches(slots: list[Slot], plan: Plan) -> Iterable[Batch]:
-    """The weights that step at once."""
+def batches(slots: list[Slot], plan: Plan) -> Iterator[Batch]:
+    """Weights that step at once: of one shape or, on a device, of one width."""
     if len(slots) == 1:
-        return (Batch(slots, [Run.of(slots, plan.view)]),)
-    return batches_of_several(slots, plan)
-
-
-def batches_of_several(slots: list[Slot], plan: Plan) -> Iterator[Batch]:
-    """Weights of one shape or, on a device, of one width, as far as that is quicker."""
+        yield Batch(slots, [Run.of(slots, plan.view)])
+        return
     alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[Slot]] = {}
     for slot in slots:
         weight = slot.weight

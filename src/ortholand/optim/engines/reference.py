@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,10 @@ from ortholand.optim.engines.batches import Batch, batches
 from ortholand.optim.plan import Plan
 from ortholand.optim.weights import check_memory, copy_all
 
+Claim = tuple[Callable[[], None], list[Slot]]
+# Of a batch: which of its matrices step, and which less than lr (None: none).
+Flags = tuple[Batch, Tensor, Tensor | None]
+
 
 class ReferenceEngine:
     """Steps any weight on any device."""
@@ -25,13 +29,7 @@ class ReferenceEngine:
         """None: this engine refuses nothing."""
         return None
 
-    def claim(
-        self,
-        slots: list[Slot],
-        plan: Plan,
-        *,
-        alone: bool,  # noqa: ARG002
-    ) -> tuple[Callable[[], None], list[Slot]]:
+    def claim(self, slots: list[Slot], plan: Plan, *, alone: bool) -> Claim:  # noqa: ARG002
         """The step of all weights."""
         for slot in slots:
             check_memory(slot, plan.name_of)
@@ -41,11 +39,11 @@ class ReferenceEngine:
 @torch.no_grad()
 def _step(slots: list[Slot], plan: Plan) -> None:
     """Step the weights, several as one batch if that is quicker."""
-    flags: dict[torch.device, list[_Flags]] = {}
+    flags: dict[torch.device, list[Flags]] = {}
     for batch in batches(slots, plan):
         result = _step_batch(batch, plan.for_shape(batch.runs[0].shape))
         if (taken := result.taken) is not None:
-            flags.setdefault(taken.device, []).append(_Flags(batch, taken, result.limited))
+            flags.setdefault(taken.device, []).append((batch, taken, result.limited))
     for together in flags.values():
         _count(together)
 
@@ -57,30 +55,27 @@ def _step_batch(batch: Batch, plan: Plan) -> MatrixStep:
     step = plan.matrix_step if plan.landing is None else plan.landing
     moved, taken, new_state, limited = MatrixStep(*step(X, G, state))
     moved = follow(W, X, moved, plan.scale)
-    if not _is_surely_finite(dtype, plan):
+    ours: Any = plan.landing if plan.landing is not None and plan.landing.is_ours else None
+    # A landing step with a safe step ends in the ball, and is not taken if its direction is not
+    # finite.
+    ends_in_ball = ours is not None and ours.options.rule is not None and ours.moments.shows_state
+    if not ends_in_ball or plan.scale != 1 or dtype in HALF_TYPES:
         taken = _finite(moved.to(dtype), taken, new_state, plan)
     if taken is not None:
         mask = taken[..., None, None] if X.ndim > 2 else taken
-        choose = _chosen if _is_in_new_memory(plan) else torch.where
-        moved = choose(mask, moved, W)
+        in_place = ours is not None and not torch.compiler.is_compiling()  # in memory of its own
+
+        def choose(new: Tensor, old: Tensor) -> Tensor:
+            return torch.where(mask, new, old, out=new) if in_place else torch.where(mask, new, old)
+
+        moved = choose(moved, W)
         for name, new in new_state.items():
             if new.ndim == X.ndim:
-                new_state[name] = choose(mask, new, state[name])
+                new_state[name] = choose(new, state[name])
             else:
                 new_state[name] = torch.where(taken, new, state[name])
     _write(batch, moved, kept, new_state)
     return MatrixStep(moved, taken, {}, limited)
-
-
-def _is_in_new_memory(plan: Plan) -> bool:
-    """Whether what a step returns shares no memory with what it was given, so that may change."""
-    ours = plan.landing is not None and plan.landing.is_ours
-    return ours and not torch.compiler.is_compiling()
-
-
-def _chosen(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """What is new where the mask is, in the memory of what is new."""
-    return torch.where(mask, new, old, out=new)
 
 
 def _read(
@@ -129,17 +124,6 @@ def _write(
     copy_all(to, values)
 
 
-def _is_surely_finite(dtype: torch.dtype, plan: Plan) -> bool:
-    """Whether what a step takes can be stored.
-
-    A landing step with a safe step ends in the ball, and is not taken if its direction is not
-    finite.
-    """
-    landing = plan.landing
-    stored = dtype not in HALF_TYPES and plan.scale == 1
-    return landing is not None and landing.ends_in_ball and landing.moments.shows_state and stored
-
-
 def _finite(moved: Tensor, taken: Tensor | None, state: dict[str, Tensor], plan: Plan) -> Tensor:
     """Which steps are taken and finite as they would be stored."""
     finite = finite_matrices(moved)
@@ -150,34 +134,23 @@ def _finite(moved: Tensor, taken: Tensor | None, state: dict[str, Tensor], plan:
     return taken
 
 
-class _Flags(NamedTuple):
-    """Which matrices of some weights did not step, or stepped less than lr."""
-
-    batch: Batch
-    taken: Tensor
-    limited: Tensor | None
-
-
-def _count(flags: list[_Flags]) -> None:
+def _count(flags: list[Flags]) -> None:
     """Add the matrices that did not step, or stepped less than lr, to the counts of weights."""
-    taken = joined([some.taken for some in flags])
+    taken = joined([taken for _, taken, _ in flags])
     skipped = torch.logical_not(taken, out=torch.empty_like(taken, dtype=torch.int64))
-    short = [some for some in flags if some.limited is not None]
-    marks = joined([skipped, *(some.limited for some in flags if some.limited is not None)])
+    short = [(batch, limited) for batch, _, limited in flags if limited is not None]
+    marks = joined([skipped, *(limited for _, limited in short)])
     sizes: list[int] = []
     counts: list[Tensor] = []
     for name, those in ((SKIPPED, flags), (LIMITED, short)):
-        for run in [run for some in those for run in some.batch.runs]:
+        for run in [run for batch, *_ in those for run in batch.runs]:
             sizes += [run.each] * len(run.slots)
             counts += [count_of(name, slot.state, marks.device) for slot in run.slots]
     parts = marks.split(sizes)
-    torch._foreach_add_(
-        counts, [part.sum() if part.numel() > 1 else part.reshape(()) for part in parts]
-    )
+    torch._foreach_add_(counts, [P.sum() if P.numel() > 1 else P.reshape(()) for P in parts])
 
 
 def joined(flags: list[Tensor]) -> Tensor:
     """Flags of some batches as one vector."""
-    return (
-        torch.cat([flag.reshape(-1) for flag in flags]) if len(flags) > 1 else flags[0].reshape(-1)
-    )
+    flags = [flag.reshape(-1) for flag in flags]
+    return torch.cat(flags) if len(flags) > 1 else flags[0]

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from ortholand.geometry.rounding import COMPENSATION, HALF_TYPES, ROUNDING_STATE, exact_value, keep_
 from ortholand.geometry.scales import follow, unscaled
-from ortholand.landing.step import COUNTS, LIMITED, SKIPPED, Rows, Slot, count_of, prepare_counts
+from ortholand.landing.step import COUNTS, LIMITED, SKIPPED, Rows, Slot, count_of
 from ortholand.optim.engines.batches import longest_batch
 from ortholand.optim.plan import Plan
 from ortholand.optim.weights import copy_all
@@ -261,7 +261,8 @@ def step_owners(slots: list[Slot], batches: list[Batch], plan: Plan, step_whole:
         X, G, *rest = whole.mT.contiguous() if layouts[k].turned else whole
         state = {name: states[k][name].clone() for name in numbers}
         owned.append(Slot(X, G, {**state, **dict(zip(buffers, rest, strict=True))}))
-        prepare_counts(owned[-1].state, X.device)
+        for name in COUNTS:
+            count_of(name, owned[-1].state, X.device)
     step_whole(owned, plan)
     wholes: list[Tensor] = []
     own_numbers = here[0].new_empty(len(mine), len(numbers) + 1)
@@ -353,7 +354,7 @@ def stepped(shards: Sequence[Shards], plan: Plan) -> list[Moved]:
         X, G = unscaled(W, batch.scale), -G if plan.maximize else G
         landing: Any = plan.at_scale(batch.scale).landing
         rows = Rows(W.shape[1], max(batch.layout.shape))
-        begun.append(landing.moments.gram_step(X, G, state, landing.options, rows))
+        begun.append(landing.gram_step(X, G, state, rows))
     steps = finished(begun, shards[0].batch.layout.group, plan.terms)
     for (batch, _, (W, *_), _), old, step in zip(shards, states, steps, strict=True):
         taken, new = step.taken, step.state
