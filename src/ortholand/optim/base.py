@@ -21,7 +21,7 @@ from ortholand.landing.moments import generator, transport
 from ortholand.landing.point import Point
 from ortholand.landing.step import LIMITED, SKIPPED, MatrixStep, Slot, StateKind
 from ortholand.optim.engines import claimed, claimed_plain
-from ortholand.optim.journal import FIRST_LOOK, LATER_LOOKS, Journal
+from ortholand.optim.journal import Journal
 from ortholand.optim.loading import load_bit_for_bit
 from ortholand.optim.marked import by_marks
 from ortholand.optim.options import COMMON, CONSTRAINT, Group, check_each, scalar_lr
@@ -139,12 +139,8 @@ class OrthogonalOptimizer(Optimizer):
                 loss = closure()
         if self._awaits_values:
             self._check_values()
-        if not compiling:
-            journal.terms.clear()
-            if journal.steps == 0:
-                journal.begin(self.state)
-            if journal.steps % LATER_LOOKS == 0:
-                self._compare_ranks()
+        if not compiling and journal.begins(self.state):
+            self._compare_ranks()
         only, runs = len(self.param_groups) == 1, []
         for group in self.param_groups:  # all checks first: an error leaves everything as it was
             plan = self.plan(group)
@@ -155,11 +151,8 @@ class OrthogonalOptimizer(Optimizer):
         with without_autocast(self._weights):
             for run in runs:
                 run()
-        if not compiling:
-            journal.steps += 1
-            may_look = journal.steps == FIRST_LOOK or journal.steps % LATER_LOOKS == 0
-            if may_look and self.warns_of_frozen_weights:
-                journal.look_for_frozen_weights(self.param_groups, self.state)
+        if not compiling and journal.ends() and self.warns_of_frozen_weights:
+            journal.look_for_frozen_weights(self.param_groups, self.state)
         return loss
 
     _step_without_hooks = step  # torch replaces ``step`` by one that runs them
@@ -228,9 +221,8 @@ class OrthogonalOptimizer(Optimizer):
     def limited_steps(self) -> int:
         """How many steps the safe step has made shorter than lr so far.
 
-        Counts matrices, as :meth:`skipped_steps` does. A large count means that lr exceeds what any
-        safe step allows: :func:`ortholand.explain` shows the share for each weight. Reads from the
-        device.
+        Counts matrices, as :meth:`skipped_steps` does, and reads from the device. Many mean that lr
+        exceeds what any safe step allows: :func:`ortholand.explain` shows the share of each weight.
         """
         return self._count(LIMITED)
 
@@ -276,13 +268,12 @@ class OrthogonalOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, bit for bit and without sharing memory with ``state_dict``.
 
-        torch casts state to the type of its parameter; ours has float32 buffers of
-        half-precision weights and integer counts, which must come back as they were saved. Hooks
-        see and change the same things as in torch.
+        Hooks see and change the same things as in torch. torch's SGD can be continued, and Adam in
+        plain groups.
 
         Raises:
             ValueError: if the state is another optimizer's, or does not fit a weight. Nothing has
-                changed then. torch's SGD can be continued, and Adam in plain groups.
+                changed then.
         """
         before = self._constraints()
         with torch.inference_mode(False):

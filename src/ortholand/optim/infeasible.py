@@ -14,12 +14,8 @@ class FieldSGD(OrthogonalSGD):
     """SGD along a field of X and the (accumulated) Euclidean gradient, with no safeguard.
 
     Orthogonal weights may start anywhere. Arguments up to ``weight_decay`` are as in
-    :class:`ortholand.LandingSGD`.
-
-    Args:
-        lam: attraction to the manifold.
-        **options: further options, for all groups that do not set their own:
-            :class:`ortholand.optim.options.GroupOptions`.
+    :class:`ortholand.LandingSGD`; ``lam`` is the attraction to the manifold, and ``options`` are
+    those of :class:`ortholand.optim.options.GroupOptions`.
     """
 
     field: Field

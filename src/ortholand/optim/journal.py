@@ -41,9 +41,17 @@ class Journal:
         self._skipped: dict[Tensor, int] = {}  # at the last look
         self._limited: dict[Tensor, int] = {}  # in the run that was resumed
 
-    def begin(self, states: States) -> None:
-        """Note the counts of the run that is resumed."""
-        self._skipped, self._limited = _counts(SKIPPED, states), _counts(LIMITED, states)
+    def begins(self, states: States) -> bool:
+        """Begin a step; whether ranks should compare their options."""
+        self.terms.clear()
+        if self.steps == 0:  # the counts of the run that is resumed
+            self._skipped, self._limited = _counts(SKIPPED, states), _counts(LIMITED, states)
+        return self.steps % LATER_LOOKS == 0
+
+    def ends(self) -> bool:
+        """End a step; whether to look for frozen weights."""
+        self.steps += 1
+        return self.steps == FIRST_LOOK or self.steps % LATER_LOOKS == 0
 
     def limited_share(self, p: Tensor, state: Mapping[str, Any], matrices: int) -> float | None:
         """Share of a weight's steps that were less than lr; None before a step, or on meta."""

@@ -24,18 +24,16 @@ class LandingAdam(LandingWithAdam):
         X   = the landing step of :class:`ortholand.LandingSGD` in the direction A
 
     There is one second moment per matrix, not per entry: the direction then rotates with X and with
-    the coordinates, as a direction on the manifold should. (For tall and wide matrices the gradient
-    without its normal part represents psi.) Groups with ``orthogonal=False`` take the step of
-    ``torch.optim.AdamW``.
+    the coordinates. (For tall and wide matrices the gradient without its normal part represents
+    psi.) Groups with ``orthogonal=False`` take the step of ``torch.optim.AdamW``.
 
     Args:
         params: parameters, named parameters or groups, as for :class:`ortholand.LandingSGD`.
-        lr: target step. The columns of the direction have norm about one, so lr is about the
-            angle, in radians, by which a column turns in a step, whatever the size of the matrix.
+        lr: target step: about the angle, in radians, by which a column turns in a step.
         betas: decay of the two moments.
         weight_decay: for groups with ``orthogonal=False`` only.
-        attraction: as in :class:`ortholand.LandingSGD`, except for the default: ``"after"``, which
-            moves, then lands, and leaves an orthogonality error at rounding level.
+        attraction: as in :class:`ortholand.LandingSGD`, but ``"after"`` by default, which leaves an
+            orthogonality error at rounding level.
         **options: further options, for all groups that do not set their own:
             :class:`ortholand.optim.options.AdamGroupOptions`.
 

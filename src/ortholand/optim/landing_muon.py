@@ -28,36 +28,34 @@ class LandingMuon(LandingWithAdam):
         A   = msign(momentum m + (1 - momentum) psi)      (msign(m) without nesterov)
         X   = the landing step of :class:`ortholand.LandingSGD` in the direction A
 
-    Of all tangent directions of spectral norm 1, ``-msign(psi) X`` descends most: theorem and
-    proof are in ``docs/muon.md``. msign sets all singular values to 1, using products only
-    (:func:`ortholand.msign`), of 2p x 2p matrices for tall and wide weights; nothing is n x n. All
-    planes turn by the same angle, whatever the size of the gradient. Groups with
-    ``orthogonal=False`` take the step of ``torch.optim.AdamW``, with its own options.
+    Of all tangent directions of spectral norm 1, ``-msign(psi) X`` descends most
+    (``docs/muon.md``). msign sets all singular values to 1, by products only
+    (:func:`ortholand.msign`), of 2p x 2p matrices for tall and wide weights. All planes turn by the
+    same angle, whatever the size of the gradient. Groups with ``orthogonal=False`` take the step of
+    ``torch.optim.AdamW``, with its own options.
 
     Args:
         params: parameters, named parameters or groups, as for :class:`ortholand.LandingSGD`.
             Give unconstrained groups a separate lr: theirs is AdamW's.
-        lr: the angle in radians by which planes turn in a step, whatever the gradient and the size
-            of the matrix; 0.01 to 0.1 are usual. It is also the spectral norm of the update:
-            ``torch.optim.Muon`` takes the same one with
+        lr: the angle in radians by which planes turn in a step; 0.01 to 0.1 are usual. It is also
+            the spectral norm of the update: ``torch.optim.Muon`` takes the same one with
             ``lr = angle / max(1, rows / columns)^(1/2)`` (its default ``adjust_lr_fn``).
         momentum: decay of the mean of relative gradients, in [0, 1). torch's ``OneCycleLR`` and
-            ``CyclicLR`` cycle ``betas`` instead, so they reach plain groups only; ``docs/muon.md``
-            has the line by which momentum follows.
+            ``CyclicLR`` cycle ``betas`` instead (``docs/muon.md``).
         nesterov: look ahead, as ``torch.optim.Muon`` does by default.
         weight_decay: for groups with ``orthogonal=False`` only.
         steps: steps of msign, of three products each, from 1 to 11. With 4 steps, singular values
-            of psi above 0.012 times the largest become 1; fewer steps leave small ones smaller, and
-            none exceeds 1. The first steps are in bfloat16 where that is fast (``docs/muon.md``).
+            of psi above 0.012 times the largest become 1; fewer steps leave small ones smaller.
+            The first steps are in bfloat16 where that is fast (``docs/muon.md``).
         msign: a function to take in place of ours: from a batch of skew matrices ``(..., m, m)``,
             whose type may be float64, to their polar factors, of the same type, shape and device.
             A step with a result that is not finite is skipped. State dicts leave it out.
         betas: AdamW's, for groups with ``orthogonal=False`` only.
-        attraction: as in :class:`ortholand.LandingSGD`, except for the default: ``"after"``, which
-            moves, then lands, and leaves an orthogonality error at rounding level.
+        attraction: as in :class:`ortholand.LandingSGD`, but ``"after"`` by default, which leaves an
+            orthogonality error at rounding level.
         **options: further options, for all groups that do not set their own:
             :class:`ortholand.optim.options.AdamGroupOptions`. ``fused`` has no effect on orthogonal
-            weights: polar factors have no compiled form. lr is an angle at every ``scale``.
+            weights. lr is an angle at every ``scale``.
 
     >>> import torch, ortholand
     >>> X = torch.nn.Parameter(ortholand.random_orthogonal(8, 3, seed=0))
@@ -105,8 +103,8 @@ class LandingMuon(LandingWithAdam):
             raise TypeError(f"msign must be a function of skew matrices or None, got {msign!r}.")
         params = options.get("params", ()) if options["orthogonal"] else ()
         for p in (p for p in params if isinstance(p, Tensor) and not p.is_meta):
-            rows, columns = matrices_shape(p.shape, options["view"])[-2:]
-            m = rows if rows == columns else 2 * min(rows, columns)
+            n, m = matrices_shape(p.shape, options["view"])[-2:]
+            m = n if n == m else 2 * m
             key = m, working_dtype(p.dtype), p.device
             if tried.get(key) is not msign:
                 called(msign, torch.zeros(1, m, m, dtype=key[1], device=p.device))
@@ -123,10 +121,8 @@ class LandingMuon(LandingWithAdam):
     def how_it_lands(self, group: Group) -> LandingOptions:
         """How matrices land: with "after", twice.
 
-        A move is as long as lr, however small the gradient, and if the gradient has low rank,
-        the direction has singular values below 1. One landing would leave up to ``3/4 lr^4`` of
-        each, which exceeds rounding from lr = 0.02; compared with polar factors, the second
-        landing costs little.
+        If the gradient has low rank, the direction has singular values below 1. One landing would
+        leave up to ``3/4 lr^4`` of each, which exceeds rounding from lr = 0.02.
         """
         return replace(super().how_it_lands(group), landings=2, turns_alike=True)
 

@@ -20,20 +20,17 @@ class LandingSGD(LandingOptimizer, OrthogonalSGD):
         eta  = min(lr, safe step)                   keeps ||X^H X - I||_2 <= eps
         X    = X - eta L
 
-    Drop-in for :class:`torch.optim.SGD`: ``lr``, ``momentum``, ``dampening``, ``nesterov`` and
-    ``maximize`` mean what they mean there. Parameters stay plain ``nn.Parameter``s, are never
-    moved at construction, and ``p.grad`` is never modified.
+    Drop-in for :class:`torch.optim.SGD`, whose options mean the same. Parameters stay plain
+    ``nn.Parameter``s, are never moved at construction, and ``p.grad`` is never modified.
 
     Args:
         params: parameters, named parameters or groups. The orthogonal ones must start within
             ``eps`` of the manifold; :func:`ortholand.orthogonalize_` moves them there.
         lr: target step; a float or a one-element tensor.
-        momentum: momentum factor, on the relative gradients. For tall and wide matrices the
-            buffer has the weight's shape (nothing n x n); see ``docs/optimizers.md``.
+        momentum: momentum factor, on the relative gradients; see ``docs/optimizers.md``.
         dampening: dampening of the momentum, not applied to its first gradient.
         nesterov: Nesterov momentum.
-        weight_decay: for groups with ``orthogonal=False`` only. On the manifold ``||X||`` is
-            constant, so decay could only fight the constraint.
+        weight_decay: for groups with ``orthogonal=False`` only: ``||X||`` is constant.
         attraction: ``"coupled"``, the paper's; ``"decoupled"``, ``X - eta R - omega X D``, whose
             pull does not shrink with lr; or ``"after"``: move, then land with a Newton-Schulz
             step, for the smallest orthogonality error (see ``docs/attractions.md``).
@@ -43,8 +40,8 @@ class LandingSGD(LandingOptimizer, OrthogonalSGD):
     Within the ball every matrix has full rank, so a square weight's determinant keeps its sign:
     started in SO(n), it stays there.
 
-    A matrix whose step would not be finite (a NaN or infinite gradient) skips that step, and so
-    does its momentum; ``optimizer.skipped_steps()`` counts such steps.
+    A matrix whose step would not be finite skips it, and so does its momentum;
+    ``optimizer.skipped_steps()`` counts such steps.
 
     >>> import torch, ortholand
     >>> X = torch.nn.Parameter(ortholand.random_orthogonal(8, 3, seed=0))

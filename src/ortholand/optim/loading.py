@@ -56,8 +56,7 @@ def load_bit_for_bit(
 
     @torch.no_grad()
     def prepare(_: Any, loaded: dict[str, Any]) -> dict[str, Any]:
-        groups = completed_groups(optimizer, loaded)
-        others = dict(loaded["state"])
+        groups, others = completed_groups(optimizer, loaded), dict(loaded["state"])
         for saved, group in zip(groups, optimizer.param_groups, strict=True):
             check_options(saved)
             kinds = optimizer.state_kinds(saved) if saved["orthogonal"] else {}
@@ -66,12 +65,10 @@ def load_bit_for_bit(
                 if key in others:
                     weight = _Weight(p, named, kinds, name_of(named, i), key)
                     state = weight.checked(others[key])
-                    tensors[p] = {
-                        name: weight.ready(name, value, optimizer.makes_generators)
-                        for name, value in state.items()
-                        if isinstance(value, Tensor)
-                    }
-                    others[key] = {k: v for k, v in state.items() if k not in tensors[p]}
+                    found = {k: v for k, v in state.items() if isinstance(v, Tensor)}
+                    makes = optimizer.makes_generators
+                    tensors[p] = {k: weight.ready(k, v, makes) for k, v in found.items()}
+                    others[key] = {k: v for k, v in state.items() if k not in found}
         return {**loaded, "state": others, "param_groups": groups}
 
     def put_in(_: Any) -> None:
@@ -95,8 +92,7 @@ def load_bit_for_bit(
 def completed_groups(optimizer: Any, loaded: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A state's groups, with the optimizer's own options where they lack them.
 
-    Raises:
-        ValueError: if it is no state, the state of another optimizer, or one of other groups.
+    Raises if it is no state, or one of another optimizer or of other groups.
     """
     kind, groups = type(optimizer).__name__, optimizer.param_groups
     saved_groups, states = loaded.get("param_groups"), loaded.get("state")
@@ -109,10 +105,13 @@ def completed_groups(optimizer: Any, loaded: Mapping[str, Any]) -> list[dict[str
     completed = []
     for number, saved in enumerate(saved_groups):
         group = groups[min(number, len(groups) - 1)]
-        if "orthogonal" in saved:
-            options, strange = saved, _strange_moments(saved, group, optimizer.makes_generators)
-        else:
+        options = saved
+        if "orthogonal" not in saved:
             options, strange = _translated(saved, group, optimizer.defaults, states)
+        else:  # it may lack options that are newer than itself, but not the decay of its moments
+            moments = MOMENTS if optimizer.makes_generators else (*MOMENTS, *SKEW)
+            lacks_decay = any(k in group and k not in saved for k in ("momentum", "betas"))
+            strange = (set(moments) & saved.keys()) - (set() if lacks_decay else group.keys())
         if strange:
             raise ValueError(
                 f"A {kind} can continue only from a state whose options and buffers are its own, "
@@ -130,16 +129,6 @@ def completed_groups(optimizer: Any, loaded: Mapping[str, Any]) -> list[dict[str
             "when it was saved, or train the weights with a new optimizer, without this state."
         )
     return completed
-
-
-def _strange_moments(saved: Group, group: Group, makes_generators: bool) -> set[str]:
-    """The options which show that a state of this library accumulates something else.
-
-    A state may lack options that are newer than itself, but not the decay of its moments.
-    """
-    telling = set(MOMENTS if makes_generators else (*MOMENTS, *SKEW)) & saved.keys()
-    lacks_decay = any(name in group and name not in saved for name in ("momentum", "betas"))
-    return telling if lacks_decay else telling - group.keys()
 
 
 def _translated(
@@ -188,13 +177,12 @@ class _Weight:
         """The state, if it is one that the weight can have."""
         if not isinstance(state, Mapping):
             raise self._error("state", "a dictionary", _described(state))
-        state = dict(state)
-        if isinstance(state.get("step"), Real) and not isinstance(state["step"], bool):
+        state, step = dict(state), state.get("step")
+        if isinstance(step, Real) and not isinstance(step, bool):
             # Older versions of torch counted in Python's numbers.
-            state["step"] = torch.tensor(float(state["step"]), dtype=torch.float32, device="cpu")
+            state["step"] = torch.tensor(float(step), dtype=torch.float32, device="cpu")
         for name, value in state.items():
-            is_none = value is None and name == "momentum_buffer"
-            if name in self.expected and not is_none:
+            if name in self.expected and not (value is None and name == "momentum_buffer"):
                 self._check(name, value)
         missing = ADAM_STATE - state.keys()
         if _is_adam(self.group) and 0 < len(missing) < len(ADAM_STATE):
@@ -213,15 +201,19 @@ class _Weight:
 
     def _check(self, name: str, value: Any) -> None:
         """Raise if a value cannot be this state of the weight."""
-        shape, dtype = self.expected[name]
+        (shape, dtype), is_generator = self.expected[name], name in GENERATORS
         counts = dtype is torch.int64
         if isinstance(value, Tensor) and value.layout is torch.strided and value.shape == shape:
-            found = value.dtype
+            found, here = value.dtype, local_part(value)
             of_kind = name == "step" or counts != (found.is_floating_point or found.is_complex)
             if found is not torch.bool and of_kind and torch.can_cast(found, dtype):
-                if _is_sound(name, value):
+                # A step can start from these numbers; a second moment may have overflowed.
+                is_free = name not in NEVER_NEGATIVE or here.is_complex()
+                if here.is_meta or (is_free and not is_generator):
                     return
-                sound = "finite" if name in GENERATORS else "at least 0"
+                if (torch.isfinite(here) if is_generator else here >= 0).all():
+                    return
+                sound = "finite" if is_generator else "at least 0"
                 raise self._error(name, f"{sound} in all entries", "not")
         numbers = "integers" if counts else "floating-point numbers"
         rule = f"a dense tensor of {numbers} of shape {tuple(shape)}"
@@ -251,16 +243,6 @@ class _Weight:
         return state
 
 
-def _is_sound(name: str, value: Tensor) -> bool:
-    """Whether a step can start from these numbers; a second moment may have overflowed."""
-    here = local_part(value)
-    if here.device.type == "meta":
-        return True
-    if name in GENERATORS:
-        return bool(torch.isfinite(here).all())
-    return name not in NEVER_NEGATIVE or here.is_complex() or bool((here >= 0).all())
-
-
 def _described(value: Any) -> str:
     if not isinstance(value, Tensor):
         return f"{reprlib.repr(value)} of type {type(value).__name__}"
@@ -279,11 +261,11 @@ def _as_generator(state: Tensor, p: Tensor, group: Group) -> Tensor:
     B = as_matrices(state, group["view"])
     if not is_square(B):
         return state
-    size = torch.linalg.vector_norm(B, dim=(-2, -1))
-    is_skew = torch.linalg.vector_norm(B + B.mH, dim=(-2, -1)) <= 1e-3 * size
+    size = torch.linalg.vector_norm(B, dim=(-2, -1), keepdim=True)
+    is_skew = torch.linalg.vector_norm(B + B.mH, dim=(-2, -1), keepdim=True) <= 1e-3 * size
     if bool(is_skew.all()):
         return state
     W = as_matrices(p.detach(), group["view"]).to(B.dtype)
     X = unscaled(W, scale_of(group["scale"], p.shape, group["view"]))
-    skew = torch.where(is_skew[..., None, None], B, relative_gradient(X, B))
+    skew = torch.where(is_skew, B, relative_gradient(X, B))
     return as_weight(skew, p, group["view"]).contiguous()

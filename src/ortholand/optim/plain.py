@@ -60,9 +60,8 @@ def _sgd(slots: list[Slot], weights: Tensors, gradients: Tensors, group: Group) 
     elif options["foreach"] is None:
         options["foreach"] = not group["nesterov"]  # to the last bit the same, with less Python
     buffers = [slot.state.get("momentum_buffer") for slot in slots]
-    is_new = {buffer is None for buffer in buffers}
-    if group.get("fused") and len(is_new) == 1:
-        kept = [buffer for buffer in buffers if buffer is not None]
+    kept = [buffer for buffer in buffers if buffer is not None]
+    if group.get("fused") and len(kept) in (0, len(buffers)):
         fused, gradients = _fused(slots, weights, gradients, kept, group)
         options |= {"fused": fused, "foreach": options["foreach"] and not fused}
     options["lr"] = 1.0 if on_device else lr
@@ -133,6 +132,7 @@ def _fused(
     ]
 
 
+@torch.no_grad()
 def _guarded_step(
     slots: list[Slot],
     group: Group,
@@ -144,22 +144,26 @@ def _guarded_step(
     The copies cost memory traffic, but save the host sync of checking first. Where checking is
     nearly free, it comes first (:func:`sound_slots`). Ranks that hold different parts of the
     parameters ``agree`` on what is put back.
+
+    Half precision steps in float32, with moments in float32. In float16 Adam's eps is zero, and so
+    are squares of gradients below 1e-4; in bfloat16 a second moment that should decay by 0.999
+    does not change.
     """
     if isinstance(slots, SoundSlots):
-        _stepped(slots, group, step)
+        step(slots, slots.weights, slots.gradients, group)
         return
     if not slots:
         return
-    for slot in slots:
-        count_of(SKIPPED, slot.state, slot.weight.device)
-    before = [
-        (
-            slot.weight.clone(),
-            {k: v.clone() for k, v in slot.state.items() if isinstance(v, Tensor)},
-        )
-        for slot in slots
-    ]
-    _stepped(slots, group, step)
+    before = []
+    for weight, _, state in slots:
+        count_of(SKIPPED, state, weight.device)
+        tensors = {k: v.clone() for k, v in state.items() if isinstance(v, Tensor)}
+        before.append((weight.clone(), tensors))
+    weights = [exact_value(slot.weight, slot.state) for slot in slots]
+    step(slots, weights, [to_working_dtype(slot.gradient) for slot in slots], group)
+    for slot, weight in zip(slots, weights, strict=True):
+        if weight is not slot.weight:
+            keep_(slot.weight, weight, slot.state)
     may_step = [_is_sound(slot, group) for slot in slots]
     agreed = [torch.zeros_like(sound) for sound in may_step]
     try:
@@ -172,25 +176,6 @@ def _guarded_step(
                     value.copy_(torch.where(taken, value, state.get(name, 0)))
     for slot, taken in zip(slots, agreed, strict=True):
         slot.state[SKIPPED].add_(taken.logical_not())
-
-
-@torch.no_grad()
-def _stepped(slots: list[Slot], group: Group, step: Callable[..., None]) -> None:
-    """Step weights in the type used for computation, and store them in their own.
-
-    Half precision steps in float32, with moments in float32. In float16 Adam's eps is zero, and so
-    are squares of gradients below 1e-4; in bfloat16 a second moment that should decay by 0.999
-    does not change.
-    """
-    if isinstance(slots, SoundSlots):
-        step(slots, slots.weights, slots.gradients, group)
-        return
-    weights = [exact_value(slot.weight, slot.state) for slot in slots]
-    gradients = [to_working_dtype(slot.gradient) for slot in slots]
-    step(slots, weights, gradients, group)
-    for slot, weight in zip(slots, weights, strict=True):
-        if weight is not slot.weight:
-            keep_(slot.weight, weight, slot.state)
 
 
 def _is_sound(slot: Slot, group: Group) -> Tensor:
@@ -249,6 +234,5 @@ def _is_moderate(group: Group) -> bool:
     lr = group["lr"]
     if isinstance(lr, Tensor) or lr > MOST or lr * group["weight_decay"] > 1:
         return False
-    if group.get("adam_eps", 1.0) <= SMALLEST_EPS:
-        return False
-    return group.get("momentum", 0) < 1 and abs(group.get("dampening", 0)) <= 1
+    decays = group.get("momentum", 0) < 1 and abs(group.get("dampening", 0)) <= 1
+    return decays and group.get("adam_eps", 1.0) > SMALLEST_EPS

@@ -16,11 +16,9 @@ from ortholand.retractions import RETRACTIONS, Retraction, find_retraction
 class RiemannianSGD(OrthogonalSGD):
     """SGD with orthogonal weights, by a retraction: ``X = R(X, -lr A)``.
 
-    Everything but the algorithm itself is as in :class:`ortholand.LandingSGD`: arguments up to
-    ``weight_decay``, groups, views, types, momentum on the relative gradients (transported by
-    projection for tall and wide matrices), handling of non-finite gradients. There is no safe step:
-    a retraction stays on the manifold by construction, up to rounding, which ``"exponential"`` and
-    ``"cayley"`` accumulate.
+    Arguments up to ``weight_decay`` and all else are as in :class:`ortholand.LandingSGD`. There is
+    no safe step: a retraction stays on the manifold by construction, up to rounding, which
+    ``"exponential"`` and ``"cayley"`` accumulate.
 
     Args:
         retraction: ``"exponential"``, ``"polar"``, ``"cayley"``, ``"qr"``, or a function (X, A) as

@@ -101,9 +101,9 @@ def _prepare_rounding(p: Tensor, state: State, group: Group) -> None:
     is_new = SEED not in state
     prepare_rounding(p, state, group.get("rounding"))
     if is_new and SEED in state and is_dtensor(p):
-        from ortholand.sharding.exchange import same_on_all_ranks  # not before a DTensor
+        from ortholand.sharding.exchange import sum_over_groups  # not before a DTensor
 
-        state[SEED] = same_on_all_ranks(state[SEED], p)
+        state[SEED] = sum_over_groups(state[SEED], p.device_mesh.get_all_groups())
     for name, dtype in ((COMPENSATION, p.dtype), (SEED, torch.int64)):
         if name in state:
             state[name] = state[name].to(p.device, dtype)
@@ -153,10 +153,9 @@ def copy_all(to: list[Tensor], values: list[Tensor]) -> None:
 
 
 def check_memory(slot: Slot, name: Callable[[Tensor], str]) -> None:
-    """Raise if a tensor's memory was freed or truncated (``untyped_storage().resize_(0)``).
+    """Raise if a tensor's memory was freed or cut (``untyped_storage().resize_(0)``), or is shared.
 
-    torch would crash, or read and write beyond it. It refuses to write to entries that share
-    memory, so raise for these too, before any weight has moved.
+    torch would crash, or read and write beyond it, or raise when other weights have moved.
     """
     p, G, state = slot
     if torch.compiler.is_compiling() or type(p) not in PLAIN_TYPES:

@@ -1,9 +1,8 @@
 """Whether ranks that share weights step them with the same options.
 
-A rank whose lr or groups differ would step its part of a matrix differently, without any error. All
-ranks compare their options before the first step (:func:`compare_terms`). From then on, a mark of
-them travels with the messages that a step sends anyway, and every rank that gets such a message
-finds any difference at the same time as the others.
+A rank whose lr or groups differ would step its part of a matrix differently, without any error. So
+ranks compare their options before the first step (:func:`compare_terms`), and then a mark of them
+travels with the messages that a step sends anyway. All ranks find a difference at the same time.
 """
 
 from __future__ import annotations

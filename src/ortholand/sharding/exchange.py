@@ -1,8 +1,7 @@
 """Messages between ranks: sums (all-reduce), and rows that change places (all-to-all).
 
-They use ``torch.distributed``, on lists of tensors packed into one message. Where ``terms`` are
-given, every rank raises if those of the ranks differ. (Only on the CPU, because elsewhere the
-host would have to wait for the answer.)
+Lists of tensors are packed into one message. Where ``terms`` are given, every rank raises if those
+of the ranks differ; only on the CPU, because elsewhere the host would have to wait.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,9 +18,6 @@ from torch import Tensor
 from ortholand.landing.step import GramSums, MatrixStep, PendingStep
 from ortholand.sharding.agreement import TermsOf, check, shares
 from ortholand.sharding.placement import Layout
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
 
 
 def sums_over_ranks(
@@ -45,11 +41,6 @@ def sum_over_groups(
     for group in groups:
         (tensor,) = sums_over_ranks([tensor], group, terms)
     return tensor
-
-
-def same_on_all_ranks(number: Tensor, weight: DTensor) -> Tensor:
-    """An integer that all ranks of the weight's mesh agree on, from one drawn by each."""
-    return sum_over_groups(number, weight.device_mesh.get_all_groups())
 
 
 def finished(
@@ -167,10 +158,8 @@ class Owners(NamedTuple):
         mine = zip(wholes, self.owned(me), strict=True)
         split = [whole.split(self.layouts[k].sizes, dim=1) for whole, k in mine]
         outgoing = [[*(rows[r] for rows in split), *numbers] for r in range(ranks)]
-        incoming = []
-        for r in range(ranks):
-            shapes = self.shapes(r, me, fields)
-            incoming.append(shapes + [numbers.shape[1:]] * len(shapes))
+        shapes = [self.shapes(r, me, fields) for r in range(ranks)]
+        incoming = [some + [numbers.shape[1:]] * len(some) for some in shapes]
         found: dict[int, tuple[Tensor, Tensor]] = {}
         for r, received in enumerate(exchange(outgoing, incoming, numbers, group)):
             half = len(received) // 2

@@ -42,8 +42,7 @@ def sharded_distances(weight: DTensor, view: View, *, spectral: bool, scale: flo
     """``||X^H X - I||`` of each matrix of a weight; every rank gets all.
 
     A matrix sharded by rows or columns is never gathered: its Gram matrix takes one all-reduce,
-    for wide ones after an all-to-all from rows to columns; in the view "kernel" of convolutions
-    one number per matrix is gathered. A rank outside the weight's mesh gets zero.
+    for wide ones after an all-to-all. A rank outside the weight's mesh gets zero.
     """
     if is_elsewhere(weight):
         return torch.zeros((), device=weight.device)
@@ -61,13 +60,11 @@ def sharded_distances(weight: DTensor, view: View, *, spectral: bool, scale: flo
 
 
 def project_sharded_(weights: Sequence[tuple[DTensor, float]], view: View) -> None:
-    """Replace the matrices of weights, in place, by the nearest orthonormal ones.
+    """Replace the matrices of weights, in place, by their scale times the nearest orthonormal ones.
 
-    Each weight comes with its scale, the multiple of an orthonormal matrix that it becomes.
-
-    Each sharded matrix is gathered on one rank, a different one for each, and scattered
-    again; a rank holds no more than one of them at a time. (If it is not sharded by rows or
-    columns, it is gathered on every rank.)
+    Each sharded matrix is gathered on one rank, a different one for each, and scattered again; a
+    rank holds no more than one of them at a time. (If it is not sharded by rows or columns, it is
+    gathered on every rank.)
     """
     spread: dict[tuple[Any, ...], list[Spread]] = {}
     for weight, scale in weights:

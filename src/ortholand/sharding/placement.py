@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 
 def is_dtensor(tensor: object) -> TypeGuard[DTensor]:
-    """Whether the tensor is spread over a device mesh.
-
-    This never imports DTensors: if nothing has imported them, there are none.
-    """
+    """Whether the tensor is spread over a device mesh. If nothing imported DTensors, none is."""
     if type(tensor) in (Tensor, nn.Parameter):
         return False
     module = sys.modules.get("torch.distributed.tensor")
@@ -65,8 +62,8 @@ def layout_of(weight: DTensor) -> Layout | None:
         return None
     (dim,), rows = dims, weight.shape[int(turned)]
     ranks, shape = mesh.size(dim), (rows, weight.numel() // rows)
-    sizes = chunk_sizes(rows, ranks)
-    return Layout(mesh.get_group(dim), mesh.get_local_rank(dim), ranks, sizes, shape, turned)
+    here = mesh.get_group(dim), mesh.get_local_rank(dim), ranks
+    return Layout(*here, chunk_sizes(rows, ranks), shape, turned)
 
 
 def is_elsewhere(tensor: Tensor) -> bool:

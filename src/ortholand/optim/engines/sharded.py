@@ -2,22 +2,18 @@
 
 A weight takes one of five routes, by its shape, its view and how it is sharded:
 
-- *here*: every matrix is whole on its rank (kernels of a convolution, replicated weights). The
-  step of a single process, on the local part.
+- *here*: every matrix is whole on its rank, which takes the step of a single process.
 - *rows*: tall matrices. Each rank moves its own rows; one all-reduce of Gram matrices for all of a
   group (two for Muon in double precision).
-- *columns*: wide matrices. An all-to-all gives each rank columns instead of rows, which are the
-  rows of a tall matrix; then as above, and an all-to-all back.
-- *owners*: square matrices, because the skew matrix that their momentum accumulates has no form
-  local to rows. An all-to-all gathers each on one rank, a different one for each, which takes the
-  step of a single process; an all-to-all scatters it again. So do all matrices whose step has no
-  Gram form, and others where that moves less (:mod:`ortholand.sharding.costs`).
-- *everywhere*: weights sharded along several dimensions of a mesh (FSDP2 on top of tensor
-  parallelism). Each rank gathers everything and takes the step of a single process.
+- *columns*: wide matrices. An all-to-all gives each rank rows of the transposes; then as above, and
+  an all-to-all back.
+- *owners*: square matrices, whose momentum has no form local to rows, matrices whose step has no
+  Gram form, and others where that moves less (:mod:`ortholand.sharding.costs`). An all-to-all
+  gathers each on one rank, a different one for each, which takes the step of a single process.
+- *everywhere*: weights sharded along several dimensions of a mesh. Each rank gathers everything.
 
-Matrices sharded by columns are treated as transposes of matrices sharded by rows. State is sharded
-like its weight, or equal on all ranks, and has the same shape as in a single process. Every rank
-must step the same parameters in the same order.
+State is sharded like its weight, or equal on all ranks, and has the same shape as in a single
+process. Every rank must step the same parameters in the same order.
 """
 
 import math
@@ -52,8 +48,8 @@ from ortholand.sharding.placement import (
     whole_of,
 )
 
-# About how many numbers a rank contributes to a message. A group with more of them steps in several
-# portions, so that copies stay small: half a gigabyte of float32.
+# About how many numbers a rank contributes to a message, half a gigabyte of float32. A group with
+# more of them steps in several portions.
 LONGEST_MESSAGE = 2**27
 
 StepWhole = Callable[[list[Slot], Plan], None]
@@ -75,7 +71,8 @@ class ShardedEngine:
 
     def claim(self, slots: list[Slot], plan: Plan, *, alone: bool) -> Claim:  # noqa: ARG002
         """The step of DTensors that this rank has a part of, and the weights that are not any."""
-        spread, whole = split_spread(slots)
+        spread = [slot for slot in slots if is_dtensor(slot.weight)]
+        whole = [slot for slot in slots if not is_dtensor(slot.weight)]
         return (partial(self.step, spread, plan) if spread else None), whole
 
     @torch.no_grad()
@@ -83,15 +80,6 @@ class ShardedEngine:
         """Step the weights that this rank has a part of."""
         for route, batches in routes(slots, plan):
             route(slots, batches, plan, self.step_whole)
-
-
-def split_spread(slots: list[Slot]) -> tuple[list[Slot], list[Slot]]:
-    """Which weights are spread over ranks, and which are not."""
-    spread: list[Slot] = []
-    whole: list[Slot] = []
-    for slot in slots:
-        (spread if is_dtensor(slot.weight) else whole).append(slot)
-    return spread, whole
 
 
 # --- who takes which route
@@ -315,12 +303,9 @@ class Shards(NamedTuple):
             rests = [slot.state[COMPENSATION] for slot in here if COMPENSATION in slot.state]
             W = exact_value(W, {COMPENSATION: rows_of(rests, layout)} if rests else {})
             G = G.to(W.dtype)
-        matrices, numbers = [W, G], []
-        for name in batch.buffers:
-            matrices.append(rows_of([slot.state[name] for slot in here], layout))
-        for name in batch.numbers:
-            numbers.append(torch.stack([slot.state[name] for slot in here]))
-        return cls(batch, here, matrices, numbers)
+        states = [[slot.state[name] for slot in here] for name in batch.buffers]
+        numbers = [torch.stack([slot.state[name] for slot in here]) for name in batch.numbers]
+        return cls(batch, here, [W, G, *(rows_of(some, layout) for some in states)], numbers)
 
     def keep(self, moved: Moved) -> None:
         """Store new rows and state, and which steps were skipped or limited."""
@@ -397,8 +382,7 @@ def step_plain(slots: list[Slot], plan: Plan, step: Callable[..., None]) -> None
 
     A parameter that one rank must skip, all skip.
     """
-    spread, whole = split_spread(slots)
-    for process_groups, members in by_groups(spread):
+    for process_groups, members in by_groups(slot for slot in slots if is_dtensor(slot.weight)):
         local = local_slots(members)
         for part in local:
             count_of(SKIPPED, part.state, part.weight.device)
@@ -408,7 +392,7 @@ def step_plain(slots: list[Slot], plan: Plan, step: Callable[..., None]) -> None
                 if name not in state:
                     is_number = name in ("step", SKIPPED)
                     state[name] = value if is_number else placed_like(value, weight)
-    step(whole)
+    step([slot for slot in slots if not is_dtensor(slot.weight)])
 
 
 def _agreed(process_groups: Sequence[Any], plan: Plan, taken: Tensor) -> Tensor:
