@@ -25,7 +25,6 @@ from torch import Tensor
 from ortholand.geometry.matrices import (
     frobenius_norm,
     gram_matrix,
-    is_finite,
     largest_norm,
     max_abs,
     per_matrix,
@@ -141,7 +140,7 @@ class Spectral(SafeStepRule):
     def bound(self, L: Tensor) -> Tensor:
         """``||(L^H L)^2||_F^(1/4)``, scaled against overflow."""
         norm = frobenius_norm(L)
-        unit = torch.where(is_finite(norm), norm.clamp(max=largest_norm(L.dtype)), math.nan)
+        unit = torch.where(norm < math.inf, norm.clamp(max=largest_norm(L.dtype)), math.nan)
         Q = gram_matrix(L / per_matrix(unit.clamp(min=torch.finfo(L.dtype).tiny), L))
         return unit * spectral_bound(Q).sqrt()
 

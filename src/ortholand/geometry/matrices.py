@@ -164,11 +164,6 @@ def max_abs(M: Tensor) -> Tensor:
     return torch.linalg.vector_norm(M, math.inf, dim=(-2, -1))
 
 
-def is_finite(size: Tensor) -> Tensor:
-    """True for each non-negative number that is neither infinite nor NaN."""
-    return size < math.inf  # false for NaN too
-
-
 def largest_norm(dtype: torch.dtype) -> float:
     """The norm below which a few products with nearly orthonormal matrices do not overflow.
 

@@ -182,7 +182,10 @@ def skew_polar_factor(
     M's own type, where the last step ``(3 M - M^3) / 2`` is.
     """
     M = in_range(M, may_look=may_look)
-    if is_fast_in_half(M) if half is None else half:
+    if half is None and (half := M.dtype == torch.float32 and M.shape[-1] >= HALF_FROM):
+        has_tensor_cores = M.is_cuda and torch.cuda.get_device_capability(M.device) >= (8, 0)
+        half = has_tensor_cores or (HAS_TILES and M.is_cpu)
+    if half:
         M = skew(polar_factor(M.bfloat16(), steps + 1).to(M.dtype))
         first = M[..., :columns]
         return add_product(first, M, M @ first, beta=1.5, alpha=0.5)
@@ -196,15 +199,6 @@ def skew_polar_factor(
         part = _applied(level, powers, 0.5)
         powers = _powers(part - adjoint(part))
     return _applied(last, powers, columns=columns)
-
-
-def is_fast_in_half(M: Tensor) -> bool:
-    """Whether products of these matrices take a fraction of their time in bfloat16."""
-    if M.dtype != torch.float32 or M.shape[-1] < HALF_FROM:
-        return False
-    if M.is_cuda:
-        return torch.cuda.get_device_capability(M.device) >= (8, 0)
-    return HAS_TILES and M.is_cpu
 
 
 def _powers(M: Tensor) -> list[Tensor]:

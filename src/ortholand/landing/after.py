@@ -1,5 +1,6 @@
 """Move, then land: a Newton-Schulz step at the point that the tangent move has reached."""
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,6 @@ from ortholand.geometry.matrices import (
     frobenius_norm,
     gram_matrix,
     identity_like,
-    is_finite,
     is_square,
     max_abs,
     moved_along,
@@ -179,7 +179,7 @@ class Start(NamedTuple):
         (lr, norm, options, D, d, W, error, unknown) = self
         length = t * norm
         if not options.is_measured:
-            taken = is_finite(length) if d is None else is_finite(length) & (d < FARTHEST)
+            taken = length < math.inf if d is None else (length < math.inf) & (d < FARTHEST)
             shrink, scale = cast_together(C, q.rsqrt(), q)
             limited = None if d is None else t < lr
             return Stop(None, shrink, C.div_(scale), is_valid(taken, options.lr), limited)

@@ -1,5 +1,6 @@
 """What an attraction to the manifold is and offers, its options, and the registry."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -7,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ortholand.geometry.matrices import is_finite, moved_along
+from ortholand.geometry.matrices import moved_along
 from ortholand.landing.point import Direction, Point, looked_at
 from ortholand.safe_step import (
     FARTHEST,
@@ -225,9 +226,9 @@ def bounded_length(
     lr = options.lr
     if safe is None:
         eta = torch.ones_like(norm) * lr
-        return eta, is_valid(is_finite(norm) & is_finite(eta), lr), None
+        return eta, is_valid((norm < math.inf) & (eta < math.inf), lr), None
     eta = at_most(lr, safe)
-    taken = is_finite(norm) & (d < FARTHEST) & goes(eta, pull, lr)
+    taken = (norm < math.inf) & (d < FARTHEST) & goes(eta, pull, lr)
     return eta, is_valid(taken, lr), eta < lr
 
 
@@ -248,8 +249,8 @@ def moved_by_lr(X: Tensor, L: Tensor, lr: float | Tensor) -> Tensor:
 
 
 def goes(eta: Tensor, pull: float | Tensor, lr: float | Tensor) -> Tensor:
-    """Whether eta is a step, or something pulls, or lr is zero."""
-    return is_finite(eta) & ((eta > 0) | (pull > 0)) | (lr == 0)
+    """Whether eta is a finite step, or something pulls, or lr is zero."""
+    return (eta < math.inf) & ((eta > 0) | (pull > 0)) | (lr == 0)
 
 
 def is_valid(taken: Tensor, lr: float | Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from ortholand.landing.attraction import (
     is_free,
     moved_by_lr,
 )
-from ortholand.landing.gram import Coefficients, FieldGram, Gram, plus_square, times
+from ortholand.landing.gram import Coefficients, FieldGram, Gram, times
 from ortholand.landing.point import Direction, Point
 from ortholand.safe_step import largest_step, share_of_pulled_move, trial_step
 
@@ -52,7 +52,7 @@ class Coupled(Attraction):
         L, D, lam = FieldGram(gram, options.lam), gram.D, options.lam
 
         def reached(t: Tensor) -> Tensor:
-            return D - times(2 * lam * t, plus_square(D)) + times(t.square(), L.square)
+            return D - times(2 * lam * t, D + D @ D) + times(t.square(), L.square)
 
         field = Field(L.norm, D, gram.d, gram.tangency_error, L.bound, reached, gram.unknown)
         eta, taken, short = length_along(field, options)

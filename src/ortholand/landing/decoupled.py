@@ -26,7 +26,7 @@ from ortholand.landing.attraction import (
     moved_by_lr,
     unless_zero,
 )
-from ortholand.landing.gram import Coefficients, FieldGram, Gram, inner, plus_square, times
+from ortholand.landing.gram import Coefficients, FieldGram, Gram, inner, times
 from ortholand.landing.point import Direction, Point
 from ortholand.safe_step import largest_root, share_of_tangent_move, trial_step
 
@@ -64,7 +64,7 @@ class Decoupled(Attraction):
     def coefficients(self, gram: Gram, options: LandingOptions) -> Coefficients:
         """The Gram form: ``Z^H Z + eta^2 R^H R`` and mixed terms, ``Z = X (I - omega D)``."""
         R, D, omega = FieldGram(gram), gram.D, options.omega
-        (a, b), DD = R.tangent, plus_square(D)
+        (a, b), DD = R.tangent, add_product(D, D, D)
 
         def reached(t: Tensor) -> Tensor:
             # X^H R is skew, so of Z^H R only -omega D X^H R has a Hermitian part.

@@ -106,11 +106,6 @@ def norm_from(square: Tensor, gram: Gram) -> Tensor:
     return (trace(square).clamp(min=0) + gram.unknown).sqrt()
 
 
-def plus_square(D: Tensor) -> Tensor:
-    """``D + D^2``."""
-    return add_product(D, D, D)
-
-
 def trace(T: Tensor) -> Tensor:
     """The trace of each Hermitian matrix, summed in float64 if the device has it."""
     return T.diagonal(dim1=-2, dim2=-1).real.sum(-1, dtype=sum_dtype(T))

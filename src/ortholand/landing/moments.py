@@ -8,6 +8,7 @@ wherever X goes. For tall X what is kept loses its multipliers first (``cleaned`
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,8 +86,51 @@ def one_minus_power(beta: float, step: Tensor) -> Tensor:
 # --- moments
 
 
+class Buffered:
+    """Moments that keep one buffer, if there is momentum."""
+
+    momentum: float
+    nesterov: bool
+    why_not_apart: str | None = None  # why rows on several ranks cannot step where they are
+
+    @property
+    def state_kinds(self) -> Mapping[str, StateKind]:
+        """The momentum buffer, if there is momentum."""
+        return {"momentum_buffer": "matrix"} if self.momentum else {}
+
+    def summed_numbers(self, p: int, dtype: torch.dtype) -> int:  # noqa: ARG002
+        """How many numbers a step sums over rows, for a matrix with p columns."""
+        return (3 if self.momentum and self.nesterov else 2) * p * p + p
+
+    def averaged(self, B: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
+        """What the direction is made of, and the new buffer."""
+        raise NotImplementedError
+
+    def direction(self, point: Point, B: Tensor, G: Tensor) -> Direction:  # noqa: ARG002
+        """The direction that is made of that; G is the gradient."""
+        return Direction(B)
+
+    def advance(
+        self, point: Point, G: Tensor, state: State, make: Hook = generator, keep: Any = None
+    ) -> tuple[Direction, State]:
+        """The direction of a step, and the state after it.
+
+        ``make`` gives the generator of a gradient, and ``keep``, if given, the buffer to keep.
+        """
+        B = make(point.X, G)
+        if not self.momentum:
+            return self.direction(point, B, G), {}
+        B, total = self.averaged(B, state["momentum_buffer"])
+        direction = self.direction(point, B, G)
+        if keep or is_square(point.X):
+            return direction, {"momentum_buffer": keep(point.X, total) if keep else total}
+        cleaned = point.cleaned(total)
+        direction = cleaned if direction.B is total else direction
+        return direction, {"momentum_buffer": cleaned.B}
+
+
 @dataclass(frozen=True)
-class Momentum:
+class Momentum(Buffered):
     """SGD: the gradient, or with momentum the accumulated gradients."""
 
     momentum: float = 0.0
@@ -99,44 +143,20 @@ class Momentum:
         return not self.nesterov
 
     @property
-    def state_kinds(self) -> Mapping[str, StateKind]:
-        """The momentum buffer, if there is momentum."""
-        return {"momentum_buffer": "matrix"} if self.momentum else {}
-
-    @property
     def why_not_apart(self) -> str | None:
-        """Why rows on several ranks cannot step where they are; None if they can."""
-        if self.momentum and self.dampening == 1:
-            # Nothing is left of a first gradient that only all ranks together know to be the first.
-            return "dampening=1"
-        return None
+        """Why rows on several ranks cannot step where they are; None if they can.
 
-    def summed_numbers(self, p: int, dtype: torch.dtype) -> int:  # noqa: ARG002
-        """How many numbers a step sums over rows, for a matrix with p columns."""
-        blocks = 3 if self.momentum and self.nesterov else 2
-        return blocks * p * p + p + bool(self.momentum and self.dampening)
-
-    def advance(
-        self,
-        point: Point,
-        G: Tensor,
-        state: State,
-        make: Hook = generator,
-        keep: Hook | None = None,
-    ) -> tuple[Direction, State]:
-        """The direction of a step, and the state after it.
-
-        ``make`` gives the generator of a gradient, and ``keep``, if given, the buffer to keep.
+        With a dampening of 1 nothing is left of a first gradient, and a rank does not know it.
         """
-        B = make(point.X, G)
-        if not self.momentum:
-            return Direction(B), {}
-        B, total = accumulate(B, state["momentum_buffer"], **vars(self))
-        if keep or is_square(point.X):
-            kept = keep(point.X, total) if keep else total
-            return Direction(B), {"momentum_buffer": kept}
-        cleaned = point.cleaned(total)
-        return Direction(B) if self.nesterov else cleaned, {"momentum_buffer": cleaned.B}
+        return "dampening=1" if self.momentum and self.dampening == 1 else None
+
+    def summed_numbers(self, p: int, dtype: torch.dtype) -> int:
+        """With dampening also whether the buffer has started."""
+        return super().summed_numbers(p, dtype) + bool(self.momentum and self.dampening)
+
+    def averaged(self, B: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
+        """As in ``torch.optim.SGD``."""
+        return accumulate(B, buffer, **vars(self))
 
     def gram_step(
         self, options: LandingOptions, X: Tensor, G: Tensor, state: State, rows: Rows
@@ -196,10 +216,10 @@ class AdamMoments:
         point: Point,
         G: Tensor,
         state: State,
-        make: Hook | None = None,
-        keep: Hook | None = None,  # noqa: ARG002
+        make: Any = None,
+        keep: Any = None,  # noqa: ARG002
     ) -> tuple[Direction, State]:
-        """The direction of a step, and the state after it."""
+        """As :meth:`Buffered.advance`, but the mean needs no ``keep``."""
         B = make(point.X, G) if make else self.generator(point, G)
         length, numbers = self.length(point.norm(B), B.shape[-1], state)
         # A generator of the library is in new memory.

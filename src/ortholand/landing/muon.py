@@ -8,7 +8,7 @@ so is its polar factor N. The direction is again given by a *generator*, so attr
 steps are those of every other method.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -36,36 +36,27 @@ from ortholand.geometry.matrices import (
 from ortholand.geometry.polar import SKEW_STEPS, in_range, skew_polar_factor
 from ortholand.landing.attraction import LandingOptions
 from ortholand.landing.gram import Gram, cast, combine, trace
-from ortholand.landing.moments import Hook, finite_coefficients, generator
+from ortholand.landing.moments import Buffered, finite_coefficients
 from ortholand.landing.point import Direction, Point
-from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows, StateKind
+from ortholand.landing.step import GramSums, MatrixStep, PendingStep, Rows
 
 State = dict[str, Tensor]
 Sign = Callable[..., Tensor]  # msign of skew matrices; of the library's, the first columns alone
 
 
 @dataclass(frozen=True)
-class MuonMoments:
+class MuonMoments(Buffered):
     """A running mean of gradients, as in ``torch.optim.Muon``, and its polar factor."""
 
     momentum: float = 0.95
     nesterov: bool = True
     steps: int = SKEW_STEPS
     msign: Sign | None = None
-    why_not_apart = None
     shows_state = False  # a polar factor is finite whatever the size of what is kept
 
-    @property
-    def state_kinds(self) -> Mapping[str, StateKind]:
-        """The momentum buffer, if there is momentum."""
-        return {"momentum_buffer": "matrix"} if self.momentum else {}
-
     def summed_numbers(self, p: int, dtype: torch.dtype) -> int:
-        """How many numbers a step sums over rows, for a matrix with p columns."""
-        blocks = 3 if self.momentum and self.nesterov else 2
-        if torch.finfo(dtype).bits > 32:  # which is summed a second time
-            blocks += 2
-        return blocks * p * p + p
+        """Twice for double precision, which is summed a second time."""
+        return super().summed_numbers(p, dtype) + 2 * p * p * (torch.finfo(dtype).bits > 32)
 
     def averaged(self, B: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
         """The direction, and the new buffer ``momentum buffer + (1 - momentum) B``.
@@ -75,24 +66,9 @@ class MuonMoments:
         total = torch.lerp(buffer, B, 1 - self.momentum)
         return (torch.lerp(B, total, self.momentum) if self.nesterov else total), total
 
-    def advance(
-        self,
-        point: Point,
-        G: Tensor,
-        state: State,
-        make: Hook = generator,
-        keep: Hook | None = None,
-    ) -> tuple[Direction, State]:
-        """The direction of a step, and the state after it, as :meth:`.moments.Momentum.advance`."""
-        B = make(point.X, G)
-        if not self.momentum:
-            return self.polar_direction(point, B, G), {}
-        B, total = self.averaged(B, state["momentum_buffer"])
-        direction = self.polar_direction(point, B, G)
-        if keep or is_square(point.X):
-            total = keep(point.X, total) if keep else total
-            return direction, {"momentum_buffer": total}
-        return direction, {"momentum_buffer": point.cleaned(total).B}
+    def direction(self, point: Point, B: Tensor, G: Tensor) -> Direction:
+        """The polar factor."""
+        return self.polar_direction(point, B, G)
 
     def sign(self, psi: Tensor, columns: int | None = None, *, may_look: bool = False) -> Tensor:
         """The polar factor of skew matrices, or its first columns: by ``msign``, or by our own."""

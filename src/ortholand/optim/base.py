@@ -138,7 +138,9 @@ class OrthogonalOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if self._awaits_values:
-            self._check_values()
+            for group in self.param_groups:  # they had no values when they were added
+                self._check_group(group)
+            self._awaits_values = any(p.device.type == "meta" for p in self._weights())
         if not compiling and journal.begins(self.state):
             self._compare_ranks()
         only, runs = len(self.param_groups) == 1, []
@@ -216,7 +218,7 @@ class OrthogonalOptimizer(Optimizer):
         Counts matrices (each kernel of a convolution in the view "kernel"), and parameters in
         groups with ``orthogonal=False``. Reads from the device: for logging, not for every step.
         """
-        return self._count(SKIPPED)
+        return sum(int(state[SKIPPED]) for state in self.state.values() if SKIPPED in state)
 
     def limited_steps(self) -> int:
         """How many steps the safe step has made shorter than lr so far.
@@ -224,10 +226,7 @@ class OrthogonalOptimizer(Optimizer):
         Counts matrices, as :meth:`skipped_steps` does, and reads from the device. Many mean that lr
         exceeds what any safe step allows: :func:`ortholand.explain` shows the share of each weight.
         """
-        return self._count(LIMITED)
-
-    def _count(self, name: str) -> int:
-        return sum(int(state[name]) for state in self.state.values() if name in state)
+        return sum(int(state[LIMITED]) for state in self.state.values() if LIMITED in state)
 
     # Groups and state.
 
@@ -258,12 +257,6 @@ class OrthogonalOptimizer(Optimizer):
         self._check_all_options(group)
         radius, spectral = self.start_radius(group), self.is_ball_spectral(group)
         self._awaits_values |= check_group(group, radius, spectral=spectral)
-
-    def _check_values(self) -> None:
-        """Check, at their first step, weights that had no values when they were added."""
-        for group in self.param_groups:
-            self._check_group(group)
-        self._awaits_values = any(p.device.type == "meta" for p in self._weights())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, bit for bit and without sharing memory with ``state_dict``.

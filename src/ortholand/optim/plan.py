@@ -57,10 +57,6 @@ class Plan:
         """The multiple of orthonormal matrices that weights of this shape are."""
         return scale_of(self.scale_option, shape, self.view)
 
-    def for_shape(self, shape: torch.Size) -> "Plan":
-        """The plan for weights of this shape, whose scale may depend on it."""
-        return self if self.scale_option == 1 else self.at_scale(self.scale_of(shape))
-
     def at_scale(self, scale: float) -> "Plan":
         """The plan for steps of ``Z = W / scale``; kept, unless a tensor lr may change in place."""
         if scale == 1:

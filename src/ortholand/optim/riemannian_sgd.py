@@ -58,7 +58,16 @@ class RiemannianSGD(OrthogonalSGD):
     @classmethod
     def converted(cls, name: str, value: Any) -> Any:
         """An option as it is kept: a retraction that is a function is registered."""
-        return _registered(value) if name == "retraction" else value
+        if name != "retraction" or isinstance(value, str):
+            return value
+        if not callable(value):
+            find_retraction(value)  # raises
+        name = getattr(value, "__name__", type(value).__name__)
+        if RETRACTIONS.setdefault(name, value) is not value:
+            raise ValueError(
+                f"A retraction named {name!r} exists already. Give the function another __name__."
+            )
+        return name
 
     def start_radius(self, group: Group) -> float:  # noqa: ARG002
         """Small, with room for bfloat16: no retraction repairs a start off the manifold."""
@@ -75,17 +84,3 @@ class RiemannianSGD(OrthogonalSGD):
         # lr = 0 must change nothing, not even by the rounding of a retraction.
         moved = torch.where(A.ne(0).any(dim=(-2, -1))[..., None, None], moved, X)
         return moved, sound & finite_matrices(moved)
-
-
-def _registered(retraction: str | Retraction) -> str:
-    """The name of a retraction, which is registered if it is a function."""
-    if isinstance(retraction, str):
-        return retraction
-    if not callable(retraction):
-        find_retraction(retraction)
-    name = getattr(retraction, "__name__", type(retraction).__name__)
-    if RETRACTIONS.setdefault(name, retraction) is not retraction:
-        raise ValueError(
-            f"A retraction named {name!r} exists already. Give the function another __name__."
-        )
-    return name

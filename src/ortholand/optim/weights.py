@@ -181,24 +181,21 @@ def check_memory(slot: Slot, name: Callable[[Tensor], str]) -> None:
 
 def check_entries_apart(tensor: Tensor, name: Callable[[], str]) -> None:
     """Raise if two entries of a tensor share memory, as in ``torch.eye(3).expand(4, 3, 3)``."""
-    if tensor.layout is torch.strided and not tensor.is_contiguous() and _overlaps(tensor):
-        raise ValueError(
-            "Each entry of a weight and its state must have memory of its own, but entries of "
-            f"{name()}, shape {tuple(tensor.shape)} with strides {tensor.stride()}, share some. "
-            "Use tensor.clone() or tensor.contiguous()."
-        )
-
-
-def _overlaps(tensor: Tensor) -> bool:
-    """Whether two entries of a tensor share memory."""
+    if tensor.layout is not torch.strided or tensor.is_contiguous():
+        return
     reach = 0  # from the first entry to the last, along the dimensions so far
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride <= reach:
             break
         reach += (size - 1) * stride
     else:
-        return False
+        return
     places = np.zeros(1, dtype=np.int64)
     for stride, size in zip(tensor.stride(), tensor.shape, strict=True):
         places = np.unique(np.add.outer(places, stride * np.arange(size)))
-    return places.size < tensor.numel()
+    if places.size < tensor.numel():
+        raise ValueError(
+            "Each entry of a weight and its state must have memory of its own, but entries of "
+            f"{name()}, shape {tuple(tensor.shape)} with strides {tensor.stride()}, share some. "
+            "Use tensor.clone() or tensor.contiguous()."
+        )

@@ -82,16 +82,11 @@ def project_sharded_(weights: Sequence[tuple[DTensor, float]], view: View) -> No
     for members in spread.values():
         ranks = members[0][1].ranks
         for i in range(0, len(members), ranks):
-            _project_whole(members[i : i + ranks])
-
-
-def _project_whole(members: Sequence[Spread]) -> None:
-    """Project matrices, at most one per rank, each on a different rank."""
-    owners = Owners([layout for _, layout, _ in members], range(len(members)))
-    parts = [to_working_dtype(rows_of([local_part(w)], layout)) for w, layout, _ in members]
-    wholes = [polar_projection(X) for X in owners.gather(parts)]
-    rows = owners.spread(wholes, parts[0].new_empty(len(wholes), 0), fields=1)
-    for (weight, layout, scale), (X, _) in zip(members, rows, strict=True):
-        here = local_part(weight)
-        (new,) = from_rows(X * scale, here.shape, layout)
-        here.copy_(new)
+            some = members[i : i + ranks]
+            owners = Owners([layout for _, layout, _ in some], range(len(some)))
+            parts = [to_working_dtype(rows_of([local_part(w)], layout)) for w, layout, _ in some]
+            wholes = [polar_projection(X) for X in owners.gather(parts)]
+            rows = owners.spread(wholes, parts[0].new_empty(len(wholes), 0), fields=1)
+            for (weight, layout, scale), (X, _) in zip(some, rows, strict=True):
+                here = local_part(weight)
+                here.copy_(from_rows(X * scale, here.shape, layout)[0])

@@ -41,7 +41,7 @@ def _step(slots: list[Slot], plan: Plan) -> None:
     """Step the weights, several as one batch if that is quicker."""
     flags: dict[torch.device, list[Flags]] = {}
     for batch in batches(slots, plan):
-        result = _step_batch(batch, plan.for_shape(batch.runs[0].shape))
+        result = _step_batch(batch, plan.at_scale(plan.scale_of(batch.runs[0].shape)))
         if (taken := result.taken) is not None:
             flags.setdefault(taken.device, []).append((batch, taken, result.limited))
     for together in flags.values():
