@@ -37,10 +37,7 @@ def landing_field(X: Tensor, G: Tensor, lam: float = 1.0) -> Tensor:
 
 
 def plam_field(X: Tensor, G: Tensor, lam: float = 1.0) -> Tensor:
-    """PLAM (Gao et al., 2019): ``G - Sym(G X^H) X + lam (X X^H - I) X``.
-
-    It equals the landing field on the manifold only; off it, it has spurious zeros and can explode.
-    """
+    """PLAM (Gao et al., 2019): ``G - Sym(G X^H) X + lam (X X^H - I) X``; off it, it can explode."""
     if X.shape[-2] < X.shape[-1]:
         return plam_field(X.mT, G.mT, lam).mT
     D = gram_minus_identity(X)

@@ -158,10 +158,7 @@ def _tangent(X: Tensor, A: Tensor) -> Tensor:
 
 
 def _in_a_basis(X: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
-    """``Skew(B X^H) = W K W^H``, W of 2p orthonormal columns that begin with X's, K skew.
-
-    K is skew to the last bit, so a function of it is unitary however long the step is.
-    """
+    """``Skew(B X^H) = W K W^H``, W of 2p orthonormal columns that begin with X's, K skew."""
     S, M = (X.mH @ torch.cat([X, B], -1)).split(X.shape[-1], -1)
     # To first order S^-1 M: with M itself, the part of B along X would blow up X^H X - I in time.
     M = M - add_identity(S, -1) @ M

@@ -110,11 +110,7 @@ class SafeStepRule:
         return self.bound(L)
 
     def aim(self, eps: float) -> float:
-        """The largest distance that a step may end at.
-
-        A spectral norm is known only by bounds. At the edge itself one could not tell whether
-        rounding has led outside, so a step ends a little inside.
-        """
+        """The largest distance that a step may end at: a bound of it needs some margin."""
         return eps * (1 - MARGIN) if self.spectral else eps
 
 
@@ -129,10 +125,7 @@ class Frobenius(SafeStepRule):
 
 
 class Spectral(SafeStepRule):
-    """The ball in the spectral norm, so that steps do not shrink with p.
-
-    ``||D||_2 < 1`` implies full rank, as ``||D||_F < 1`` does.
-    """
+    """The ball in the spectral norm, so that steps do not shrink with p; it implies full rank."""
 
     name = "spectral"
     spectral = True
@@ -176,8 +169,7 @@ def find_rule(name: str) -> SafeStepRule:
 def trial_step(lr: float | Tensor, norm: Tensor, p: int, longest: float = math.inf) -> Tensor:
     """The step to try along a field of n x p matrices, from its Frobenius norm.
 
-    ``||L||_2 >= norm / sqrt(p)``, so ``sqrt(2 p) / norm`` excludes nothing that is safe, and keeps
-    all numbers moderate. A field of norm zero allows any step.
+    ``||L||_2 >= norm / sqrt(p)``, so ``sqrt(2 p) / norm`` excludes nothing that is safe.
     """
     t = math.sqrt(2 * p) / norm
     if isinstance(lr, Tensor):
@@ -199,8 +191,7 @@ def spectral_bound(D: Tensor, *, sharp: bool = False) -> Tensor:
 def centred_bound(D: Tensor) -> Tensor:
     """``m + ||(D - m I)^2||_F^(1/2)``, m the mean eigenvalue of D, or zero if that is negative.
 
-    It is exact for multiples of the identity, where :func:`spectral_bound` is too large by
-    ``p^(1/4)``: what a move adds that turns all planes alike, as Muon's does.
+    It is exact for multiples of the identity: what a move adds that turns all planes alike.
     """
     m = D.diagonal(dim1=-2, dim2=-1).real.mean(-1).clamp(min=0)
     C = D.clone()
@@ -214,8 +205,7 @@ FARTHEST = 1 - 2.0**-20  # distance from which X may be singular, up to rounding
 def is_inside(bound: Tensor, d: Tensor, length: Tensor) -> Tensor:
     """Whether ``||D||_2`` may be less than 1, and the length of a step is finite.
 
-    ``||D^2||_F / ||D||_F``, from a :func:`spectral_bound` and d, is at most ``||D||_2``, and equal
-    to it if D has rank one.
+    ``||D^2||_F / ||D||_F``, from a :func:`spectral_bound` and d, is at most ``||D||_2``.
     """
     room = torch.addcmul(d, bound, bound, value=-1 / FARTHEST)
     return torch.add(room, length, alpha=0) >= 0  # 0 times infinity is NaN
@@ -231,10 +221,7 @@ def share_of_pulled_move(P: Tensor, slope: Tensor, room: Tensor) -> Tensor:
 
 
 def share_of_tangent_move(P: Tensor, drift: Tensor | None, room: Tensor) -> Tensor:
-    """The share of a trial move, where nothing attracts on the way.
-
-    As above, with ``delta + theta drift + theta^2 P``.
-    """
+    """The same where nothing attracts: at most ``delta + theta drift + theta^2 P``."""
     room = room.clamp(min=torch.finfo(room.dtype).tiny)  # so that nothing divides zero by zero
     if drift is None:
         return (room / P).sqrt().clamp(max=1)
@@ -267,9 +254,8 @@ def farthest_before_landing(eps: float) -> float:
 def largest_root(bound: Tensor, b: Tensor, room: Tensor) -> Tensor:
     """Largest ``eta >= 0`` with ``eta^2 q - 2 eta b <= room``: ``(b + sqrt(b^2 + q room)) / q``.
 
-    Written in terms of ``b / sqrt(q)`` to avoid overflow, and cancellation for negative b. If no
-    eta suffices (rounding has left d above eps by more than one step can repair), ``b / q``, if
-    positive, reduces d most.
+    By ``b / sqrt(q)``, against overflow, and cancellation for negative b. If no eta suffices,
+    ``b / q``, if positive, reduces d most.
     """
     bound = bound.clamp(min=torch.finfo(bound.dtype).tiny ** (1 / 3))  # quotients can be squared
     slope = b / bound
@@ -285,8 +271,7 @@ def paper_step_size(
 ) -> Tensor:
     """The safe step as printed in the paper, kept for comparison only: it is not safe.
 
-    It lacks the hypothesis ``eta <= 1 / (2 lam)`` and lets d' exceed eps in many random cases,
-    whether d is read as N, as in its statement, or as ``||D||``, as in its proof.
+    It lacks the hypothesis ``eta <= 1 / (2 lam)``; d may be N, as in its statement, or ``||D||``.
     """
     a = relative_gradient_norm
     alpha = 2 * lam * d - 2 * a * d - 2 * lam * d**2

@@ -1,10 +1,7 @@
 """Relative and Riemannian derivatives from Euclidean ones (the paper's section 2).
 
-``G`` is the Euclidean gradient of f at X, in torch's convention for complex X:
-``f(X + E) = f(X) + Re <G, E> + o(E)``.
-
-A wide X has orthonormal rows. Derivatives of X's own shape accept it; the relative ones, which
-act from the left as ``X + A X``, are meant for square and tall X.
+``G`` is the Euclidean gradient of f at X: ``f(X + E) = f(X) + Re <G, E> + o(E)``, torch's own. A
+wide X has orthonormal rows; the relative derivatives are meant for square and tall X.
 """
 
 from collections.abc import Callable
@@ -25,10 +22,7 @@ from ortholand.geometry.matrices import (
 
 
 def relative_gradient(X: Tensor, G: Tensor) -> Tensor:
-    """``psi = Skew(G X^H)``: ``f(X + A X) = f(X) + <A, psi> + o(A)`` for skew A.
-
-    The result is n x n. For tall X prefer :func:`relative_gradient_times_x`, which never forms it.
-    """
+    """``psi = Skew(G X^H)``, n x n: ``f(X + A X) = f(X) + <A, psi> + o(A)`` for skew A."""
     P = G @ X.mH
     if P.shape[-1] <= SMALL or is_tracked(P):
         return skew(P)
@@ -43,10 +37,7 @@ def relative_gradient_times_x(X: Tensor, G: Tensor) -> Tensor:
 def tangent_from_gram(
     X: Tensor, G: Tensor, D: Tensor, lam: float = 0.0, W: Tensor | None = None
 ) -> Tensor:
-    """``(G S - X G^H X) / 2 + lam X D`` for tall X with residual ``D = S - I``: three products.
-
-    Two if ``W = X^H G`` is known. The tangent part is that of the landing field, lam's the normal.
-    """
+    """``(G S - X G^H X) / 2 + lam X D`` for tall X, ``D = S - I``; W is ``X^H G``, if known."""
     half = add_product(G, G, D, beta=0.5, alpha=0.5)  # (G + G D) / 2
     inner = G.mH @ X if W is None else W.mH
     pull = D if lam == 1 else lam * D

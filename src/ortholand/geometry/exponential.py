@@ -1,9 +1,8 @@
 """``exp(A) - I`` of matrices of any size, by products.
 
-Without the identity a short step keeps its relative accuracy, and thousands of them do not drift.
-Moreover, torch's ``matrix_exp`` (2.13; pytorch issue 196592) loses half the digits for a single
-matrix of norm 0.05 to 0.58 in float32, 0.005 to 0.05 in float64; and its derivative is another
-exponential, of twice the size, where autograd here differentiates a few products.
+Without the identity thousands of short steps do not drift. Moreover, torch's ``matrix_exp`` (2.13;
+pytorch issue 196592) loses half the digits for norms of 0.005 to 0.58, and its derivative is an
+exponential of twice the size.
 """
 
 import math
@@ -27,8 +26,8 @@ POLISH_EVERY = 8  # squarings, each of which doubles the distance from the unita
 def exponential_minus_identity(A: Tensor, *, is_skew: bool = False) -> Tensor:
     """``exp(A) - I`` of each square matrix; if A is skew, ``exp(A)`` is unitary up to rounding.
 
-    The norms decide the degree of the series, and are read on the host. Where they cannot be
-    (``torch.compile``, ``vmap``), torch's function is used for the norms at which it is accurate.
+    Norms are read on the host. Where they cannot be (``torch.compile``, ``vmap``), torch's function
+    is used for the norms at which it is accurate.
     """
     size = _one_norm(A)
     if not _is_readable(size):

@@ -12,10 +12,7 @@ from ortholand.geometry.views import View, as_matrices, as_weight
 
 
 def gram_residual(X: Tensor) -> Tensor:
-    """``D = X^H X - I`` (``X X^H - I`` up to conjugation for wide X), zero on the manifold.
-
-    Half-precision input gives a float32 residual: D is a difference of nearly equal numbers.
-    """
+    """``D = X^H X - I`` (``X X^H - I``, conjugated, for wide X); float32 for half precision."""
     return gram_minus_identity(tall(to_working_dtype(X)))
 
 

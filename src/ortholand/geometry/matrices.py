@@ -44,10 +44,7 @@ _identities: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
 
 def add_identity(S: Tensor, factor: Tensor | float = 1.0) -> Tensor:
-    """``S + factor I`` for each square matrix, without building the identity.
-
-    A factor for each matrix has the shape ``(..., 1)``.
-    """
+    """``S + factor I`` for each square matrix; a factor for each has the shape ``(..., 1)``."""
     D = S.clone()
     D.diagonal(dim1=-2, dim2=-1).add_(factor)
     return D
@@ -58,10 +55,7 @@ BLOCKS = 4  # of columns: 5/8 of the products, in 0.7 of the time
 
 
 def gram_matrix(X: Tensor, out: Tensor | None = None) -> Tensor:
-    """``X^H X`` of each matrix, in new memory or in ``out``.
-
-    Of large ones on the CPU only the blocks on and above the diagonal are computed.
-    """
+    """``X^H X`` of each matrix; of large ones on the CPU only the upper half is computed."""
     whole = X.shape[-1] < HERMITIAN_FROM or X.dtype in HALF_TYPES
     if whole or not is_plain_cpu(X) or is_tracked(X):
         return torch.matmul(X.mH, X, out=out)
@@ -100,10 +94,7 @@ def gram_minus_identity(X: Tensor) -> Tensor:
 
 
 def shared_gram_minus_identity(X: Tensor, share: float) -> Tensor:
-    """The part of ``X^H X - I`` that some rows of X contribute, with their share of the identity.
-
-    Subtracted here, not from the sum, it keeps the terms, and with them rounding, small.
-    """
+    """What some rows of X add to ``X^H X - I``, with their share of the identity."""
     D = gram_matrix(X)
     D.diagonal(dim1=-2, dim2=-1).sub_(share)
     return D
@@ -124,11 +115,7 @@ def add_product_(C: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0) -> Tensor:
 
 
 def sharp_gram_minus_identity(X: Tensor) -> Tensor:
-    """:func:`gram_minus_identity` of nearly orthogonal X with its diagonal summed in float64.
-
-    The diagonal's sums are almost 1, where single precision is coarse: they make up half of the
-    rounding error in ``||X^H X - I||`` at p = 100, and a tenth at p = 512.
-    """
+    """:func:`gram_minus_identity` of nearly orthogonal X, its diagonal summed in float64."""
     D = gram_minus_identity(X)
     if torch.finfo(X.dtype).bits <= 32 and X.device.type != "mps":
         D.diagonal(dim1=-2, dim2=-1).copy_(squared_column_norms(X) - 1)
@@ -165,10 +152,7 @@ def max_abs(M: Tensor) -> Tensor:
 
 
 def largest_norm(dtype: torch.dtype) -> float:
-    """The norm below which a few products with nearly orthonormal matrices do not overflow.
-
-    Its inverse is a normal number, too.
-    """
+    """A norm below which a few products do not overflow; its inverse is a normal number, too."""
     return torch.finfo(dtype).max / 4
 
 
@@ -266,10 +250,7 @@ Way = Callable[..., Tensor]
 def by_size(
     size: Tensor, branches: list[tuple[float, Way]], otherwise: Way, *batches: Tensor
 ) -> Tensor:
-    """Each matrix by the first method whose limit exceeds its size; NaN sizes by the last.
-
-    Reads the sizes on the host, as torch's own ``matrix_exp`` does.
-    """
+    """Each matrix by the first method whose limit exceeds its size, read on the host, or the last."""
     chosen = {next((f for limit, f in branches if s < limit), otherwise) for s in extremes(size)}
     if len(chosen) == 1:
         return chosen.pop()(*batches)

@@ -148,10 +148,7 @@ def levels(steps: int, table: tuple[AnyLevel, ...]) -> tuple[AnyLevel, ...]:
 
 
 def polar_factor(M: Tensor, steps: int, *, exact: bool = False) -> Tensor:
-    """:func:`msign` of matrices with n >= p and Frobenius norm 1.
-
-    ``exact``: take one more step in double precision.
-    """
+    """:func:`msign` of matrices with n >= p and norm 1; ``exact``: a step more in float64."""
     E = gram_matrix(M)
     F = E @ E
     scale = inverse_bound(F)  # the products of the first step bound M for free

@@ -14,11 +14,7 @@ _is_any_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enable
 def without_autocast(
     tensors: Iterable[Tensor] | Callable[[], Iterable[Tensor]],
 ) -> AbstractContextManager[object]:
-    """A context without automatic casts on the devices of the given (or yet to be given) tensors.
-
-    Automatic mixed precision is for networks. In a step it would round products to half
-    precision, and pass compiled code matrices of the wrong type.
-    """
+    """A context without automatic casts on the devices of some tensors: they are for networks."""
     if not torch.compiler.is_compiling() and not _is_any_enabled():
         return _NOTHING
     found = tensors() if callable(tensors) else tensors

@@ -1,9 +1,7 @@
 """From skew matrices to rotations: the exponential and the Cayley map.
 
-Both are ``I + a A + b A^2`` for real matrices of size 2 and 3, with a and b functions of the angle
-(Rodrigues' formula): a few operations on numbers, where batched linear algebra on a million
-3 x 3 kernels takes seconds. All are functions of A's skew part, and so are their derivatives, of
-any order.
+Both are ``I + a A + b A^2`` for real matrices of size 2 and 3 (Rodrigues' formula), where batched
+linear algebra on a million 3 x 3 kernels takes seconds. All are functions of A's skew part.
 """
 
 import math
@@ -38,10 +36,7 @@ def skew_exponential_minus_identity(A: Tensor) -> Tensor:
 
 
 def skew_cayley(A: Tensor) -> Tensor:
-    """``(I - S/2)^-1 (I + S/2)`` of each matrix's skew part S: orthogonal (unitary).
-
-    Up to rounding if there is a closed form; otherwise rounding grows with S, as in every solve.
-    """
+    """``(I - S/2)^-1 (I + S/2)`` of each matrix's skew part S: orthogonal (unitary)."""
     if has_closed_form(A):
         return identity_like(A) + skew_cayley_minus_identity(A)
     return cayley(skew(A))
@@ -102,8 +97,7 @@ def _cayley_coefficients(t: Tensor) -> tuple[Tensor, Tensor]:
 def _exponential_coefficients(t: Tensor) -> tuple[Tensor, Tensor]:
     """``sin(angle) / angle`` and ``(1 - cos(angle)) / angle^2``; by their series up to angle 1.
 
-    There the quotients have no digits, or no derivative. Each formula is confined to its own
-    range, so neither is 0/0 or overflows where the other is used: gradients would be NaN.
+    Each formula is confined to its own range, or gradients would be NaN.
     """
     short, long = t.clamp(max=1), t.clamp(min=1)
     angle = long.sqrt()

@@ -95,8 +95,7 @@ def rounded(exact: Tensor, dtype: torch.dtype) -> Tensor:
 def with_rest(exact: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The nearest numbers of a type, and the nearest to their remainders.
 
-    Done twice, because a remainder that is rounded up to half a unit belongs to another number:
-    the sum of the two results yields the same two again, bit for bit.
+    Done twice, because a remainder that is rounded up to half a unit belongs to another number.
     """
     kept = rounded(exact, dtype)
     total = kept + rounded(exact - kept, dtype)
@@ -105,11 +104,7 @@ def with_rest(exact: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def rounded_at_random(exact: Tensor, dtype: torch.dtype, seed: Tensor) -> Tensor:
-    """One of the two neighbours in a type, chosen so that the mean is the number itself.
-
-    Numbers of that type are unchanged. Numbers closer to the largest number than to infinity
-    do not become infinite.
-    """
+    """One of the two neighbours in a type, so that the mean is the number; never infinite."""
     dropped, noise = _DROPPED[dtype], random_bits(exact, seed)
     bits = exact.view(torch.int32) + (noise & (2**dropped - 1))
     kept = _without_last_bits(bits, dropped)
@@ -130,10 +125,7 @@ def _where_subnormal(exact: Tensor, units: Tensor, otherwise: Tensor) -> Tensor:
 
 
 def random_bits(like: Tensor, seed: Tensor) -> Tensor:
-    """24-bit integers that depend only on the seed and their position, on ranks and after resuming.
-
-    torch's own random numbers are unaffected.
-    """
+    """24-bit integers that depend only on the seed and their position, wherever they are made."""
     columns = like.shape[-1] if like.ndim else 1
     rows = like.numel() // max(columns, 1)
     i, j = (torch.arange(k, device=like.device) for k in (rows, columns))

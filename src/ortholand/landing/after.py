@@ -208,8 +208,7 @@ class Start(NamedTuple):
 def centred_gram(Y: Tensor) -> tuple[Tensor, Tensor]:
     """``Y^H Y - q I`` and q, the mean squared singular value of Y, but at least 1.
 
-    The diagonal is summed in float64: in float32 it would make up half of the rounding error in
-    ``||Y^H Y - I||`` at p = 100.
+    In float32 its diagonal would make up half of the rounding error in it at p = 100.
     """
     C, s = gram_matrix(Y), squared_column_norms(Y)
     q = s.mean(-1).clamp(min=1)
@@ -234,8 +233,7 @@ def landed(Y: Tensor, C: Tensor, q: Tensor, landings: int) -> Tensor:
 def landing_of(F: Tensor, landings: int) -> Tensor:
     """V for which ``Y - Y V / 2`` is Y, of residual F, after one or two Newton-Schulz steps.
 
-    A step maps ``1 + f`` to ``(1 + f) (1 - f / 2)^2``, so the second's factor is
-    ``1 + 3/8 f^2 - 1/8 f^3``.
+    As ``1 + f`` becomes ``(1 + f) (1 - f / 2)^2``, the second's factor is ``1 + 3/8 f^2 - f^3 / 8``.
     """
     if landings == 1:
         return F

@@ -49,10 +49,7 @@ class LandingOptions:
         return self.rule is not None and self.rule.is_measured
 
     def point(self, X: Tensor) -> Point:
-        """The matrices as a point from which a step starts.
-
-        On the CPU a step may read values, to save what they show to be unnecessary.
-        """
+        """The matrices as a point from which a step starts; on the CPU a step may read values."""
         return Point(X, may_look=self.is_measured and not isinstance(self.lr, Tensor))
 
 
@@ -109,8 +106,10 @@ class Attraction:
 
 def redefined(cls: type, method: str, derived: str) -> bool:
     """Whether a class has a method that is newer than what was made for the method it replaces."""
-    first = next((base for base in cls.__mro__ if {derived, method} & vars(base).keys()), None)
-    return first is not None and derived not in vars(first)
+    for base in cls.__mro__:
+        if derived in vars(base) or method in vars(base):
+            return derived not in vars(base)
+    return False
 
 
 class FunctionAttraction(Attraction):
@@ -219,9 +218,8 @@ def bounded_length(
 ) -> Length:
     """A safe step that is known before the move, or lr if that is less; None: no safe step.
 
-    A matrix may move if its field is finite and something moves, or will: not at distance 1 or
-    beyond. If no step is safe for now, a matrix that is pulled back stays, but its moments
-    continue: they decay. Without a pull it would stay for ever, and counts as not stepped.
+    If no step is safe for now, a matrix that is pulled back stays, but its moments continue.
+    Without a pull it would stay for ever, and counts as not stepped.
     """
     lr = options.lr
     if safe is None:
@@ -238,11 +236,7 @@ def at_most(lr: float | Tensor, safe: Tensor) -> Tensor:
 
 
 def moved_by_lr(X: Tensor, L: Tensor, lr: float | Tensor) -> Tensor:
-    """``X - lr L`` on the CPU.
-
-    A batch is computed in the same way as if one of its matrices took a shorter step, so that no
-    matrix depends on the others.
-    """
+    """``X - lr L`` on the CPU, the same whether or not another matrix steps by less than lr."""
     if X.ndim == 2 and not isinstance(lr, Tensor):
         return torch.sub(X, L, alpha=lr)
     return moved_along(X, L, torch.ones(X.shape[:-2], dtype=torch.float64, device=X.device) * lr)

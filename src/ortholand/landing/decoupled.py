@@ -83,8 +83,7 @@ class Decoupled(Attraction):
 def lengths(field: Field, normal: Tensor, options: LandingOptions) -> tuple[Tensor, Length]:
     """Omega for each matrix, and how far it goes along R; ``normal`` is ``||X D||_F``.
 
-    The pull alone keeps a matrix in the spectral ball, because omega is at most 1/2. So a measured
-    step is shortened along R only.
+    The pull alone keeps a matrix in the ball, so a measured step is shortened along R only.
     """
     norm, D, d, error, bound, *_ = field
     rule, aim, omega = options.rule, options.aim, torch.full_like(d, options.omega)

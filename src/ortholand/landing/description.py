@@ -28,10 +28,7 @@ class LandingStep:
     options: LandingOptions
 
     def __call__(self, X: Tensor, G: Tensor, state: dict[str, Tensor]) -> MatrixStep:
-        """Moments, direction, trial move, measured residual, shortened move, landing.
-
-        This is batched, without branches on values but those that save products on a CPU.
-        """
+        """Moments, then the attraction; batched. Only a CPU branches on values."""
         attraction, point = self.options.attraction, self.options.point(X)
         direction, new_state = self.moments.advance(point, G, state)
         if redefined(type(attraction), "move", "step"):  # a subclass that moves otherwise
@@ -42,10 +39,7 @@ class LandingStep:
 
     @property
     def is_ours(self) -> bool:
-        """Whether rows of zeros change nothing, and what is returned has memory of its own.
-
-        With a safe step, what is taken is finite.
-        """
+        """Whether rows of zeros change nothing, and what is returned is new, and finite if safe."""
         return type(self.options.attraction) in OURS
 
     @property

@@ -1,16 +1,12 @@
 """The Gram form of a tall step, for rows on several ranks: p x p numbers instead of n x p ones.
 
 Every landing step is a combination of columns, ``X' = X + X a + B b``, B the generator of the
-direction, and the p x p coefficients a and b depend on three Gram matrices alone:
+direction, and the p x p coefficients a and b depend on three sums over rows alone:
 
     D = X^H X - I,    W = X^H B,    T = B^H B.
 
-Each is a sum over rows. So a step is one pass over the rows of X and B, one sum over the ranks,
-then coefficients, then one pass that combines. Where the step leads follows from the same matrices.
-
-It differs from steps of whole matrices in rounding. A norm from Gram matrices is known up to
-``sqrt(u) ||B||``, not ``u ||B||``: where the tangent part is smaller than that, the safe step is
-shorter than necessary.
+A norm from Gram matrices is known up to ``sqrt(u) ||B||``, not ``u ||B||``: where the tangent part
+is smaller than that, the safe step is shorter than necessary.
 """
 
 from typing import NamedTuple

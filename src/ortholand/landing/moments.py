@@ -47,11 +47,7 @@ DOUBLE_FROM = 32  # rows per column from which p x p algebra is done in double p
 
 
 def generator(X: Tensor, G: Tensor) -> Tensor:
-    """A generator of the relative gradient: psi itself for square X, G for tall X.
-
-    The relative gradient of a tall X is n x n. Any n x p matrix B gives the skew ``Skew(B X^H)``,
-    so B represents it without forming it; G represents psi.
-    """
+    """A generator of the relative gradient: psi itself for square X, G for tall X."""
     return relative_gradient(X, G) if is_square(X) else G
 
 
@@ -70,11 +66,7 @@ def accumulate(
 
 
 def transport(X: Tensor, buffer: Tensor) -> Tensor:
-    """The buffer to keep for the next step.
-
-    Square: relative gradients are accumulated, as in the paper, and kept unchanged. Tall: the
-    buffer loses its multipliers, which changes neither the direction now nor the tangency later.
-    """
+    """The buffer to keep for the next step: without its multipliers if X is tall."""
     return buffer if is_square(X) else remove_normal(X, buffer)
 
 
@@ -144,10 +136,7 @@ class Momentum(Buffered):
 
     @property
     def why_not_apart(self) -> str | None:
-        """Why rows on several ranks cannot step where they are; None if they can.
-
-        With a dampening of 1 nothing is left of a first gradient, and a rank does not know it.
-        """
+        """Why rows on ranks cannot step there: at 1 nothing is left of a first gradient."""
         return "dampening=1" if self.momentum and self.dampening == 1 else None
 
     def summed_numbers(self, p: int, dtype: torch.dtype) -> int:
@@ -301,8 +290,7 @@ FARTHEST_APART = 2.0**14  # entries that every type can hold
 def finite_coefficients(gram: Gram, options: LandingOptions) -> Coefficients:
     """The attraction's Gram form.
 
-    Ranks see only their own rows, but must agree on whether ``X + X a + B b`` is finite. Without a
-    safe step they agree by a bound on its norm.
+    Without a safe step ranks agree on whether ``X + X a + B b`` is finite by a bound on its norm.
     """
     found = options.attraction.coefficients(gram, options)
     if options.rule is not None:

@@ -59,10 +59,7 @@ class MuonMoments(Buffered):
         return super().summed_numbers(p, dtype) + 2 * p * p * (torch.finfo(dtype).bits > 32)
 
     def averaged(self, B: Tensor, buffer: Tensor) -> tuple[Tensor, Tensor]:
-        """The direction, and the new buffer ``momentum buffer + (1 - momentum) B``.
-
-        With nesterov the direction is ``momentum (new buffer) + (1 - momentum) B``.
-        """
+        """The new buffer ``momentum buffer + (1 - momentum) B``; nesterov looks a step ahead."""
         total = torch.lerp(buffer, B, 1 - self.momentum)
         return (torch.lerp(B, total, self.momentum) if self.nesterov else total), total
 
@@ -77,10 +74,7 @@ class MuonMoments(Buffered):
         return called(self.msign, psi)[..., :columns]
 
     def polar_direction(self, point: Point, B: Tensor, G: Tensor) -> Direction:
-        """The direction ``msign(psi) X`` for the psi that the generator B represents.
-
-        Anything at the rounding level of the gradients G counts as zero.
-        """
+        """The direction ``msign(psi) X`` of a generator B; what G's rounding hides is zero."""
         X, sign = point.X, partial(self.sign, may_look=point.may_look)
         if is_square(X):
             A = skew(sign(B))
@@ -235,8 +229,7 @@ def first_shift(T: Tensor, roundoff: float) -> Tensor:
 def second_pass(M: Tensor, L: Tensor, E: Tensor, WW: Tensor, sign: Sign, roundoff: float) -> Polar:
     """The generator of ``msign(Skew(F Q^H)) Q`` in terms of Q and ``W = C L^(-H)``.
 
-    ``M = Q^H F``, ``WW = W^H W``, and ``E = Q^H W`` is the part of Q that rounding has left in C.
-    L is a factor of C's Gram matrix, shifted; roundoff the relative error of these products.
+    ``M = Q^H F``, ``WW = W^H W``; ``E = Q^H W`` is the part of Q that rounding has left in C.
     """
     WW = add_product(WW, E.mH, E, alpha=-1)
     second, M = shifted_cholesky(WW, 4 * roundoff), add_product(M, E, L.mH)

@@ -50,8 +50,7 @@ class Point:
     def is_landed(self) -> bool:
         """Whether X is on the manifold up to rounding, so that ``S = X^H X`` is the identity.
 
-        The answer comes from ``D v`` for one vector v: two passes over X in place of a product. It
-        is a branch, so it is no wherever values must not be read.
+        It comes from ``D v`` for one vector v. It is no wherever values must not be read.
         """
         if self._is_landed is None:
             rounding = LANDED * torch.finfo(self.X.dtype).eps * math.sqrt(self.X.shape[-1])
@@ -108,10 +107,7 @@ class Direction(NamedTuple):
         return Direction(self.B * per_matrix(self.length, self.B))
 
     def tangency_error(self, X: Tensor, d: Any, norm: Callable[[Tensor], Any]) -> Any:
-        """Bound of ``||Sym(X^H R)||``, R the tangent direction: rounding; zero for square X.
-
-        It is relative to the norm of B before K was taken from it. ``d`` is ``||X^H X - I||_F``.
-        """
+        """Bound of ``||Sym(X^H R)||``, which is rounding relative to B before K was taken."""
         if is_square(X):
             return torch.zeros_like(d) if isinstance(d, Tensor) else 0.0
         size = norm(self.B)
@@ -121,10 +117,7 @@ class Direction(NamedTuple):
 
 
 def looked_at(M: Tensor) -> float:
-    """The largest Frobenius norm of some matrices, read, and rounded up; NaN if one is NaN.
-
-    Squares are summed in the type of M, in a third of the time that float64 takes.
-    """
+    """The largest Frobenius norm of some matrices, read, and rounded up; NaN if one is NaN."""
     norm = torch.linalg.vector_norm(M, dim=(-2, -1))
     return INEXACT * float(norm.max() if norm.ndim else norm)
 

@@ -73,9 +73,8 @@ class GramSums(NamedTuple):
 
 
 class PendingStep(NamedTuple):
-    """A step of tall matrices that waits for sums over all their rows.
+    """A step of tall matrices that waits for sums over all their rows, on several ranks or here.
 
-    If all rows are local the sums are known; otherwise they are first added up over the ranks.
     The step that follows from them may wait for further sums.
     """
 

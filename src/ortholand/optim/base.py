@@ -98,10 +98,7 @@ class OrthogonalOptimizer(Optimizer):
     def matrix_step(
         self, X: Tensor, G: Tensor, state: dict[str, Tensor], group: Group
     ) -> MatrixStep:
-        """One step of the matrices X with gradients G: moments, then the move.
-
-        Changes none of its arguments.
-        """
+        """One step of the matrices X, moments, then the move. Changes none of its arguments."""
         hooks = self.generator, self.transport
         direction, new_state = self.moments(group).advance(Point(X), G, state, *hooks)
         return MatrixStep.of(self.move(X, direction.of_length_one(X).B, group), new_state)
@@ -116,8 +113,7 @@ class OrthogonalOptimizer(Optimizer):
     def options_at_scale(self, group: Group, scale: float) -> Group:
         """Options with which ``Z = W / scale`` steps, where W is the weight and G its gradient.
 
-        lr refers to W, so Z steps by ``lr / scale``. An lr that is an angle is the same for both:
-        then redefine this to ``return group``.
+        lr refers to W. If lr is an angle, redefine this to ``return group``.
         """
         return {**group, "lr": scalar_lr(group["lr"]) / scale}
 

@@ -1,7 +1,4 @@
-"""What an optimizer remembers from step to step, and the warning about weights that do not move.
-
-Copied, pickled and loaded optimizers start without it.
-"""
+"""What an optimizer remembers from step to step, unless it is copied, pickled or loaded."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -61,10 +58,7 @@ class Journal:
         return (int(count) - self._limited.get(p, 0)) / (self.steps * matrices)
 
     def look_for_frozen_weights(self, groups: Sequence[Group], states: States) -> None:
-        """Warn, once, about weights that could not take most of their recent steps.
-
-        Only counts in host memory are read, so this waits for no device.
-        """
+        """Warn, once, about weights that skipped most recent steps, by counts in host memory."""
         window, before = self.steps - self._last_look, self._skipped
         self._last_look, self._skipped = self.steps, _counts(SKIPPED, states)
         for group in groups:

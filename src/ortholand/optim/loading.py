@@ -48,10 +48,7 @@ def load_bit_for_bit(
     check_options: Callable[[Group], None],
     state_dict: dict[str, Any],
 ) -> None:
-    """Let torch load all but the tensors, which it would cast; add these before post-hooks run.
-
-    What is loaded is what the user's pre-hooks have left.
-    """
+    """Let torch load all but the tensors, which it would cast; add these before post-hooks run."""
     tensors: dict[Tensor, dict[str, Tensor]] = {}
 
     @torch.no_grad()
@@ -90,10 +87,7 @@ def load_bit_for_bit(
 
 
 def completed_groups(optimizer: Any, loaded: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A state's groups, with the optimizer's own options where they lack them.
-
-    Raises if it is no state, or one of another optimizer or of other groups.
-    """
+    """A state's groups, with the optimizer's own options where they lack them; or raise."""
     kind, groups = type(optimizer).__name__, optimizer.param_groups
     saved_groups, states = loaded.get("param_groups"), loaded.get("state")
     if not isinstance(saved_groups, list) or not isinstance(states, Mapping):
@@ -253,8 +247,7 @@ def _described(value: Any) -> str:
 def _as_generator(state: Tensor, p: Tensor, group: Group) -> Tensor:
     """The state itself if it is a generator; else that of the Euclidean gradients it holds.
 
-    torch's SGD accumulates Euclidean gradients. For tall weights so do we; for square ones we
-    accumulate relative gradients, which are skew, as the safe step requires.
+    torch's SGD accumulates Euclidean gradients, we of square weights relative ones, which are skew.
     """
     if is_dtensor(p) or p.device.type == "meta":
         return state

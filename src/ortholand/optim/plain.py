@@ -109,8 +109,7 @@ def _fused(
 ) -> tuple[bool, Tensors]:
     """Whether torch's fused step is wanted and possible, and the gradients for it.
 
-    On the CPU it walks through memory without looking at strides, so all must have those of the
-    weight. torch counts its gradients as written to, though they are not.
+    On the CPU it needs equal strides. torch wrongly counts its gradients as written to.
     """
     wanted, numbers = group.get("fused"), (group["lr"], *group.get("betas", ()))
     if wanted is None and "betas" in group:  # Adam's takes a fifth of the time there
@@ -141,13 +140,9 @@ def _guarded_step(
 ) -> None:
     """Run an in-place step; put back, with its state, each parameter that it left non-finite.
 
-    The copies cost memory traffic, but save the host sync of checking first. Where checking is
-    nearly free, it comes first (:func:`sound_slots`). Ranks that hold different parts of the
-    parameters ``agree`` on what is put back.
-
-    Half precision steps in float32, with moments in float32. In float16 Adam's eps is zero, and so
-    are squares of gradients below 1e-4; in bfloat16 a second moment that should decay by 0.999
-    does not change.
+    This saves the host sync of checking first. Where checking is nearly free, it comes first
+    (:func:`sound_slots`). Ranks ``agree`` on what is put back. Half precision steps in float32,
+    where Adam's eps is not zero and second moments decay.
     """
     if isinstance(slots, SoundSlots):
         step(slots, slots.weights, slots.gradients, group)
@@ -189,10 +184,7 @@ def _is_sound(slot: Slot, group: Group) -> Tensor:
 
 
 class SoundSlots(list[Slot]):
-    """Plain float32 or float64 weights on the CPU that a step surely leaves finite.
-
-    They have all their state; it and the gradients have the strides of the weights.
-    """
+    """Plain weights on the CPU, laid out like their state, that a step surely leaves finite."""
 
     def __init__(self, tensors: Gathered) -> None:
         super().__init__(map(Slot, tensors.moved, tensors.gradients, tensors.states))
@@ -205,8 +197,7 @@ def sound_slots(
 ) -> SoundSlots | None:
     """The weights of a group that have gradients; None if they must be prepared or guarded.
 
-    Only gradients are read in every step. Weights and state were moderate when these tensors were
-    first seen, and no number of steps with moderate gradients ends beyond the largest numbers.
+    Only gradients are read in every step: the rest was moderate when it was first seen.
     """
     if torch.compiler.is_compiling() or not _is_moderate(group):
         return None
@@ -227,10 +218,7 @@ def sound_slots(
 
 
 def _is_moderate(group: Group) -> bool:
-    """Whether a step of a group's options is bounded by its gradients, and does not add up.
-
-    Adam's divisor is at least its eps: with an eps of zero, a gradient of zero gives 0 / 0.
-    """
+    """Whether a step of a group's options is bounded by its gradients, and does not add up."""
     lr = group["lr"]
     if isinstance(lr, Tensor) or lr > MOST or lr * group["weight_decay"] > 1:
         return False

@@ -39,11 +39,7 @@ def state_layout(
 
 
 def prepare_state(p: Tensor, state: State, plan: Plan, group: Group) -> None:
-    """Give a weight all the state that it needs, of the right types and shapes.
-
-    New state is zero. If the weight's type or device has changed, its state follows, as in
-    torch's own optimizers; if its shape has changed, the state no longer applies.
-    """
+    """Give a weight all its state: new state is zero, old state follows its type and device."""
     layout, device, on_cpu = plan.layouts.get((p.shape, p.dtype)), p.device, p.is_cpu
     if layout is None:
         layout = state_layout(p.shape, p.dtype, plan.state_kinds, plan.view)
@@ -153,10 +149,7 @@ def copy_all(to: list[Tensor], values: list[Tensor]) -> None:
 
 
 def check_memory(slot: Slot, name: Callable[[Tensor], str]) -> None:
-    """Raise if a tensor's memory was freed or cut (``untyped_storage().resize_(0)``), or is shared.
-
-    torch would crash, or read and write beyond it, or raise when other weights have moved.
-    """
+    """Raise if memory was freed or cut (``untyped_storage().resize_(0)``), or is shared."""
     p, G, state = slot
     if torch.compiler.is_compiling() or type(p) not in PLAIN_TYPES:
         return

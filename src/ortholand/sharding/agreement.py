@@ -76,8 +76,7 @@ def _plain(value: Any) -> Any:
 def shares(terms: Terms, ranks: dist.ProcessGroup, like: Tensor) -> Tensor:
     """Two numbers whose sums over the ranks are zero if all have the same mark.
 
-    The last rank subtracts its mark for each of the others. So a sum that is zero although marks
-    differ needs three different marks, and a coincidence in both numbers.
+    The last rank subtracts its mark for each of the others.
     """
     size = dist.get_world_size(ranks)
     base = EXACT // size  # sums of this many are exact

@@ -4,10 +4,7 @@ import math
 
 
 def received_by_owner(rows: int, columns: int, ranks: int, count: int, states: int) -> float:
-    """Numbers that the busiest rank receives when ``count`` matrices have owners.
-
-    Weight, gradient and ``states`` buffers come in, and all but the gradient go back.
-    """
+    """Numbers that the busiest rank receives when ``count`` matrices have owners."""
     owned = math.ceil(count / ranks)
     shard = rows * columns / ranks
     return (owned * (2 + states) * (ranks - 1) + (count - owned) * (1 + states)) * shard
@@ -16,11 +13,7 @@ def received_by_owner(rows: int, columns: int, ranks: int, count: int, states: i
 def received_by_columns(
     rows: int, columns: int, ranks: int, count: int, states: int, summed: int
 ) -> float:
-    """Numbers that a rank receives when ``count`` matrices go from rows to columns and back.
-
-    Weight, gradient and state go one way, all but the gradient back; in between, ``summed``
-    numbers per matrix are summed over ranks.
-    """
+    """Numbers that a rank receives when ``count`` matrices go from rows to columns and back."""
     turned = count * (3 + 2 * states) * rows * columns / ranks
     return turned * (ranks - 1) / ranks + received_by_sum(ranks, count * summed)
 

@@ -57,10 +57,7 @@ def finished(
 
 
 def message_of(sums: GramSums) -> list[Tensor]:
-    """What is sent of Gram matrices: only half of the Hermitian ones.
-
-    The diagonal of the second takes a row of its own.
-    """
+    """What is sent of Gram matrices: half of each Hermitian one, and the second's diagonal."""
     D, T = sums.hermitian
     diagonal = T.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)
     return [torch.cat([D.triu() + T.tril(-1), diagonal], dim=-2), *sums.others]
@@ -105,10 +102,7 @@ def exchange(
 def rows_of_transposes(
     parts: Sequence[Tensor], layouts: Sequence[Layout], terms: TermsOf | None = None
 ) -> list[Tensor]:
-    """From this rank's rows ``(..., rows, columns)`` of matrices, its rows of their transposes.
-
-    One all-to-all. The layouts differ in sizes only; those of the results are ``transposed``.
-    """
+    """From this rank's rows of matrices, its rows of their transposes: one all-to-all."""
     layout = layouts[0]
     both = [(part, k.sizes, k.transposed.sizes) for part, k in zip(parts, layouts, strict=True)]
     outgoing = zip(*[part.split(widths, dim=-1) for part, _, widths in both], strict=True)
@@ -124,7 +118,6 @@ class Owners(NamedTuple):
     """Matrices that are gathered on one rank each, and scattered again: an all-to-all each way.
 
     Matrix k has the layout ``layouts[k]`` (they differ in sizes only) and goes to ``owners[k]``.
-    What belongs to it (weight, gradient, state) is a tensor ``(fields, rows, columns)``.
     """
 
     layouts: Sequence[Layout]
@@ -150,10 +143,7 @@ class Owners(NamedTuple):
     def spread(
         self, wholes: Sequence[Tensor], numbers: Tensor, fields: int
     ) -> list[tuple[Tensor, Tensor]]:
-        """This rank's rows ``(fields, rows, columns)`` of each matrix, and the matrix's numbers.
-
-        ``wholes`` are those that this rank owns, and ``numbers`` has a row for each of them.
-        """
+        """This rank's rows of each matrix, and its numbers, from the wholes that each rank owns."""
         group, me, ranks, *_ = self.layouts[0]
         mine = zip(wholes, self.owned(me), strict=True)
         split = [whole.split(self.layouts[k].sizes, dim=1) for whole, k in mine]

@@ -1,7 +1,4 @@
-"""Which rank holds what of a weight spread over ranks (a DTensor, as FSDP2 makes them).
-
-How it is gathered is in :mod:`.exchange`.
-"""
+"""Which rank holds what of a weight spread over ranks (a DTensor, as FSDP2 makes them)."""
 
 from __future__ import annotations
 
@@ -28,10 +25,7 @@ def is_dtensor(tensor: object) -> TypeGuard[DTensor]:
 
 
 class Layout(NamedTuple):
-    """Which rank has which rows of a weight, viewed as a matrix ``(first dimension, others)``.
-
-    For a matrix sharded by columns these are the rows of its transpose (``turned``).
-    """
+    """Which rank has which rows of a weight as a matrix, or of its transpose (``turned``)."""
 
     group: dist.ProcessGroup
     rank: int  # in the group
@@ -48,11 +42,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(weight: DTensor) -> Layout | None:
-    """Which rows of the weight are on which rank; None if it is sharded in another way.
-
-    Weights may be sharded on their first dimension, and matrices on their second, over one
-    dimension of the mesh; over others they may be replicated.
-    """
+    """Which rows of the weight are on which rank, along one dimension of its mesh; else None."""
     from torch.distributed.tensor import Shard
 
     mesh, dims = weight.device_mesh, split_dims(weight)
@@ -78,10 +68,7 @@ def split_dims(weight: DTensor) -> list[int]:
 
 
 def sharing_groups(weight: Tensor) -> tuple[dist.ProcessGroup, ...]:
-    """The ranks that have different parts of the weight, for each dimension of the mesh.
-
-    Empty for a plain tensor, and on a rank outside the mesh.
-    """
+    """The ranks that have other parts of the weight, for each dimension of its mesh."""
     if not is_dtensor(weight) or is_elsewhere(weight):
         return ()
     return tuple(weight.device_mesh.get_group(i) for i in split_dims(weight))
@@ -149,10 +136,7 @@ def part_of(whole: Tensor, weight: DTensor) -> Tensor:
 
 
 def restored(value: Tensor, weight: Tensor, device: torch.device) -> Tensor:
-    """A copy of a weight's saved state, placed like the weight.
-
-    Each rank takes its own part of a state that was saved whole; numbers are on all ranks.
-    """
+    """A copy of a weight's saved state, whole or sharded, placed like the weight."""
     if is_dtensor(value) and not is_dtensor(weight):
         raise ValueError(
             f"A state of shape {tuple(value.shape)} is a DTensor, but its parameter is not. "

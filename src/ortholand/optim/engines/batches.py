@@ -29,10 +29,7 @@ MOST_PADDING = 1.5  # rows of a batch, rows of zeros among them, over those that
 def longest_batch(
     n: int, p: int, foreach: bool | None, parts: int = 1, *, on_device: bool = False
 ) -> int:
-    """The largest number of n x p matrices, n >= p, that step as one batch.
-
-    Rows may be spread over several parts. On a device launches cost more than copies.
-    """
+    """The largest number of n x p matrices, n >= p, with rows in some parts, that step as one."""
     entries = n * p // parts
     if foreach or (foreach is None and entries <= BATCH_UP_TO):
         return sys.maxsize
@@ -80,8 +77,7 @@ class Run(NamedTuple):
 class Batch(NamedTuple):
     """Weights that step at once: their matrices are ``(..., n, p)``, n >= p.
 
-    Matrices with fewer rows than the first run's get rows of zeros, which stay zero, and add
-    nothing to a product of columns.
+    Matrices with fewer rows than the first run's get rows of zeros, which stay zero.
     """
 
     slots: list[Slot]  # in the order of their matrices

@@ -378,10 +378,7 @@ def by_groups(slots: Iterable[Slot]) -> Iterable[tuple[Any, list[Slot]]]:
 
 @torch.no_grad()
 def step_plain(slots: list[Slot], plan: Plan, step: Callable[..., None]) -> None:
-    """Step unconstrained weights by a function of slots, DTensors by their local parts.
-
-    A parameter that one rank must skip, all skip.
-    """
+    """Step unconstrained weights, DTensors by local parts; what one rank must skip, all skip."""
     for process_groups, members in by_groups(slot for slot in slots if is_dtensor(slot.weight)):
         local = local_slots(members)
         for part in local:
