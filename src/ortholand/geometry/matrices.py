@@ -250,7 +250,7 @@ Way = Callable[..., Tensor]
 def by_size(
     size: Tensor, branches: list[tuple[float, Way]], otherwise: Way, *batches: Tensor
 ) -> Tensor:
-    """Each matrix by the first method whose limit exceeds its size, read on the host, or the last."""
+    """Each matrix by the first method whose limit exceeds its size, or by the last; reads sizes."""
     chosen = {next((f for limit, f in branches if s < limit), otherwise) for s in extremes(size)}
     if len(chosen) == 1:
         return chosen.pop()(*batches)

@@ -233,7 +233,8 @@ def landed(Y: Tensor, C: Tensor, q: Tensor, landings: int) -> Tensor:
 def landing_of(F: Tensor, landings: int) -> Tensor:
     """V for which ``Y - Y V / 2`` is Y, of residual F, after one or two Newton-Schulz steps.
 
-    As ``1 + f`` becomes ``(1 + f) (1 - f / 2)^2``, the second's factor is ``1 + 3/8 f^2 - f^3 / 8``.
+    ``1 + f`` becomes ``(1 + f) (1 - f / 2)^2``, so the second's factor is
+    ``1 + 3/8 f^2 - 1/8 f^3``.
     """
     if landings == 1:
         return F

@@ -25,7 +25,7 @@ from ortholand.optim.journal import Journal
 from ortholand.optim.loading import load_bit_for_bit
 from ortholand.optim.marked import by_marks
 from ortholand.optim.options import COMMON, CONSTRAINT, Group, check_each, scalar_lr
-from ortholand.optim.plain import Agreement
+from ortholand.optim.plain import Agreement, plain_step
 from ortholand.optim.plan import Plan, can_last
 from ortholand.optim.start import check_change, check_group
 from ortholand.sharding.placement import is_dtensor
@@ -108,7 +108,7 @@ class OrthogonalOptimizer(Optimizer):
 
         ``agree`` maps which parameters may step on this rank to which may step on all ranks.
         """
-        raise NotImplementedError
+        plain_step(slots, group, agree)
 
     def options_at_scale(self, group: Group, scale: float) -> Group:
         """Options with which ``Z = W / scale`` steps, where W is the weight and G its gradient.

@@ -7,10 +7,8 @@ from torch import Tensor
 
 from ortholand.landing import LandingOptions, find_attraction
 from ortholand.landing.description import LandingStep
-from ortholand.landing.step import Slot
 from ortholand.optim.base import OrthogonalOptimizer
 from ortholand.optim.options import ADAM, LANDING, Group, plain_betas, scalar_lr
-from ortholand.optim.plain import Agreement, plain_adam_step
 from ortholand.safe_step import find_rule
 
 SMALLEST_EPS = 1e-4  # Adam's own eps is smaller, and so small a ball allows no useful step
@@ -71,7 +69,3 @@ class LandingWithAdam(LandingOptimizer):
                 f"eps is the radius of the ball ||X^T X - I|| <= eps, at least {SMALLEST_EPS}, "
                 f"got {options['eps']}. Adam's own eps is adam_eps here."
             )
-
-    def plain_step(self, slots: list[Slot], group: Group, agree: Agreement | None = None) -> None:
-        """The step of ``torch.optim.AdamW`` (or Adam)."""
-        plain_adam_step(slots, group, agree)

@@ -27,23 +27,6 @@ MODERATE = 1e15  # its square does not overflow in float32, nor do many steps of
 MOST, SMALLEST_EPS = 1e3, 1e-20  # with an lr of at most this, and Adam's eps
 
 
-def plain_sgd_step(slots: list[Slot], group: Group, agree: Agreement | None = None) -> None:
-    """The step of ``torch.optim.SGD`` on each parameter that it leaves finite."""
-    _guarded_step(slots, group, _sgd, agree)
-
-
-def plain_adam_step(slots: list[Slot], group: Group, agree: Agreement | None = None) -> None:
-    """The step of ``torch.optim.AdamW`` or Adam on each parameter that it leaves finite."""
-    for weight, _, state in slots:
-        if "exp_avg" not in state:
-            dtype = working_dtype(weight.dtype)
-            state["exp_avg"] = torch.zeros_like(weight, dtype=dtype)
-            state["exp_avg_sq"] = torch.zeros_like(weight, dtype=dtype)
-            place = device_of_steps(weight, group)
-            state["step"] = torch.zeros((), dtype=torch.float32, device=place)
-    _guarded_step(slots, group, _adam, agree)
-
-
 def _sgd(slots: list[Slot], weights: Tensors, gradients: Tensors, group: Group) -> None:
     lr, moved = scalar_lr(group["lr"]), weights
     options = {name: group[name] for name in SGD_OPTIONS}
@@ -76,6 +59,12 @@ def _sgd(slots: list[Slot], weights: Tensors, gradients: Tensors, group: Group) 
 
 def _adam(slots: list[Slot], weights: Tensors, gradients: Tensors, group: Group) -> None:
     lr, betas = scalar_lr(group["lr"]), group["betas"]
+    for weight, _, state in slots:
+        if "exp_avg" not in state:
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = torch.zeros_like(weight, dtype=working_dtype(weight.dtype))
+            place = device_of_steps(weight, group)
+            state["step"] = torch.zeros((), dtype=torch.float32, device=place)
     # torch captures nothing on the CPU, and refuses to try.
     capturable = bool(group.get("capturable")) and not all(weight.is_cpu for weight in weights)
     means = [slot.state["exp_avg"] for slot in slots]
@@ -132,18 +121,14 @@ def _fused(
 
 
 @torch.no_grad()
-def _guarded_step(
-    slots: list[Slot],
-    group: Group,
-    step: Callable[[list[Slot], Tensors, Tensors, Group], None],
-    agree: Agreement | None,
-) -> None:
-    """Run an in-place step; put back, with its state, each parameter that it left non-finite.
+def plain_step(slots: list[Slot], group: Group, agree: Agreement | None = None) -> None:
+    """The step of torch's AdamW, Adam or SGD; put back, with its state, what it left non-finite.
 
     This saves the host sync of checking first. Where checking is nearly free, it comes first
     (:func:`sound_slots`). Ranks ``agree`` on what is put back. Half precision steps in float32,
     where Adam's eps is not zero and second moments decay.
     """
+    step = _adam if "betas" in group else _sgd
     if isinstance(slots, SoundSlots):
         step(slots, slots.weights, slots.gradients, group)
         return

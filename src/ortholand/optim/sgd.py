@@ -1,10 +1,8 @@
 """Base of the optimizers that are SGD except for the move: momentum, plain groups, checks."""
 
 from ortholand.landing.moments import Momentum
-from ortholand.landing.step import Slot
 from ortholand.optim.base import OrthogonalOptimizer
 from ortholand.optim.options import Group, check_at_least_zero
-from ortholand.optim.plain import Agreement, plain_sgd_step
 
 
 class OrthogonalSGD(OrthogonalOptimizer):
@@ -24,7 +22,3 @@ class OrthogonalSGD(OrthogonalOptimizer):
     def moments(self, group: Group) -> Momentum:
         """SGD's momentum."""
         return Momentum(group["momentum"], group["dampening"], group["nesterov"])
-
-    def plain_step(self, slots: list[Slot], group: Group, agree: Agreement | None = None) -> None:
-        """The step of ``torch.optim.SGD``."""
-        plain_sgd_step(slots, group, agree)
