@@ -1,8 +1,4 @@
-"""The fields that infeasible methods follow: landing, and the two it is compared with.
-
-Each takes X ``(..., n, p)`` and the Euclidean gradient G, and returns the direction L of the update
-``X <- X - eta L``. Wide matrices are transposed internally.
-"""
+"""Fields that infeasible methods follow, ``X <- X - eta L``: landing, PLAM and the penalty's."""
 
 import math
 from collections.abc import Callable

@@ -1,8 +1,7 @@
 """Retractions: move along the manifold and stay on it, at the price of linear algebra.
 
-The paper writes a retraction as ``R(X, A) = X + A X + o(A)`` for skew A (its table 1). A square X
-takes the skew p x p matrix A itself. For a tall X that matrix is n x n; an n x p matrix B may
-represent it, ``A = Skew(B X^H)``, and then nothing n x n is formed where that saves work.
+``R(X, A) = X + A X + o(A)`` for skew A (the paper's table 1). For a tall X an n x p matrix B may
+represent the n x n matrix ``A = Skew(B X^H)``; then nothing n x n is formed where that saves work.
 """
 
 import math
@@ -182,10 +181,7 @@ def _solved(A: Tensor, B: Tensor) -> Tensor:
 
 
 def _cayley_by_gram(X: Tensor, B: Tensor, P: Tensor) -> Tensor:
-    """``X - W (K + H / 4)^-1 H [I 0]^T / 2`` with ``W = [X B]`` and its Gram matrix H.
-
-    By Woodbury's identity, as ``Skew(B X^H) = W K W^H / 2`` with ``K = [[0, -I], [I, 0]]``.
-    """
+    """By Woodbury's identity, from the Gram matrix H of ``W = [X B]``; ``P = B^H B``."""
     p = X.shape[-1]
     W = torch.cat([X, B], -1)
     top = X.mH @ W

@@ -5,14 +5,11 @@ for ``0 <= eta <= 1 / (2 lam)`` and ``d <= eps < 1``,
 
     d' <= d - 2 eta b + eta^2 q,    b = lam d (1 - d),    q >= ||L^H L||,
 
-and the largest eta for which the right side is at most eps is a safe step. This holds in both the
-Frobenius and the spectral norm, if d, q and eps use the same one. A rule bounds the root of
-``||L^H L||``, called ``bound`` here, so that ``q = bound^2``. (The paper's own rule lacks the
-condition on eta and can leave the ball: see the errata page.)
-
-With the default rule, "spectral", the optimizers *measure*: they move by a trial step, look at the
-D that it has reached, and shorten the move only where that is outside the ball. The functions from
-:func:`trial_step` to :func:`share_of_tangent_move` do so.
+and the largest eta for which the right side is at most eps is a safe step, in the Frobenius and in
+the spectral norm. A rule bounds the root of ``||L^H L||``, called ``bound`` here. (The paper's own
+rule lacks the condition on eta and can leave the ball.) With the default rule, "spectral", the
+optimizers *measure*: they move by a trial step, look at the D that it has reached, and shorten the
+move only where that is outside the ball.
 """
 
 import math
@@ -181,8 +178,7 @@ def trial_step(lr: float | Tensor, norm: Tensor, p: int, longest: float = math.i
 def spectral_bound(D: Tensor, *, sharp: bool = False) -> Tensor:
     """``||D^2||_F^(1/2)``, between ``||D||_2`` and ``||D||_F`` for Hermitian D: one product.
 
-    It exceeds ``||D||_2`` by a factor of ``p^(1/4)`` at most; a sharp one, ``||D^4||_F^(1/4)``, by
-    ``p^(1/8)``, at the price of another product.
+    At most ``p^(1/4) ||D||_2``; a sharp one, with another product, ``p^(1/8) ||D||_2``.
     """
     square = D @ D
     return frobenius_norm(square @ square).sqrt().sqrt() if sharp else frobenius_norm(square).sqrt()
@@ -214,8 +210,7 @@ def is_inside(bound: Tensor, d: Tensor, length: Tensor) -> Tensor:
 def share_of_pulled_move(P: Tensor, slope: Tensor, room: Tensor) -> Tensor:
     """The share of a trial move that ends in the ball, where the manifold attracts on the way.
 
-    After a share theta the distance is at most ``delta - 2 theta slope + theta^2 P``. This is the
-    largest theta for which that is at most ``delta + room``.
+    It is the largest theta with ``delta - 2 theta slope + theta^2 P <= delta + room``.
     """
     return (slope + torch.addcmul(P * room.clamp(min=0), slope, slope).sqrt()) / P
 

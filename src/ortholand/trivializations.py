@@ -268,10 +268,7 @@ def _skew_of_lower(V: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _logarithm(name: str, weight: nn.Parameter, view: View, map: Map) -> Tensor:
-    """V with ``W = exp(L - L^H)``, or the Cayley map's: the weight's own coordinates at ``B = I``.
-
-    The inverse Cayley map K is skew; the exponential's logarithm has the same eigenvectors.
-    """
+    """V with ``W = exp(L - L^H)``, or the Cayley map's: the coordinates at ``B = I``."""
     X = to_working_dtype(as_matrices(weight, view))
     if not is_square(X):
         raise ValueError(

@@ -60,10 +60,7 @@ def _reach(A: Tensor, blocks: int) -> float:
 
 
 def _series(A: Tensor, blocks: int) -> Tensor:
-    """``exp(A) - I`` by the series of degree ``k^2``, k blocks: Horner's scheme in ``A^k``.
-
-    ``2 k - 2`` products: two for degree 4, four for degree 9, six for degree 16.
-    """
+    """``exp(A) - I`` by the series of degree ``k^2``, in k blocks: ``2 k - 2`` products."""
     powers = [identity_like(A), A]
     while len(powers) <= blocks:
         powers.append(powers[len(powers) // 2] @ powers[-(-len(powers) // 2)])

@@ -1,6 +1,5 @@
-"""Polar factors by products only: msign.
+"""Polar factors by products only: ``msign(M) = U V^H`` for ``M = U diag(s) V^H``.
 
-``msign(M) = U V^H`` for ``M = U diag(s) V^H``: every singular value becomes 1, and zero stays zero.
 An odd polynomial of M acts on its singular values, so compositions of odd polynomials that map
 [l, 1] to 1 compute it. With three products each, they have degree 5, or 7 if M is skew.
 """
@@ -231,9 +230,6 @@ def in_range(M: Tensor, *, may_look: bool = False) -> Tensor:
 
 
 def inverse_bound(F: Tensor) -> Tensor:
-    """A factor that takes M below norm 1, from ``F = (M^H M)^2``, for M of Frobenius norm 1.
-
-    ``||M||_2 <= ||F||_F^(1/4) <= p^(1/8) ||M||_2``.
-    """
+    """A factor that takes M below norm 1: ``||M||_2 <= ||F||_F^(1/4)``, ``F = (M^H M)^2``."""
     bound = torch.linalg.vector_norm(F, dim=(-2, -1)).sqrt().sqrt() * (1 + MARGIN)
     return 1 / bound.clamp(min=1e-3)  # p^(-3/8) at least, but for matrices of zeros

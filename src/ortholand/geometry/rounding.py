@@ -1,10 +1,7 @@
 """How float32 results are stored in a half-precision weight.
 
-A step is often less than half the distance to the next bfloat16 number: rounded to the nearest
-one, the weight does not move. Other ways to store it are *stochastic*: up or down at random, so
-that the mean is the computed value; and *compensated*: the remainder is kept in the state, in the
-weight's type, and added back in the next step. The state identifies the method. Everything is entry
-by entry, so it works on any part of a weight.
+Rounded to the nearest number, a weight often does not move. *Stochastic* rounding goes up or down
+at random; *compensated* keeps the remainder in the state. The state identifies the method.
 """
 
 from collections.abc import Mapping, MutableMapping

@@ -1,17 +1,10 @@
 """What a landing step is: a direction, an attraction to the manifold, a safe step.
 
-A step has three parts, each an object that may be swapped:
-
-- *moments* (:mod:`.moments`) turn gradients into a direction: SGD's momentum, Adam, Muon;
-- an *attraction* (:mod:`.attraction`) says where X goes along it;
-- a *safe-step rule* (:mod:`ortholand.safe_step`) says how far.
-
-:class:`.description.LandingStep` puts them together: moments, direction, trial move, measured
-distance, shortened move, landing. Matrices whose rows are on several ranks step in the *Gram form*
-(:mod:`.gram`): one pass over the rows for some p x p matrices, then coefficients, then one pass
-that combines columns. Only the sum of Gram matrices is shared.
-
-A new attraction is a subclass of :class:`Attraction` with a ``move``, passed to :func:`register`.
+*Moments* (:mod:`.moments`) turn gradients into a direction, an *attraction* (:mod:`.attraction`)
+says where X goes along it, and a rule (:mod:`ortholand.safe_step`) how far;
+:class:`.description.LandingStep` puts them together. Matrices whose rows are on several ranks step
+in the *Gram form* (:mod:`.gram`). A new attraction is a subclass of :class:`Attraction` with a
+``move``, passed to :func:`register`.
 """
 
 from ortholand.landing.after import After

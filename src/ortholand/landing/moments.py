@@ -226,9 +226,7 @@ class AdamMoments:
     def length(self, norm: Tensor, p: int, state: State) -> tuple[Tensor, State]:
         """The factor of the mean, from the norm of a generator; and the new numbers.
 
-        The second moment is the mean of the squared norms of the p columns, bounded against
-        overflow: a bound that is too small only makes the direction longer, which the safe step
-        handles.
+        The second moment is the mean squared norm of the p columns, bounded against overflow.
         """
         beta1, beta2 = self.betas
         step = state["step"].to(norm.dtype) + 1

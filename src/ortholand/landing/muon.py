@@ -94,10 +94,8 @@ class MuonMoments(Buffered):
     ) -> PendingStep:
         """The step of tall matrices of which these rows are here.
 
-        A polar factor magnifies rounding errors in small singular values, and a Gram matrix
-        squares them, so it needs twice the digits. Sums over ranks are in double precision,
-        which is enough for single-precision weights. No type is wide enough for
-        double-precision ones: their ranks sum a second time, products of a better basis.
+        A polar factor magnifies rounding in small singular values, and Gram matrices square them.
+        So sums are in double precision; weights in double precision are summed a second time.
         """
         buffer = state.get("momentum_buffer")
         B, total, more = G, None, ()
@@ -207,10 +205,8 @@ class FirstPass(NamedTuple):
 def tall_polar(Q: Tensor, F: Tensor, sign: Sign) -> tuple[Tensor, Polar]:
     """W, and the generator of ``msign(Skew(F Q^H)) Q`` in terms of Q and W; nothing is n x n.
 
-    C is made orthonormal by Cholesky factors of its Gram matrix, twice. They are shifted by the
-    Gram matrix's possible rounding error, so small singular values are damped by the first and
-    restored by the second. That one needs no pass over rows: W is well conditioned, so the
-    second factor is part of the coefficients.
+    C is made orthonormal by Cholesky factors of its Gram matrix, twice. They are shifted by its
+    possible rounding error, so the first damps small singular values, which the second restores.
     """
     roundoff = product_roundoff(Q.shape[-2], Q.dtype)
     M = Q.mH @ F
@@ -241,8 +237,7 @@ def polar_gram(
 ) -> PolarGram:
     """The generator of ``msign(Skew(B X^H)) X`` from ``X^H X - I``, ``X^H B`` and ``B^H B``.
 
-    Their relative rounding error is roundoff, about the square of noise, the error of X and B.
-    What is below noise counts as zero.
+    Their relative rounding error is roundoff. What is below noise, its root, counts as zero.
     """
     K, M, T, unit = FirstPass.of(D, M, T)
     # The product of both factors of a whole matrix with this noise damps by as much as they do.
@@ -305,11 +300,7 @@ def called(msign: Sign, psi: Tensor) -> Tensor:
 
 
 def _unless_noise(A: Tensor, norm: Tensor, noise: Tensor | float) -> Tensor:
-    """A, or zero if the matrix whose polar factor it is consists of rounding errors only.
-
-    A gradient normal to the manifold has a relative gradient of zero, up to rounding; its polar
-    factor would be a full-length step in an arbitrary direction.
-    """
+    """A, or zero if the matrix whose polar factor it is consists of rounding errors only."""
     zero = norm * 0 + noise * 0  # but NaN if the noise is infinite, as a gradient's may be
     # Not where both are equal: squares of entries below 1e-162 vanish, and with them both norms.
     return torch.where((norm < noise)[..., None, None], per_matrix(zero, A), A)

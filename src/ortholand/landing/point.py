@@ -77,11 +77,9 @@ class Point:
         return frobenius_norm(M)
 
     def cleaned(self, B: Tensor) -> "Direction":
-        """B without its multipliers, in B's memory; X is tall.
+        """``B - X K``, ``K = Sym(S^-1 X^H B)``, in B's memory; X is tall.
 
-        ``B - X K``, ``K = Sym(S^-1 X^H B)``, represents the same direction as B, and contains
-        nothing of what a function that is constant on the manifold adds to B: for ``B = X C``, C
-        Hermitian, it is zero wherever X is.
+        It represents the same direction, and contains nothing of ``X C``, C Hermitian.
         """
         M = self.X.mH @ B
         K = self.multiplier(M)

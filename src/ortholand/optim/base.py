@@ -1,8 +1,6 @@
 """What every optimizer with orthogonal weights shares: groups, state and the step.
 
-A method is a subclass that says how matrices ``(..., n, p)``, n >= p, step (``matrix_step``) and
-how the unconstrained parameters do (``plain_step``). The engines (:mod:`.engines`) decide who
-computes a step.
+A method is a subclass that says how matrices ``(..., n, p)``, n >= p, step (``matrix_step``).
 """
 
 from collections.abc import Callable, Mapping

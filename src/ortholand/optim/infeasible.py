@@ -57,8 +57,7 @@ class FieldSGD(OrthogonalSGD):
 class PLAM(FieldSGD):
     """PLAM (Gao et al., 2019), the proximal linearised augmented Lagrangian method.
 
-    Arguments as for :class:`FieldSGD`. As published, it has no safeguard: it can explode, and on
-    random problems usually does (``ortholand errata plam-problems``).
+    As published, it has no safeguard, and can explode. Arguments as for :class:`FieldSGD`.
     """
 
     field = staticmethod(plam_field)

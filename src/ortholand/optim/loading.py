@@ -1,8 +1,4 @@
-"""Loading a state dict so that state comes back as it was saved, hooks included.
-
-An optimizer can continue from its own state, and from those of torch that mean the same to it.
-Everything is checked and copied before anything is loaded: an error leaves the optimizer as it was.
-"""
+"""Loading a state dict so that state comes back as it was saved, or else nothing changes."""
 
 import reprlib
 from collections.abc import Callable, Mapping

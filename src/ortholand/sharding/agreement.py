@@ -1,8 +1,7 @@
 """Whether ranks that share weights step them with the same options.
 
-A rank whose lr or groups differ would step its part of a matrix differently, without any error. So
-ranks compare their options before the first step (:func:`compare_terms`), and then a mark of them
-travels with the messages that a step sends anyway. All ranks find a difference at the same time.
+They compare them before the first step (:func:`compare_terms`). Then a mark of them travels with
+the messages that a step sends anyway, so all ranks find a difference at the same time.
 """
 
 from __future__ import annotations

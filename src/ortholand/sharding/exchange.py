@@ -1,7 +1,6 @@
 """Messages between ranks: sums (all-reduce), and rows that change places (all-to-all).
 
-Lists of tensors are packed into one message. Where ``terms`` are given, every rank raises if those
-of the ranks differ; only on the CPU, because elsewhere the host would have to wait.
+Where ``terms`` are given, every rank raises if they differ; only on the CPU, which need not wait.
 """
 
 from __future__ import annotations
@@ -115,10 +114,7 @@ def rows_of_transposes(
 
 
 class Owners(NamedTuple):
-    """Matrices that are gathered on one rank each, and scattered again: an all-to-all each way.
-
-    Matrix k has the layout ``layouts[k]`` (they differ in sizes only) and goes to ``owners[k]``.
-    """
+    """Matrices ``k`` that are gathered on rank ``owners[k]`` each, and scattered again."""
 
     layouts: Sequence[Layout]
     owners: Sequence[int]

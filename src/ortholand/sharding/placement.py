@@ -107,10 +107,7 @@ def from_rows(rows: Tensor, shape: torch.Size, layout: Layout) -> tuple[Tensor, 
 
 
 def placed_like(local: Tensor, weight: Tensor) -> Tensor:
-    """A DTensor placed like the weight, whose part on this rank is ``local``.
-
-    Made from the weight, whose parts may be on a different device from its mesh (CPU offload).
-    """
+    """A DTensor placed like the weight, whose part on this rank is ``local``."""
     placed = torch.empty_like(weight.detach(), dtype=local.dtype)
     local_part(placed).copy_(local)
     return placed

@@ -1,9 +1,7 @@
 """Who computes a step: a short list of engines, asked in order and in one place.
 
-Each engine says what it cannot step, and why (``refusal``), and takes what it can (``claim``). The
-last one can step everything. ``claim`` checks everything, and nothing is done before it has run.
-While torch's operations compute, autograd must be off: an engine sees to that itself, because
-for compiled code of 10 microseconds even this counts.
+The last one can step everything. While torch's operations compute, autograd must be off: an engine
+sees to that itself, because for compiled code of 10 microseconds even this counts.
 """
 
 from collections.abc import Callable, Mapping
@@ -55,8 +53,7 @@ ENGINES: tuple[Engine, ...] = (SHARDED, *WHOLE_ENGINES)
 def claimed(group: Group, plan: Plan, states: States, *, only: bool) -> list[Run]:
     """The step of orthogonal weights, checked but not done: nothing moves before all are checked.
 
-    Each weight steps by the first engine that can step it. If compiled code has nothing to prepare
-    and this is the ``only`` group, it checks and steps in one call, all weights or none.
+    If compiled code has nothing to prepare, and this is the ``only`` group, one call does both.
     """
     all_plain = PLAIN_TYPES.issuperset(map(type, group["params"]))
     if plan.fused is False and all_plain:
