@@ -89,10 +89,8 @@ def rebase_(model: Model) -> Model:
     """Move the base point of every trivialized weight to its current value: ``B = W, A = 0``.
 
     Call it between ``optimizer.step()`` and the next backward pass, every so many steps: it keeps
-    A small, where the map distorts little. The weights stay the same up to rounding, and the
-    parameter objects stay, so the optimizer can continue. Its buffers are unchanged: relative to
-    the weight they mean the same direction as before up to terms of order A. Gradients with
-    respect to the old coordinates are dropped.
+    A small, where the map distorts little. The optimizer can continue: weights stay the same up to
+    rounding, and so do parameter objects and its buffers. Gradients are dropped.
 
     >>> import ortholand, torch
     >>> from torch import nn

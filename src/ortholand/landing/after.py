@@ -82,11 +82,10 @@ class After(Attraction):
             start = start._replace(D=point.D, d=d, W=W, error=error)
         t = start.trial(start.norm if rule is None or rule.is_measured else rule.bound(R))
         Y = moved_along(X, R, t, out=R)
-        stop = start.settle(t, *centred_gram(Y))
-        if stop.share is not None:
-            Y = torch.lerp(X, Y, stop.share, out=Y)
-        Y = add_product(Y.mul_(stop.shrink), Y, landing_of(stop.F, landings), alpha=-0.5)
-        return Step(unless_zero(options.lr, Y, X), stop.taken, stop.limited)
+        share, shrink, F, taken, limited = start.settle(t, *centred_gram(Y))
+        Y = Y if share is None else torch.lerp(X, Y, share, out=Y)
+        Y = add_product(Y.mul_(shrink), Y, landing_of(F, landings), alpha=-0.5)
+        return Step(unless_zero(options.lr, Y, X), taken, limited)
 
     def coefficients(self, gram: Gram, options: LandingOptions) -> Coefficients:
         """The Gram form, with E derived; what rounding adds to it appears in the next step's D."""
@@ -98,14 +97,14 @@ class After(Attraction):
         E = D + times(t, sym(W @ D)) + times(t.square(), square)
         q = (1 + trace(E) / D.shape[-1]).clamp(min=1)
         E.diagonal(dim1=-2, dim2=-1).sub_((q - 1)[..., None])
-        stop = start.settle(t, E, q)
-        t = per_matrix(t, D) if stop.share is None else per_matrix(t, D) * stop.share
-        N = landing_of(stop.F, options.landings) * (stop.shrink / -2)
-        N = N + (stop.shrink - 1) * identity_like(D)  # the landed point is Y (I + N)
+        share, shrink, F, taken, limited = start.settle(t, E, q)
+        t = per_matrix(t, D) if share is None else per_matrix(t, D) * share
+        N = landing_of(F, options.landings) * (shrink / -2)
+        N = N + (shrink - 1) * identity_like(D)  # the landed point is Y (I + N)
         a = W.mH * (t / 2)
         a = unless_zero(options.lr, add_product(a + N, a, N), torch.zeros_like(a))
         b = add_identity(N) * (t / -2)
-        return Coefficients(a, b, stop.taken & finite_matrices(N), stop.limited)
+        return Coefficients(a, b, taken & finite_matrices(N), limited)
 
 
 def without_multiplier(point: Point, direction: Direction) -> tuple[Tensor, Tensor]:
@@ -137,16 +136,6 @@ def moved_at_once(X: Tensor, B: Tensor, Z: Tensor | None, lr: float) -> Tensor:
     return add_product_(torch.sub(X, B, alpha=lr / 2), X, Z.mH, alpha=lr / 2)
 
 
-class Stop(NamedTuple):
-    """Where a move stops, and from where it lands; numbers are shaped to multiply matrices."""
-
-    share: Tensor | None  # of the trial move; None: all of it
-    shrink: Tensor  # q^(-1/2), the factor of Y before it lands
-    F: Tensor  # the residual that Y has then, Y^H Y / q - I
-    taken: Tensor  # (...)
-    limited: Tensor | None
-
-
 class Start(NamedTuple):
     """From where a move starts. All but the first three are for the safe step."""
 
@@ -168,8 +157,11 @@ class Start(NamedTuple):
         safe = largest_root(bound, -self.error, self.options.limit - self.d)
         return at_most(self.lr, safe)
 
-    def settle(self, t: Tensor, C: Tensor, q: Tensor) -> Stop:
+    def settle(self, t: Tensor, C: Tensor, q: Tensor) -> tuple[Any, ...]:
         """How much of a trial move by t is taken, from the residual that it has reached.
+
+        That is its share (None: all), ``q^(-1/2)``, ``F = Y^H Y / q - I`` where it ends, which
+        matrices may go there, and where that is less than lr.
 
         If only a share theta is, the residual is ``D + theta Q + theta^2 P``, ``Q = t Sym(W D)``
         (zero for square X), and the mean that is taken off before landing is theta^2 times that
@@ -182,7 +174,7 @@ class Start(NamedTuple):
             taken = length < math.inf if d is None else (length < math.inf) & (d < FARTHEST)
             shrink, scale = cast_together(C, q.rsqrt(), q)
             limited = None if d is None else t < lr
-            return Stop(None, shrink, C.div_(scale), is_valid(taken, options.lr), limited)
+            return None, shrink, C.div_(scale), is_valid(taken, options.lr), limited
         reached, below, added = spectral_bound(C) + (q - 1), max_abs(D), length.square()
         if unknown is not None:
             reached = torch.addcmul(reached, t.square(), unknown)
@@ -202,7 +194,7 @@ class Start(NamedTuple):
         C = torch.lerp(D, C, part_squared, out=C)
         if S is not None:
             C.addcmul_(S, *along)
-        return Stop(part, shrink, C.div_(scale), is_valid(taken, options.lr), t * share < lr)
+        return part, shrink, C.div_(scale), is_valid(taken, options.lr), t * share < lr
 
 
 def centred_gram(Y: Tensor) -> tuple[Tensor, Tensor]:

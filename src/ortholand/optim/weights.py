@@ -110,20 +110,6 @@ def number_of_matrices(p: Tensor, view: View) -> int:
     return matrices_shape(p.shape, view)[:-2].numel()
 
 
-def gradient_error(p: Tensor, G: Tensor, name: str) -> TypeError | ValueError:
-    """The error for a gradient that is not dense, or not of its parameter's shape."""
-    if G.layout is not torch.strided:
-        return TypeError(
-            f"Gradients must be dense, got layout {G.layout} for a parameter of shape "
-            f"{tuple(p.shape)}. Use sparse=False in the embedding that made it, or another "
-            "optimizer for that parameter."
-        )
-    return ValueError(
-        f"A gradient must have its weight's shape, but {name} has shape {tuple(p.shape)} and its "
-        f"gradient {tuple(G.shape)}. If you replaced the weight, compute gradients again."
-    )
-
-
 def state_error(
     p: Tensor, view: str, name: str, value: Tensor, shape: torch.Size, group: Group
 ) -> ValueError:

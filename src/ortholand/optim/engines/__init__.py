@@ -22,7 +22,6 @@ from ortholand.optim.plan import Plan, name_of
 from ortholand.optim.weights import (
     PLAIN_TYPES,
     check_memory,
-    gradient_error,
     prepare_plain_state,
     prepare_state,
 )
@@ -104,8 +103,18 @@ def slots_of(group: Group, plan: Plan, states: States) -> list[Slot]:
     for i, p in enumerate(group["params"]):
         if (G := p.grad) is None:
             continue
-        if G.layout is not torch.strided or G.shape != p.shape:
-            raise gradient_error(p, G, name_of(group, i))
+        if G.layout is not torch.strided:
+            raise TypeError(
+                f"Gradients must be dense, got layout {G.layout} for a parameter of shape "
+                f"{tuple(p.shape)}. Use sparse=False in the embedding that made it, or another "
+                "optimizer for that parameter."
+            )
+        if G.shape != p.shape:
+            raise ValueError(
+                f"A gradient must have its weight's shape, but {name_of(group, i)} has shape "
+                f"{tuple(p.shape)} and its gradient {tuple(G.shape)}. If you replaced the weight, "
+                "compute gradients again."
+            )
         if type(p) not in PLAIN_TYPES and is_elsewhere(p):
             continue
         state = states[p]
