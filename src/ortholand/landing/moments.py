@@ -78,12 +78,17 @@ def one_minus_power(beta: float, step: Tensor) -> Tensor:
 # --- moments
 
 
+@dataclass(frozen=True)
 class Buffered:
     """Moments that keep one buffer, if there is momentum."""
 
-    momentum: float
-    nesterov: bool
-    why_not_apart: str | None = None  # why rows on several ranks cannot step where they are
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    @property
+    def why_not_apart(self) -> str | None:
+        """Why rows on several ranks cannot step where they are; None if they can."""
+        return None
 
     @property
     def state_kinds(self) -> Mapping[str, StateKind]:
@@ -125,9 +130,7 @@ class Buffered:
 class Momentum(Buffered):
     """SGD: the gradient, or with momentum the accumulated gradients."""
 
-    momentum: float = 0.0
     dampening: float = 0.0
-    nesterov: bool = False
 
     @property
     def shows_state(self) -> bool:

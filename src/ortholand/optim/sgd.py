@@ -21,4 +21,4 @@ class OrthogonalSGD(OrthogonalOptimizer):
 
     def moments(self, group: Group) -> Momentum:
         """SGD's momentum."""
-        return Momentum(group["momentum"], group["dampening"], group["nesterov"])
+        return Momentum(group["momentum"], group["nesterov"], group["dampening"])
