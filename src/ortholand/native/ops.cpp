@@ -241,7 +241,7 @@ Refusal read(const Tensors& moved, const Tensors& gradients, size_t i, bool kern
     if (!X.in_memory) return MEMORY;
     q.X = X.start, q.G = G.start;
     Refusal found = of_gradient;
-    void** starts[] = {&q.matrix_state, &q.square_state, &q.step_state};
+    void** starts[] = {&q.state, &q.squares, &q.steps};
     for (size_t kind = 0, n = gradients.size(); (2 + kind) * n <= moved.size() && !found; ++kind) {
         const Seen A(moved[(1 + kind) * n + i]);
         found = misfit(A, X, kind == 0 ? X.dim : kernels ? X.dim - 2 : 0);

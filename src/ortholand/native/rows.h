@@ -156,13 +156,13 @@ class Rows {
                     combine_state(own, *C, keeps_K, piece.rows);
                     for (int e = 0; wanted.exact && e < piece.rows * row; e += S)
                         *vectors(own.Y + e) *= factor;
-                    L::move<false>(own.Y, piece, &Matrix::state, taken.v);
+                    L::move<false>(own.Y, piece, &Parameter::state, taken.v);
                 }
                 if (!a) return;
                 // Weights are seldom scaled.
-                if (scale != T(1)) L::move<true>(own.K, piece, &Matrix::X, nullptr);
+                if (scale != T(1)) L::move<true>(own.K, piece, &Parameter::X, nullptr);
                 combine(own, scale == T(1) ? own.X : own.K, *a, b, piece.rows);
-                L::move<false>(own.Y, piece, &Matrix::X, taken.v);
+                L::move<false>(own.Y, piece, &Parameter::X, taken.v);
             });
         });
     }
@@ -219,11 +219,11 @@ class Rows {
     // X, B and where it is wanted K of some rows.
     __attribute__((noinline)) void load(Panel& own, const Piece& piece) const {
         const int entries = piece.rows * row;
-        L::move<true>(own.X, piece, &Matrix::X, nullptr);
+        L::move<true>(own.X, piece, &Parameter::X, nullptr);
         if (scale != T(1))
             for (int e = 0; e < entries; e += S) *vectors(own.X + e) /= scale;
-        L::move<true>(wanted.state ? own.K : own.B, piece, &Matrix::G, nullptr);
-        if (wanted.state) L::move<true>(own.Y, piece, &Matrix::state, nullptr);
+        L::move<true>(wanted.state ? own.K : own.B, piece, &Parameter::G, nullptr);
+        if (wanted.state) L::move<true>(own.Y, piece, &Parameter::state, nullptr);
         const auto g = element(mix_B.g.v), m = element(mix_B.m.v);
         const auto h = element(mix_K.g.v), k = element(mix_K.m.v);
         // Nearly always K is the gradient, or of no use; unless matrices have units of their own.

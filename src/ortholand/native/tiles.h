@@ -29,11 +29,12 @@ namespace {
 
 using T = SCALAR;
 
-// One matrix, and where its numbers are.
+// One matrix of a parameter: from which number on it lies there, and which it is.
 struct Matrix {
-    T *X, *G, *state, *square, *steps;
     Parameter* parameter;
+    int64_t offset, index;
 };
+using Numbered = void* Parameter::*;  // X, G, state, ...
 
 // Some rows of matrices. Lane l has those from `first + l spread` on, of the matrix l.
 struct Piece {
@@ -44,9 +45,9 @@ struct Piece {
     std::pair<int64_t, int64_t> strides(int l) const {
         return {matrices[l].parameter->row_stride, matrices[l].parameter->column_stride};
     }
-    T* start(T* Matrix::*which, int l) const {
-        const int64_t row = first + l * spread;
-        return matrices[l].*which + (row ? row * strides(l).first : 0);
+    T* start(Numbered which, int l) const {
+        const auto& [parameter, offset, index] = matrices[l];
+        return static_cast<T*>(parameter->*which) + offset + (first + l * spread) * strides(l).first;
     }
 };
 
@@ -142,7 +143,7 @@ struct L {
 
     // Reads rows, or writes those of matrices that are `taken`. Lanes that are not there are zero.
     template <bool READ>
-    static void move(T* tile, const Piece& piece, T* Matrix::*which, const int64_t* taken) {
+    static void move(T* tile, const Piece& piece, Numbered which, const int64_t* taken) {
         const int64_t down = piece.strides(0).first, across = piece.strides(0).second;
         bool alike = piece.filled == W;
         T* starts[W];
@@ -237,7 +238,7 @@ struct L {
 
     // As that of lanes; what fills up the rows of a tile is zero.
     template <bool READ>
-    static void move(T* tile, const Piece& piece, T* Matrix::*which, const int64_t* taken) {
+    static void move(T* tile, const Piece& piece, Numbered which, const int64_t* taken) {
         if (!READ && !taken[0]) return;
         const int size = L::size, stride = L::stride, rows = piece.rows;
         const int64_t down = piece.strides(0).first, across = piece.strides(0).second;
