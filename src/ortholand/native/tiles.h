@@ -184,9 +184,13 @@ struct L {
         int e = 0;
 #pragma GCC unroll 8
         for (; e + V <= length; e += V)
-            for (int l = 0; l < W; l += V)
+            for (int l = 0; l < W; l += V) {
+                // The next matrices nearly always follow; a step of few columns waits for memory.
+                for (int k = 0; READ && P < 4 && k < V; ++k)
+                    __builtin_prefetch(starts[l + k] + e + W * length);
                 move_square<READ>([=](int k) { return place(e + k) + l; },
                                   [=](int k) { return starts[l + k] + e; });
+            }
         for (; e < length; ++e)
             for (int l = 0; l < W; ++l) move_number<READ>(place(e)[l], starts[l][e]);
     }
