@@ -601,7 +601,8 @@ struct Step {
             if (o.rule != UNSAFE && finite[l] && eta[l] < o.lr)
                 __atomic_fetch_add(&parameter.limited, 1, __ATOMIC_RELAXED);
             if (o.moments == ADAM && taken[l])
-                number(&Parameter::squares, l) = T(moment[l]), number(&Parameter::steps, l) = T(steps[l]);
+                number(&Parameter::squares, l) = T(moment[l]),
+                number(&Parameter::steps, l) = T(steps[l]);
         }
     }
 };
