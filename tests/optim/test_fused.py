@@ -251,6 +251,6 @@ def test_one_step_of_random_configurations_agrees(block):
         )
         tolerance = 1e-6 if dtype == torch.float32 else 1e-14
         if state["limited"] or others["limited"]:
-            tolerance = torch.finfo(dtype).eps ** 0.5
+            tolerance *= 100
         assert (X - Y).abs().max() <= tolerance, (seed, shape, dtype, options)
         assert state["skipped"] == others["skipped"], (seed, shape, dtype, options)
