@@ -16,7 +16,7 @@ from tests.nn.test_certificates import network
 def test_all_factors_are_trained_and_stay_orthonormal(optimizer):
     model = network()
     before = copy.deepcopy(model.state_dict())
-    steps = optimizer(ol.param_groups(model), lr=0.01)
+    steps = optimizer(model.parameters(), lr=0.01)
     for _ in range(5):
         steps.zero_grad()
         nn.functional.cross_entropy(model(torch.randn(8, 1, 8, 8)), torch.arange(8) % 4).backward()
