@@ -14,7 +14,8 @@ import ortholand as ol
 PAGE = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
 HEAVY = {"matplotlib", "rich", "scipy", "sklearn", "typer"}
 # For other modules the page lists only what users call or extend.
-COMPLETE = {"ortholand.geometry", "ortholand.optim", "ortholand.solve", "ortholand_lab.problems"}
+COMPLETE = {f"ortholand.{part}" for part in ("geometry", "nn", "optim", "solve")}
+COMPLETE.add("ortholand_lab.problems")
 
 
 def names_in(text: str) -> list[str]:

@@ -121,7 +121,7 @@ MUTANTS = [
     Mutant("C++ distance 1", BALL_H, "distance < FARTHEST)", "distance < 2)", ZEROS),
     Mutant("C++ gentle pull", LANDING, "at_least(inside / squares, 0)", "o.omega", ENGINES),
     Mutant("C++ finite", LANDING, "kept < LARGEST_NORM", "kept < INFINITY", INFINITE),
-    Mutant("C++ bias", LANDING, ".steps) + 1;", ".steps) + 2;", ENGINES),
+    Mutant("C++ bias", LANDING, "steps, l) + 1.0;", "steps, l) + 2.0;", ENGINES),
     Mutant(
         "C++ farthest", LANDING, "error, o.farthest - d", "error, 1.5 * o.farthest - d", ENGINES
     ),

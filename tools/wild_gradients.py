@@ -126,7 +126,12 @@ def draw(seed: int, *, large: float = 0.03) -> Case:
         options["scale"] = rng.choice([0.1, 30.0])
     gradients = [(rng.choice(KINDS), _size(rng, dtype)) for _ in range(rng.choice([2, 3, 4]))]
     start = rng.choice([0.0, 0.0, 0.5, 0.95]) if options.get("safe_step") else 0.0
-    return Case(method, engine, dtype, shape, options, gradients, seed, rng.choice([2, 3]), start)
+    ranks = rng.choice([2, 3])
+    if engine == "reference" and rng.random() < 0.3:  # as on a GPU: no value may be read
+        options["lr"] = torch.tensor(options["lr"], dtype=torch.float64)
+    if engine == "reference":
+        options["foreach"] = rng.choice([None, None, True, False])
+    return Case(method, engine, dtype, shape, options, gradients, seed, ranks, start)
 
 
 def _size(rng: random.Random, dtype: torch.dtype) -> float:

@@ -12,6 +12,7 @@ This module exports what most programs need. The rest is in its submodules:
 - :mod:`ortholand.parameters`: marks, groups, projection and errors of a model's parameters.
 - :mod:`ortholand.sharding`: weights spread over ranks, and what their steps cost.
 - :mod:`ortholand.solve`: minimisation of a function, or of a sum of many terms.
+- :mod:`ortholand.nn`: convolutions that are isometries, and networks with certificates.
 - :mod:`ortholand.flow`: the landing flow, an ordinary differential equation.
 - :mod:`ortholand.trivializations`: weights as exp(A), for any Euclidean optimizer.
 - :mod:`ortholand.native`: compiled code, or why there is none.
@@ -21,6 +22,7 @@ This module exports what most programs need. The rest is in its submodules:
 
 from importlib.metadata import PackageNotFoundError, version
 
+from ortholand import nn as nn
 from ortholand.fields import landing_field
 from ortholand.geometry import distance, msign, random_orthogonal
 from ortholand.optim import (

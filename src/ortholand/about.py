@@ -75,7 +75,7 @@ def _compiled_code() -> str:
         return f"none, torch's operations step: {why_no_code(torch.float32)}"
     if path.is_relative_to(prebuilt.FOLDER):
         return f"prebuilt for {path.parent.name}, by {prebuilt.made_by()}"
-    why_not = build.why_not_prebuilt(Unit("steps", "float"))
+    why_not = build.prebuilt_library(Unit("steps", "float"))
     made = f"made here by {build.compiler()} for this processor"
     return f"{made}; {why_not}" if why_not else made
 

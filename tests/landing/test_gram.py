@@ -150,6 +150,14 @@ def test_muon_loses_no_digit_apart(shape, ranks, cond, normal, dtype, options):
     assert difference(shape, ranks, gradient, dtype, **options) < 1e-12
 
 
+@pytest.mark.parametrize("ones", [1, 7])
+def test_muon_loses_no_digit_apart_where_singular_values_have_a_gap(ones):
+    values = torch.where(torch.arange(8) < ones, 1, 1e-6).to(torch.float64)
+    U, V = (ol.random_orthogonal(3, n, 8, seed=n, dtype=torch.float64) for n in (24, 8))
+    targets = (U * values) @ V.mT
+    assert difference((24, 8), 3, lambda X, k: targets[k % 3] + X, torch.float64) < 1e-12
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
 @pytest.mark.parametrize(("cond", "tolerance"), [(1e1, 2e-7), (1e5, 3e-6), (1e6, 3e-6)])
 def test_muon_damps_what_single_precision_cannot_hold_apart_as_together(cond, tolerance, dtype):

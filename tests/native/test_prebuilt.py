@@ -121,13 +121,12 @@ def test_a_source_tree_has_none(fresh):
     assert not prebuilt.FOLDER.exists()
     assert works()
     assert build.library_path(SOURCE).exists()
-    assert build.why_not_prebuilt(SOURCE) is None
+    assert build.prebuilt_library(SOURCE) is None
 
 
 def test_sanitizers_get_their_own(package, monkeypatch):
     monkeypatch.setenv("ORTHOLAND_SANITIZE", "1")
-    assert not build.is_prebuilt()
-    assert build.why_not_prebuilt(SOURCE) is None
+    assert build.prebuilt_library(SOURCE) is None
 
 
 def test_compiling_is_announced_once(fresh, caplog):

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import random
 
 import pytest
 import torch
@@ -216,3 +217,40 @@ def test_a_bad_gradient_leaves_a_matrix_alone(shape, bad, attraction):
     assert ol.orthogonality_error(X, spectral=True) <= 0.5
     if shape[0] == shape[1] and not huge:
         assert not optimizer.state[X]["momentum_buffer"].any()
+
+
+def random_configuration(seed):
+    """A shape, a type and options of a step that compiled code takes."""
+    pick = random.Random(seed)
+    p = pick.choice([*range(1, 17), 24, 40, 64, 100, LARGEST_SIZE])
+    n = pick.choice([p, p, p + 1, 2 * p, 5 * p + 3, 40 * p + 7])
+    count = pick.choice([1, 1, 3, 16, 17, 40])
+    shape = (max(1, min(count, 40_000 // (n * p))), *pick.sample([n, p], 2))
+    return (
+        shape,
+        pick.choice([torch.float32, torch.float64]),
+        {
+            **pick.choice([*DIRECTIONS.values()]),
+            "attraction": pick.choice(["coupled", "decoupled", "after"]),
+            "safe_step": pick.choice(["spectral", "spectral", "frobenius"]),
+            "lr": 10 ** pick.uniform(-4, 1),
+            "lam": pick.choice([0.0, 0.3, 1.0]),
+            "scale": 10 ** pick.uniform(-3, 1),
+        },
+    )
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("block", range(20))
+def test_one_step_of_random_configurations_agrees(block):
+    """Where no step is shortened; there its length is a root of a difference, which magnifies."""
+    for seed in range(100 * block, 100 * block + 100):
+        shape, dtype, options = random_configuration(seed)
+        (X, state), (Y, others) = (
+            run(shape, dtype, fused, n_steps=1, seed=seed, **options) for fused in (True, False)
+        )
+        tolerance = 1e-6 if dtype == torch.float32 else 1e-14
+        if state["limited"] or others["limited"]:
+            tolerance *= 100
+        assert (X - Y).abs().max() <= tolerance, (seed, shape, dtype, options)
+        assert state["skipped"] == others["skipped"], (seed, shape, dtype, options)

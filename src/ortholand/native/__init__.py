@@ -119,16 +119,11 @@ def library(unit: Unit) -> ctypes.CDLL | str:
     """A library of compiled code, or why there is none."""
     if os.environ.get("ORTHOLAND_NATIVE", "1") == "0":
         return SWITCHED_OFF
-    signatures = SIGNATURES.get(unit.source, {})
     try:
-        found = load(unit, tuple(signatures))
+        return load(unit, SIGNATURES.get(unit.source, {}))
     except NoCodeError as reason:
         log.info("No compiled code, torch's operations are used: %s", reason)
         return str(reason)
-    for name, (result, *arguments) in signatures.items():
-        function = getattr(found, name)
-        function.restype, function.argtypes = result, arguments
-    return found
 
 
 def forget() -> None:

@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from ortholand.native import prebuilt
-from ortholand.native.prebuilt import PrebuiltError
 from ortholand.native.recipe import FLAGS, FOLDER, OLDEST_TORCH, Unit
 from ortholand.native.safekeeping import ELSEWHERE, NoCodeError, is_sealed, own_folder, seal_path
 from ortholand.native.safekeeping import write_seal as _write_seal
@@ -37,39 +36,39 @@ SANITIZE_FLAGS = (
     "-O1",
 )
 COMPILE_SECONDS = 120
+Functions = Mapping[str, Any]  # names, with the types of results and arguments
+NONE: Functions = {}
 _too_slow: set[str] = set()  # the compilers that exceeded it in this process
 LONGEST_COMPLAINT = 200  # characters of what a compiler says
 
 
-def load(unit: Unit, symbols: Sequence[str] = ()) -> ctypes.CDLL:
+def load(unit: Unit, functions: Functions) -> ctypes.CDLL:
     """A library that has some functions: prebuilt, cached, or compiled now; or NoCodeError."""
-    why_not = why_not_prebuilt(unit, symbols)
-    if why_not is None and is_prebuilt():
-        return _opened(prebuilt.library_path(unit), symbols)
-    if why_not is not None:
-        log.info("The code that came with the package is not used: %s", why_not)
+    found = prebuilt_library(unit, functions)
+    if isinstance(found, ctypes.CDLL):
+        return found
+    if found:
+        log.info("The code that came with the package is not used: %s", found)
     try:
         path = library_path(unit)
-        return _kept(path, symbols) or _made(unit, path, symbols)
+        return _kept(path, functions) or _made(unit, path, functions)
     except NoCodeError as error:
-        raise NoCodeError(f"{why_not}; {error}" if why_not else str(error)) from error
+        raise NoCodeError(f"{found}; {error}" if found else str(error)) from error
 
 
-def is_prebuilt() -> bool:
-    """Whether this installation came with libraries, and sanitizers do not need their own."""
-    return prebuilt.FOLDER.is_dir() and not _sanitizing()
+def prebuilt_library(unit: Unit, functions: Functions = NONE) -> ctypes.CDLL | str | None:
+    """The library that came with the package, or why it is not used; None if none came with it.
 
-
-def why_not_prebuilt(unit: Unit, symbols: Sequence[str] = ()) -> str | None:
-    """Why code that came with the package is not used; None if it is, or if there is none."""
+    Sanitizers need their own code.
+    """
+    if not prebuilt.FOLDER.is_dir() or _sanitizing():
+        return None
     try:
-        if is_prebuilt():
-            _opened(prebuilt.library_path(unit), symbols)
-    except PrebuiltError as reason:
+        return _opened(prebuilt.library_path(unit), functions)
+    except NoCodeError as reason:
         return str(reason)
     except (OSError, AttributeError) as error:
         return f"prebuilt code cannot be loaded: {error}"
-    return None
 
 
 def library_path(unit: Unit) -> Path:
@@ -96,16 +95,16 @@ def compile_command(unit: Unit) -> list[str]:
     return [compiler(), *flags, *unit.arguments(folder / "include", folder / "lib")]
 
 
-def _kept(path: Path, symbols: Sequence[str]) -> ctypes.CDLL | None:
+def _kept(path: Path, functions: Functions) -> ctypes.CDLL | None:
     """The library in the cache; None if there is none, or if it must be recompiled."""
     try:
-        return _opened(path, symbols) if is_sealed(path) else None
+        return _opened(path, functions) if is_sealed(path) else None
     except (OSError, AttributeError) as error:
         log.info("Compiling again, because %s is damaged: %s", path, error)
         return None
 
 
-def _made(unit: Unit, path: Path, symbols: Sequence[str]) -> ctypes.CDLL:
+def _made(unit: Unit, path: Path, functions: Functions) -> ctypes.CDLL:
     """The library, compiled now and put into the cache."""
     _announce(path.parent)
     try:
@@ -116,7 +115,7 @@ def _made(unit: Unit, path: Path, symbols: Sequence[str]) -> ctypes.CDLL:
             _compile(compile_command(unit), made)
             made.chmod(0o700)
             _write_seal(made)
-            library = _opened(made, symbols)
+            library = _opened(made, functions)
             made.replace(path)
             seal_path(made).replace(seal_path(path))
             return library
@@ -179,10 +178,11 @@ def _complaint(program: str, code: int, output: bytes) -> str:
     return said[:LONGEST_COMPLAINT]
 
 
-def _opened(path: Path, symbols: Sequence[str]) -> ctypes.CDLL:
+def _opened(path: Path, functions: Functions) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
-    for symbol in symbols:
-        getattr(library, symbol)
+    for name, (result, *arguments) in functions.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
     return library
 
 

@@ -130,10 +130,11 @@ struct Step {
 
     // The first gradient enters whole, as in torch; a buffer of zeros is one not yet started.
     bool has_started(const Matrix& matrix) const {
-        const int64_t down = matrix.parameter->row_stride, across = matrix.parameter->column_stride;
+        const Parameter& q = *matrix.parameter;
+        const T* state = static_cast<T*>(q.state) + matrix.offset;
         for (int64_t r = 0; r < n; ++r)
             for (int j = 0; j < L::p(); ++j)
-                if (matrix.state[r * down + j * across] != T(0)) return true;
+                if (state[r * q.row_stride + j * q.column_stride] != T(0)) return true;
         return false;
     }
 
@@ -165,7 +166,7 @@ struct Step {
         const T half = T(0.5);
         L::transpose(U, M, false);
         L::each([&](int e, int) { M.v[e] = half * M.v[e] - half * U.v[e]; });
-        if (o.moments != NONE) L::move<true>(N.v, tile(), &Matrix::state, nullptr);
+        if (o.moments != NONE) L::move<true>(N.v, tile(), &Parameter::state, nullptr);
         if (o.moments == MOMENTUM) {
             const T momentum = T(o.momentum), ahead = T(o.nesterov);
             const T kept = o.nesterov ? momentum : T(1);
@@ -248,6 +249,11 @@ struct Step {
         return squares;
     }
 
+    // What is kept of the l-th matrix as a single number.
+    T& number(Numbered which, int l) const {
+        return static_cast<T*>(matrices[l].parameter->*which)[matrices[l].index];
+    }
+
     // Adam's second moments, one for each matrix, from norms of gradients, which their p columns
     // share. What directions are multiplied with.
     Numbers update_squares(const Numbers& norms) {
@@ -258,7 +264,7 @@ struct Step {
         Numbers old = 0, correction1 = 1, correction2 = 1;
         steps = 0;
         for (int l = 0; l < filled; ++l) {
-            old[l] = *matrices[l].square, steps[l] = double(*matrices[l].steps) + 1;
+            old[l] = number(&Parameter::squares, l), steps[l] = number(&Parameter::steps, l) + 1.0;
             const bool again = l > 0 && steps[l] == steps[l - 1];  // nearly always: they cost a lot
             correction1[l] = again ? correction1[l - 1] : one_minus_power(o.beta1, steps[l]);
             correction2[l] = again ? correction2[l - 1] : one_minus_power(o.beta2, steps[l]);
@@ -572,7 +578,7 @@ struct Step {
         const bool moves = o.lr > 0;
         rows.apply(moves ? &a : nullptr, second(), gains ? &N : nullptr, keeps_K(), taken,
                    rounded(1 / power));
-        if (o.moments != NONE && square) L::move<false>(N.v, tile(), &Matrix::state, taken.v);
+        if (o.moments != NONE && square) L::move<false>(N.v, tile(), &Parameter::state, taken.v);
         if (lands_later && moves) land_measured();
     }
 
@@ -595,7 +601,8 @@ struct Step {
             if (o.rule != UNSAFE && finite[l] && eta[l] < o.lr)
                 __atomic_fetch_add(&parameter.limited, 1, __ATOMIC_RELAXED);
             if (o.moments == ADAM && taken[l])
-                *matrices[l].square = T(moment[l]), *matrices[l].steps = T(steps[l]);
+                number(&Parameter::squares, l) = T(moment[l]),
+                number(&Parameter::steps, l) = T(steps[l]);
         }
     }
 };
@@ -616,12 +623,7 @@ struct Cursor {
     }
     Matrix next() {
         while (k == q->count) ++q, k = 0;
-        const auto shifted = [](const void* start, int64_t offset) {
-            return start ? static_cast<T*>(const_cast<void*>(start)) + offset : nullptr;
-        };
-        const int64_t at = q->offset(k), i = k++;
-        return {shifted(q->X, at), shifted(q->G, at), shifted(q->matrix_state, at),
-                shifted(q->square_state, i), shifted(q->step_state, i), q};
+        return {q, q->offset(k), k++};
     }
 };
 

@@ -23,8 +23,8 @@ namespace {
 constexpr int64_t LARGEST_P = 128;       // as in tiles.h
 constexpr int64_t LANES_UP_TO = 8;       // columns of matrices that are computed side by side,
 constexpr int64_t LANES_FROM = 4;        // if there are so many of them,
-constexpr int64_t SLICES_FROM = 512;     // or if one has so many entries, and few columns:
-constexpr int64_t SLICES_UP_TO = 4;      // its rows are dealt out then
+constexpr int64_t SLICES_FROM = 512;     // or if one has so many entries: its rows are dealt out
+constexpr int64_t WIDE = 7, WIDE_SLICES_FROM = 2048;  // so many columns nearly fill a vector
 
 // Why a weight is refused; named again in optim/engines/compiled.py.
 enum Refusal : int64_t {
@@ -168,13 +168,10 @@ void set_matrix(Parameter& q, int64_t rows, int64_t columns, int64_t down, int64
 // the columns, and a step does not depend on it, if gradient and state have the same.
 bool set_flat(Parameter& q, const Seen& X) {
     const int64_t rows = X.sizes[0], columns = X.numel / rows;
-    int64_t first = 0;
-    for (int64_t i = 1; i < X.dim; ++i)
-        if (X.sizes[i] != 1 && (!first || X.strides[i] < first)) first = X.strides[i];
     q.count = q.inner = 1;
-    if ((first == 1 || !first) && (rows == 1 || X.strides[0] == columns))
+    if (rows == 1 || X.strides[0] == columns)
         set_matrix(q, rows, columns, columns, 1);
-    else if (first == rows && X.strides[0] == 1)
+    else if (X.strides[0] == 1)
         set_matrix(q, rows, columns, 1, rows);
     else
         return false;
@@ -241,7 +238,7 @@ Refusal read(const Tensors& moved, const Tensors& gradients, size_t i, bool kern
     if (!X.in_memory) return MEMORY;
     q.X = X.start, q.G = G.start;
     Refusal found = of_gradient;
-    void** starts[] = {&q.matrix_state, &q.square_state, &q.step_state};
+    void** starts[] = {&q.state, &q.squares, &q.steps};
     for (size_t kind = 0, n = gradients.size(); (2 + kind) * n <= moved.size() && !found; ++kind) {
         const Seen A(moved[(1 + kind) * n + i]);
         found = misfit(A, X, kind == 0 ? X.dim : kernels ? X.dim - 2 : 0);
@@ -265,9 +262,9 @@ void by_shape(std::vector<Parameter>& all, F f) {
 
 // Which of `kernels_of` would step these best.
 int64_t columns_of(const Parameter* q, size_t some) {
-    const bool large = q->n > q->p && q->n * q->p > SLICES_FROM;
-    if (q->p > LANES_UP_TO || (large && q->p > SLICES_UP_TO)) return 0;
-    int64_t count = large ? LANES_FROM : 0;
+    if (q->p > LANES_UP_TO) return 0;
+    const int64_t from = q->p < WIDE ? SLICES_FROM : WIDE_SLICES_FROM;
+    int64_t count = q->n > q->p && q->n * q->p > from ? LANES_FROM : 0;
     for (size_t i = 0; i < some && count < LANES_FROM; ++i) count += q[i].count;
     return count < LANES_FROM ? 0 : q->p;
 }

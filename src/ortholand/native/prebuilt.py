@@ -12,12 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ortholand.native.recipe import MANIFEST, PROCESSOR, VECTORS, Unit, seal_of, sources_seal
+from ortholand.native.safekeeping import NoCodeError
 
 FOLDER = Path(__file__).parent / "libraries"
-
-
-class PrebuiltError(Exception):
-    """Code that came with the package must not be loaded; the message says why."""
 
 
 class Manifest(NamedTuple):
@@ -49,14 +46,14 @@ def _manifest() -> Manifest:
         read = Manifest(**json.loads((FOLDER / MANIFEST).read_bytes()))
         manifest, sources = read._replace(seals=dict(read.seals)), sources_seal()
     except (OSError, ValueError, TypeError) as error:
-        raise PrebuiltError(
+        raise NoCodeError(
             f"the manifest of prebuilt code cannot be read ({error}): install again"
         ) from error
     here = platform.machine()
     if manifest.machine != here or here not in VECTORS:
-        raise PrebuiltError(f"prebuilt code is for {manifest.machine}, not for {here}")
+        raise NoCodeError(f"prebuilt code is for {manifest.machine}, not for {here}")
     if manifest.sources != sources:
-        raise PrebuiltError("prebuilt code was made from other sources: install again")
+        raise NoCodeError("prebuilt code was made from other sources: install again")
     return manifest
 
 
@@ -72,7 +69,7 @@ def _checked(name: str, manifest: Manifest) -> Path:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise PrebuiltError(f"prebuilt code cannot be read ({error}): install again") from error
+        raise NoCodeError(f"prebuilt code cannot be read ({error}): install again") from error
     if manifest.seals.get(name) != seal_of(content):
-        raise PrebuiltError(f"the prebuilt {path} is damaged: install again")
+        raise NoCodeError(f"the prebuilt {path} is damaged: install again")
     return path

@@ -64,6 +64,11 @@ class Rows {
         Buffer* matrices[4] = {};
         double diagonal[L::COLUMNS * W] = {};
         Numbers squares[2] = {0, 0};  // of B, and of K
+        bool begun = false;           // whether there is something to add to
+
+        void add_gram(int k, const T* A, const T* B, int rows, bool symmetric) {
+            if (matrices[k]) ::gram(matrices[k]->v, A, B, rows, symmetric, begun);
+        }
     };
 
     const Matrix* matrices = nullptr;
@@ -91,7 +96,7 @@ class Rows {
         scale = weight_scale, row = L::at(1, 0);
         // The number of threads changes neither the chunks nor any sum.
         const int64_t least = IN_CHUNK / (int64_t(L::p()) * row / W) + L::height() * W;
-        chunks = W > 1 && !sliced ? 1 : std::max<int64_t>(1, std::min<int64_t>(16, n / least));
+        chunks = n < 2 * least || (W > 1 && !sliced) ? 1 : std::min<int64_t>(16, n / least);
         rows_in_chunk = (n + chunks - 1) / chunks;
     }
 
@@ -110,16 +115,14 @@ class Rows {
     void gram(Buffer& D, Buffer& M, Buffer& N, Buffer& Q, Numbers& squares_of_B,
               Numbers& squares_of_K) {
         const auto add = [&](Sums& to, Panel& own, int rows) {
-            ::gram(to.matrices[0]->v, own.X, own.X, rows, true);
+            to.add_gram(0, own.X, own.X, rows, true);
             for (int c = 0; wanted.sizes && c < row; c += S)
                 add_squares(to.diagonal + c, own.X + c, row, rows, wanted.exact);
-            ::gram(to.matrices[1]->v, own.X, own.B, rows, false);
+            to.add_gram(1, own.X, own.B, rows, false);
+            to.add_gram(2, own.X, own.K, rows, false);
+            to.add_gram(3, own.B, own.B, rows, true);
             if (wanted.sizes) add_all_squares(to.squares[0], own.B, rows);
-            if (wanted.K) {
-                ::gram(to.matrices[2]->v, own.X, own.K, rows, false);
-                add_all_squares(to.squares[1], own.K, rows);
-            }
-            if (wanted.square) ::gram(to.matrices[3]->v, own.B, own.B, rows, true);
+            if (wanted.K) add_all_squares(to.squares[1], own.K, rows);
         };
         reread();
         Sums all = sum_up({&D, &M, wanted.K ? &N : nullptr, wanted.square ? &Q : nullptr}, add);
@@ -136,7 +139,7 @@ class Rows {
         const auto add = [&](Sums& to, Panel& own, int rows) {
             combine(own, nullptr, a, b, rows);
             add_all_squares(to.squares[0], own.Y, rows);
-            if (Q) ::gram(to.matrices[0]->v, own.Y, own.Y, rows, true);
+            to.add_gram(0, own.Y, own.Y, rows, true);
         };
         const Sums all = sum_up({Q}, add);
         if (Q) L::transpose(*Q, *Q, true);
@@ -153,13 +156,13 @@ class Rows {
                     combine_state(own, *C, keeps_K, piece.rows);
                     for (int e = 0; wanted.exact && e < piece.rows * row; e += S)
                         *vectors(own.Y + e) *= factor;
-                    L::move<false>(own.Y, piece, &Matrix::state, taken.v);
+                    L::move<false>(own.Y, piece, &Parameter::state, taken.v);
                 }
                 if (!a) return;
                 // Weights are seldom scaled.
-                if (scale != T(1)) L::move<true>(own.K, piece, &Matrix::X, nullptr);
+                if (scale != T(1)) L::move<true>(own.K, piece, &Parameter::X, nullptr);
                 combine(own, scale == T(1) ? own.X : own.K, *a, b, piece.rows);
-                L::move<false>(own.Y, piece, &Matrix::X, taken.v);
+                L::move<false>(own.Y, piece, &Parameter::X, taken.v);
             });
         });
     }
@@ -184,6 +187,7 @@ class Rows {
 
     template <class Run>
     void each_chunk(Run run) {
+        if (chunks == 1) return run(int64_t(0), int64_t(0), n);
         share(chunks, threads, [&, p = L::p()](int64_t begin, int64_t end) {
             L::resize(p);  // each thread has sizes of its own
             for (int64_t c = begin; c < end; ++c)
@@ -215,11 +219,11 @@ class Rows {
     // X, B and where it is wanted K of some rows.
     __attribute__((noinline)) void load(Panel& own, const Piece& piece) const {
         const int entries = piece.rows * row;
-        L::move<true>(own.X, piece, &Matrix::X, nullptr);
+        L::move<true>(own.X, piece, &Parameter::X, nullptr);
         if (scale != T(1))
             for (int e = 0; e < entries; e += S) *vectors(own.X + e) /= scale;
-        L::move<true>(wanted.state ? own.K : own.B, piece, &Matrix::G, nullptr);
-        if (wanted.state) L::move<true>(own.Y, piece, &Matrix::state, nullptr);
+        L::move<true>(wanted.state ? own.K : own.B, piece, &Parameter::G, nullptr);
+        if (wanted.state) L::move<true>(own.Y, piece, &Parameter::state, nullptr);
         const auto g = element(mix_B.g.v), m = element(mix_B.m.v);
         const auto h = element(mix_K.g.v), k = element(mix_K.m.v);
         // Nearly always K is the gradient, or of no use; unless matrices have units of their own.
@@ -240,22 +244,19 @@ class Rows {
     template <class Add>
     Sums sum_up(std::initializer_list<Buffer*> wanted_matrices, Add add) {
         const int64_t count = wanted_matrices.size();
-        // Blocks have four rows.
-        const int most = sizeof(Buffer) / sizeof(T);
-        const int entries = std::min<int>(L::at((L::p() + 3) / 4 * 4, 0), most);
+        const int entries = L::at(L::p(), 0);
         Sums all;
+        std::copy(wanted_matrices.begin(), wanted_matrices.end(), all.matrices);
         std::vector<Sums> others(chunks - 1);  // empty, and so free, for all small matrices
         std::vector<Buffer> further(count * (chunks - 1));
-        const auto part = [&](int64_t c) -> Sums& { return c ? others[c - 1] : all; };
-        for (int64_t c = 0; c < chunks; ++c)
-            for (int64_t k = 0; k < count; ++k) {
-                Buffer* first = wanted_matrices.begin()[k];
-                part(c).matrices[k] = first && c ? &further[(c - 1) * count + k] : first;
-                if (first) std::fill_n(part(c).matrices[k]->v, entries, T(0));
-            }
+        for (int64_t c = 0; c < chunks - 1; ++c)
+            for (int64_t k = 0; k < count; ++k)
+                others[c].matrices[k] = all.matrices[k] ? &further[c * count + k] : nullptr;
         each_chunk([&](int64_t c, int64_t first, int64_t last) {
+            Sums& part = c ? others[c - 1] : all;
             each_panel(first, last, [&](Panel& own, const Piece& piece) {
-                add(part(c), own, piece.rows);
+                add(part, own, piece.rows);
+                part.begun = true;
             });
         });
         for (const Sums& other : others) {
@@ -267,7 +268,7 @@ class Rows {
         }
         if (sliced) {
             for (int64_t k = 0; k < count; ++k)
-                if (all.matrices[k]) add_lanes(all.matrices[k]->v, L::at(L::p(), 0));
+                if (all.matrices[k]) add_lanes(all.matrices[k]->v, entries);
             add_lanes(all.diagonal, L::COLUMNS * W);
             for (Numbers& squares : all.squares) add_lanes(squares.v, W);
         }

@@ -60,59 +60,43 @@ def own_folder() -> Path:
     return folder
 
 
-def _enter(folder: Path) -> None:
+def _enter(folder: Path, links: int = 0) -> None:
     """Go to a folder as the system does, link by link: check what is passed, create the rest."""
-    here, ahead, links = Path(folder.anchor), [*folder.parts[1:]], 0
-    _check_passed(here)
-    while ahead:
-        part = ahead.pop(0)
-        if part == "..":
-            here = here.parent
-            continue
-        entry = here / part
+    if links > MOST_LINKS:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+    for entry in (*reversed(folder.parents), folder):
         if not os.path.lexists(entry):
             entry.mkdir(mode=0o700, exist_ok=True)
-        _check_passed(entry)
-        if not entry.is_symlink():
-            here = entry
-            continue
-        links += 1
-        if links > MOST_LINKS:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
-        target = entry.readlink()
-        here = Path(target.anchor) if target.is_absolute() else here
-        ahead = [*target.parts[target.is_absolute() :], *ahead]
-
-
-def _check_passed(entry: Path) -> None:
-    """Raise if somebody else could replace what is in a folder, or where a link leads."""
-    mode, inside = entry.lstat().st_mode, f"the cache folder is inside {entry}, which"
-    _check_user(entry, inside, (0, os.geteuid()))
-    if stat.S_ISDIR(mode) and mode & OTHERS_WRITE and not mode & stat.S_ISVTX:
-        raise NoCodeError(
-            f"{inside} others can write to (mode {stat.S_IMODE(mode):o}): chmod go-w {entry}, or "
-            f"{ELSEWHERE}"
-        )
+        inside = f"the cache folder is inside {entry}, which"
+        mode = _checked_mode(entry, inside, 0, os.geteuid())
+        if stat.S_ISDIR(mode) and mode & OTHERS_WRITE and not mode & stat.S_ISVTX:
+            raise NoCodeError(
+                f"{inside} others can write to (mode {stat.S_IMODE(mode):o}): chmod go-w {entry}, "
+                f"or {ELSEWHERE}"
+            )
+        if stat.S_ISLNK(mode):
+            _enter(entry.parent / entry.readlink(), links + 1)
 
 
 def _check_owner(path: Path, what: str) -> None:
-    """Raise if somebody else owns a path, or could write to it."""
+    """Raise if a file or folder is another user's, or others can write to it."""
     if not _knows_owners():
         return
-    _check_user(path, what, (os.geteuid(),))
-    mode = stat.S_IMODE(path.lstat().st_mode)
+    mode = stat.S_IMODE(_checked_mode(path, what, os.geteuid()))
     if mode & OTHERS_WRITE:
         raise NoCodeError(
             f"{what} can be written to by others (mode {mode:o}): chmod go-w {path}, or remove it"
         )
 
 
-def _check_user(path: Path, what: str, allowed: tuple[int, ...]) -> None:
-    user = path.lstat().st_uid
-    if user not in allowed:
+def _checked_mode(path: Path, what: str, *owners: int) -> int:
+    """The mode of a file, folder or link that belongs to one of these users; else an error."""
+    found = path.lstat()
+    if found.st_uid not in owners:
         raise NoCodeError(
-            f"{what} belongs to another user (uid {user}, not {os.geteuid()}): {ELSEWHERE}"
+            f"{what} belongs to another user (uid {found.st_uid}, not {os.geteuid()}): {ELSEWHERE}"
         )
+    return found.st_mode
 
 
 def _knows_owners() -> bool:

@@ -15,11 +15,10 @@ extern "C" struct Options {
 // A parameter: `count` n x p matrices, n >= p, in memory that is the same for weight, gradient and
 // state.
 extern "C" struct Parameter {
-    void* X;
-    const void* G;
-    void* matrix_state;  // momentum buffer or first moment, as X; or null
-    void* square_state;  // second moment, a number per matrix; or null
-    void* step_state;    // steps taken, a number per matrix; or null
+    void *X, *G;
+    void* state;    // momentum buffer or first moment, as X; or null
+    void* squares;  // second moments, a number per matrix; or null
+    void* steps;    // steps taken, a number per matrix; or null
     int64_t count;
     int64_t row_stride, column_stride;  // of a matrix with at least as many rows as columns
     // Matrices are in groups of `inner`, so far from each other in a group and from group to group.

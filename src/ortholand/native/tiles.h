@@ -29,11 +29,12 @@ namespace {
 
 using T = SCALAR;
 
-// One matrix, and where its numbers are.
+// One matrix of a parameter: from which number on it lies there, and which it is.
 struct Matrix {
-    T *X, *G, *state, *square, *steps;
     Parameter* parameter;
+    int64_t offset, index;
 };
+using Numbered = void* Parameter::*;  // X, G, state, ...
 
 // Some rows of matrices. Lane l has those from `first + l spread` on, of the matrix l.
 struct Piece {
@@ -44,19 +45,19 @@ struct Piece {
     std::pair<int64_t, int64_t> strides(int l) const {
         return {matrices[l].parameter->row_stride, matrices[l].parameter->column_stride};
     }
-    T* start(T* Matrix::*which, int l) const {
-        const int64_t row = first + l * spread;
-        return matrices[l].*which + (row ? row * strides(l).first : 0);
+    T* start(Numbered which, int l) const {
+        const auto& [parameter, offset, index] = matrices[l];
+        return static_cast<T*>(parameter->*which) + offset + (first + l * spread) * strides(l).first;
     }
 };
 
 // Squares of V x V numbers, transposed -------------------------------------------------------------
 
-constexpr int V = 32 / sizeof(T);  // numbers in a vector
-typedef T Short __attribute__((vector_size(32), may_alias));
-typedef T Loose __attribute__((vector_size(32), aligned(4), may_alias));  // anywhere
+constexpr int V = SIZE == 2 ? 4 : 32 / sizeof(T);  // numbers in a vector, no more than in a 2 x 2
+typedef T Short __attribute__((vector_size(V * sizeof(T)), may_alias));
+typedef T Loose __attribute__((vector_size(V * sizeof(T)), aligned(4), may_alias));  // anywhere
 typedef std::conditional_t<sizeof(T) == 4, int32_t, int64_t> Integer;
-typedef Integer Places __attribute__((vector_size(32)));
+typedef Integer Places __attribute__((vector_size(V * sizeof(T))));
 
 inline Loose& loose(T* place) { return *reinterpret_cast<Loose*>(place); }
 
@@ -73,7 +74,7 @@ inline Short chosen(const Short& a, const Short& b, const Places& places) {
 
 // Exchanges the upper part of one vector with the lower of another: halves, quarters, neighbours.
 template <int PART>
-inline void transpose_square(Short* lines) {
+__attribute__((always_inline)) inline void transpose_square(Short* lines) {
     Places low, high;
     for (int j = 0; j < V; ++j) {
         low[j] = j & PART ? V + j - PART : j;
@@ -87,13 +88,13 @@ inline void transpose_square(Short* lines) {
     if constexpr (PART > 1) transpose_square<PART / 2>(lines);
 }
 
-// Between a tile, in rows so far apart, and memory that has columns of it at line(column).
-template <bool READ, class Line>
-inline void move_square(T* tile, int64_t apart, Line line) {
+// Between a tile with rows at row(k), and memory that has columns of it at line(column).
+template <bool READ, class Row, class Line>
+__attribute__((always_inline)) inline void move_square(Row row, Line line) {
     Short lines[V];
-    for (int k = 0; k < V; ++k) lines[k] = loose(READ ? line(k) : tile + k * apart);
+    for (int k = 0; k < V; ++k) lines[k] = loose(READ ? line(k) : row(k));
     transpose_square<V / 2>(lines);
-    for (int k = 0; k < V; ++k) loose(READ ? tile + k * apart : line(k)) = lines[k];
+    for (int k = 0; k < V; ++k) loose(READ ? row(k) : line(k)) = lines[k];
 }
 
 template <bool READ>
@@ -142,7 +143,7 @@ struct L {
 
     // Reads rows, or writes those of matrices that are `taken`. Lanes that are not there are zero.
     template <bool READ>
-    static void move(T* tile, const Piece& piece, T* Matrix::*which, const int64_t* taken) {
+    static void move(T* tile, const Piece& piece, Numbered which, const int64_t* taken) {
         const int64_t down = piece.strides(0).first, across = piece.strides(0).second;
         bool alike = piece.filled == W;
         T* starts[W];
@@ -156,15 +157,13 @@ struct L {
             alike &= piece.strides(l) == piece.strides(0);
         }
         if (alike && across == 1 && down == P) {
-            move_run<READ>(tile, W, starts, piece.rows * P);
+            move_run<READ>([=](int e) { return tile + e * W; }, starts, piece.rows * P);
         } else if (alike && down == 1 && across == P && piece.rows == P) {
             // Squares lie in memory as one run, transposed.
-            if (!READ) turn(tile);
-            move_run<READ>(tile, W, starts, PP);
-            if (READ) turn(tile);
+            move_run<READ>([=](int e) { return tile + at(e % P, e / P); }, starts, PP);
         } else if (alike && down == 1) {
             for (int j = 0; j < P; ++j) {
-                move_run<READ>(tile + j * W, P * W, starts, piece.rows);
+                move_run<READ>([=](int e) { return tile + at(e, j); }, starts, piece.rows);
                 for (int l = 0; l < W; ++l) starts[l] += across;
             }
         } else {
@@ -179,23 +178,21 @@ struct L {
         }
     }
 
-    // Numbers that are next to each other in memory, and so far apart in the tile.
-    template <bool READ>
-    static void move_run(T* tile, int64_t apart, T* const* starts, int length) {
+    // Numbers that are next to each other in memory; the e-th ones of all lanes are at place(e).
+    template <bool READ, class Place>
+    static inline void move_run(Place place, T* const* starts, int length) {
         int e = 0;
+#pragma GCC unroll 8
         for (; e + V <= length; e += V)
-            for (int l = 0; l < W; l += V)
-                move_square<READ>(tile + e * apart + l, apart,
+            for (int l = 0; l < W; l += V) {
+                // The next matrices nearly always follow; a step of few columns waits for memory.
+                for (int k = 0; READ && P < 4 && k < V; ++k)
+                    __builtin_prefetch(starts[l + k] + e + W * length);
+                move_square<READ>([=](int k) { return place(e + k) + l; },
                                   [=](int k) { return starts[l + k] + e; });
+            }
         for (; e < length; ++e)
-            for (int l = 0; l < W; ++l) move_number<READ>(tile[e * apart + l], starts[l][e]);
-    }
-
-    static void turn(T* tile) {
-        for (int i = 0; i < P; ++i)
-            for (int j = 0; j < i; ++j)
-                std::swap(*reinterpret_cast<Vector*>(tile + at(i, j)),
-                          *reinterpret_cast<Vector*>(tile + at(j, i)));
+            for (int l = 0; l < W; ++l) move_number<READ>(place(e)[l], starts[l][e]);
     }
 };
 
@@ -237,7 +234,7 @@ struct L {
         const int step = stride;
         for (int i = 0; i < step; i += V)
             for (int j = 0; j < (lower ? i : step); j += V)
-                move_square<true>(to.v + i * step + j, step,
+                move_square<true>([&](int k) { return to.v + (i + k) * step + j; },
                                   [=](int k) { return entries + (j + k) * step + i; });
         for (int i = 0; i < size; ++i)
             std::fill(to.v + i * step + size, to.v + (i + 1) * step, T(0));
@@ -245,7 +242,7 @@ struct L {
 
     // As that of lanes; what fills up the rows of a tile is zero.
     template <bool READ>
-    static void move(T* tile, const Piece& piece, T* Matrix::*which, const int64_t* taken) {
+    static void move(T* tile, const Piece& piece, Numbered which, const int64_t* taken) {
         if (!READ && !taken[0]) return;
         const int size = L::size, stride = L::stride, rows = piece.rows;
         const int64_t down = piece.strides(0).first, across = piece.strides(0).second;
@@ -264,7 +261,7 @@ struct L {
             for (int r = 0; r < rows; r += V)
                 for (int j = 0; j < size; j += V) {
                     const int row = std::min(r, rows - V), column = std::min(j, size - V);
-                    move_square<READ>(tile + row * stride + column, stride,
+                    move_square<READ>([=](int k) { return tile + (row + k) * stride + column; },
                                       [=](int k) { return memory + row + (column + k) * across; });
                 }
         else
@@ -369,7 +366,7 @@ inline void each_block(int first, F f) {
 // odd ones apart if there are few, because additions wait for each other.
 template <int N, class Count>
 inline void gram_block(Vector* C, const L::Element* A, const Vector* B, Count rows, int width,
-                       int step) {
+                       int step, bool adds) {
     constexpr int R = L::ROWS, APART = R * N <= 4 ? 2 : 1;
     Vector sum[APART][R][N] = {};
     const auto add = [&](Vector(&to)[R][N], int k) {
@@ -383,18 +380,19 @@ inline void gram_block(Vector* C, const L::Element* A, const Vector* B, Count ro
     for (int r = 0; r < R; ++r)
         for (int n = 0; n < N; ++n) {
             for (int u = 1; u < APART; ++u) sum[0][r][n] += sum[u][r][n];
-            C[r * width + n] += sum[0][r][n];
+            C[r * width + n] = adds ? C[r * width + n] + sum[0][r][n] : sum[0][r][n];
         }
 }
 
-// C += A^T B; of a symmetric one the blocks above the diagonal only.
-__attribute__((noinline)) void gram(T* C, const T* A, const T* B, int rows, bool symmetric) {
+// C = A^T B, or C += A^T B; of a symmetric one the blocks above the diagonal only.
+__attribute__((noinline)) void gram(T* C, const T* A, const T* B, int rows, bool symmetric,
+                                    bool adds) {
     const int p = L::p(), width = L::vectors(), step = L::elements();
     const auto blocks = [=](auto rows) {
         for (int i = 0; i < p; i += L::ROWS)
             each_block(symmetric ? i * width / step : 0, [=](int j, auto number) {
                 gram_block<number()>(vectors(C) + i * width + j, elements(A) + i, vectors(B) + j,
-                                     rows, width, step);
+                                     rows, width, step, adds);
             });
     };
     if (L::W > 1 && rows == p)
