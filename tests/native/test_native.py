@@ -54,6 +54,23 @@ def test_no_reason_where_there_is_code(n, p):
     assert native.why_no_code(torch.float64, n, p) is None
 
 
+@needs_compiler
+@pytest.mark.parametrize("shape", [(40, 40), (64, 20), (12, 12)])
+def test_compiled_steps_are_rounded_no_more_than_products(shape):
+    """Under noise what is left of the distance is the rounding of the last step."""
+
+    def error(**options):
+        generator = torch.Generator().manual_seed(0)
+        X = nn.Parameter(ol.random_orthogonal(*shape, seed=0))
+        optimizer = ol.LandingAdam([X], lr=0.01, **options)
+        for _ in range(200):
+            X.grad = torch.randn(shape, generator=generator)
+            optimizer.step()
+        return float(ol.distance(X.detach().double()))
+
+    assert error() <= 1.5 * error(fused=False)
+
+
 @pytest.mark.parametrize(("n", "p"), [(129, None), (1000, 129)])
 def test_no_code_for_many_columns(n, p):
     assert "more than 128 columns" in native.why_no_code(torch.float64, n, p)

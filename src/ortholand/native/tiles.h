@@ -401,14 +401,12 @@ __attribute__((noinline)) void gram(T* C, const T* A, const T* B, int rows, bool
         blocks(rows);
 }
 
-// R rows by N vectors of Y = start + X a + B b.
+// R rows by N vectors of Y = start + X a + B b. A step is short beside where it starts, so it is
+// summed first: added to the start term by term, it would be rounded p times.
 template <int R, int N, bool BOTH>
 inline void combine_block(Vector* Y, const Vector* start, const L::Element* X, const Vector* a,
                           const L::Element* B, const Vector* b, int p, int width, int step) {
     Vector sum[R][N] = {};
-    if (start)
-        for (int r = 0; r < R; ++r)
-            for (int n = 0; n < N; ++n) sum[r][n] = start[r * width + n];
     const auto add = [&](const L::Element* left, const Vector* right, int k) {
         for (int r = 0; r < R; ++r)
             for (int n = 0; n < N; ++n) sum[r][n] += left[r * step + k] * right[k * width + n];
@@ -418,7 +416,10 @@ inline void combine_block(Vector* Y, const Vector* start, const L::Element* X, c
         if constexpr (BOTH) add(B, b, k);
     }
     for (int r = 0; r < R; ++r)
-        for (int n = 0; n < N; ++n) Y[r * width + n] = sum[r][n];
+        for (int n = 0; n < N; ++n) {
+            const int at = r * width + n;
+            Y[at] = start ? start[at] + sum[r][n] : sum[r][n];
+        }
 }
 
 // Y = start + X a + B b, or without the last; nothing to start with is zero. Of a single matrix
