@@ -359,7 +359,7 @@ class TestAbout:
 
 class TestTheRecipe:
     def test_it_has_every_source_type_and_size(self):
-        sizes = {"steps": range(recipe.LANES_UP_TO + 1), "search": (0,)}
+        sizes = {"steps": recipe.SIZES, "search": (0,)}
         wanted = {Unit("ops")} | {
             Unit(source, scalar, size)
             for source in sizes

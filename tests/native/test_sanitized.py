@@ -52,8 +52,8 @@ def compiled():
     os.waitpid(child, 0)
     assert all(map(is_compiled, LIBRARIES))
     for dtype, lanes in LANES.items():
-        for size in range(recipe.LANES_UP_TO + 1):  # of the others, none are asked for
-            if size in (0, *lanes):
+        for size in recipe.SIZES:  # of the others, none are asked for
+            if size in (0, 16, *lanes):
                 native.add_kernels(dtype, size)
             else:
                 native.library(Unit("ops")).ortholand_add_kernels(
@@ -70,7 +70,7 @@ LIBRARIES = [
     *(
         Unit("steps", native.SCALARS[dtype], size)
         for dtype, lanes in LANES.items()
-        for size in (0, *lanes)
+        for size in (0, 16, *lanes)
     ),
     *(Unit("search", scalar) for scalar in native.SCALARS.values()),
 ]

@@ -67,7 +67,7 @@ def operations() -> Any:
 
 
 def add_kernels(dtype: torch.dtype, columns: int) -> None:
-    """Give the operations the code for a type of matrix: of so many columns, or 0 for all.
+    """Give the operations the code for a type of matrix, of a size (:data:`.recipe.SIZES`).
 
     If there is none, they will know, and not ask again.
     """

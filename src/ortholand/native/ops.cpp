@@ -24,7 +24,13 @@ constexpr int64_t LARGEST_P = 128;       // as in tiles.h
 constexpr int64_t LANES_UP_TO = 8;       // columns of matrices that are computed side by side,
 constexpr int64_t LANES_FROM = 4;        // if there are so many of them,
 constexpr int64_t SLICES_FROM = 512;     // or if one has so many entries: its rows are dealt out
-constexpr int64_t WIDE = 7, WIDE_SLICES_FROM = 2048;  // so many columns nearly fill a vector
+constexpr int64_t FULL = 7, FULL_SLICES_FROM = 2048;  // so many columns nearly fill a vector
+constexpr int64_t LONG_VECTORS = 16;     // stands for code of large matrices in vectors of 64 bytes
+#ifdef __AVX512F__
+constexpr bool HAS_LONG_VECTORS = true;
+#else
+constexpr bool HAS_LONG_VECTORS = false;
+#endif
 
 // Why a weight is refused; named again in optim/engines/compiled.py.
 enum Refusal : int64_t {
@@ -32,12 +38,12 @@ enum Refusal : int64_t {
     MEMORY = -7, SIZE = -8, NO_KERNELS = -9
 };
 
-// Compiled landing.cpp, by type (float, double) and columns: 0 is for all matrices, and up to
-// LANES_UP_TO columns there is code of matrices side by side. They are libraries of their own.
+// Compiled landing.cpp, by type (float, double) and columns: 0 and LONG_VECTORS are for all
+// matrices, others for matrices side by side. Each is its own library.
 struct Kernels {
     Landing landing;
     bool asked;  // somebody has looked for them, and they may be missing all the same
-} kernels_of[2][LANES_UP_TO + 1];
+} kernels_of[2][LONG_VECTORS + 1];
 
 // What torch hands over ---------------------------------------------------------------------------
 
@@ -262,8 +268,12 @@ void by_shape(std::vector<Parameter>& all, F f) {
 
 // Which of `kernels_of` would step these best.
 int64_t columns_of(const Parameter* q, size_t some) {
-    if (q->p > LANES_UP_TO) return 0;
-    const int64_t from = q->p < WIDE ? SLICES_FROM : WIDE_SLICES_FROM;
+    if (q->p > LANES_UP_TO) {
+        // Not where rows that are filled up to whole vectors are longer by more than a quarter.
+        const int64_t size = q->is_double ? 8 : 16, filled = (q->p + size - 1) / size * size;
+        return HAS_LONG_VECTORS && q->p >= 16 && 4 * filled <= 5 * q->p ? LONG_VECTORS : 0;
+    }
+    const int64_t from = q->p < FULL ? SLICES_FROM : FULL_SLICES_FROM;
     int64_t count = q->n > q->p && q->n * q->p > from ? LANES_FROM : 0;
     for (size_t i = 0; i < some && count < LANES_FROM; ++i) count += q[i].count;
     return count < LANES_FROM ? 0 : q->p;
@@ -387,7 +397,7 @@ int ortholand_register(const char* space) { return register_all(space) ? 0 : 1; 
 
 // Kernels of a type and some columns, or null if there are none.
 void ortholand_add_kernels(int is_double, int columns, Landing landing) {
-    if (columns >= 0 && columns <= LANES_UP_TO)
+    if (columns >= 0 && columns <= LONG_VECTORS)
         kernels_of[is_double ? 1 : 0][columns] = {landing, true};
 }
 }

@@ -12,7 +12,8 @@ from typing import NamedTuple
 FOLDER = Path(__file__).parent
 PROCESSOR = "processor"  # says which of the others may be loaded, so it must run everywhere
 SCALARS = ("float", "double")
-LANES_UP_TO = 8  # columns of matrices that are computed side by side, and compiled by size
+# Columns of matrices side by side, compiled by size; 0 for all, and 16 for all in long vectors.
+SIZES = (*range(9), 16)
 SOURCES = {"ops": ("ops",), "steps": ("landing",), "search": ("../solve/methods/search",)}
 FLAGS = (
     "-O3",
@@ -38,7 +39,7 @@ class Unit(NamedTuple):
 
     source: str  # of SOURCES: "ops" is the border to torch, which calls the "steps"
     scalar: str = ""  # type of the entries in C++; the border serves all
-    size: int = 0  # columns of matrices side by side; 0 for all matrices
+    size: int = 0  # of SIZES
 
     @property
     def name(self) -> str:
@@ -66,7 +67,7 @@ def units() -> Iterator[Unit]:
     yield Unit("ops")
     for scalar in SCALARS:
         yield Unit("search", scalar)
-        yield from (Unit("steps", scalar, size) for size in range(LANES_UP_TO + 1))
+        yield from (Unit("steps", scalar, size) for size in SIZES)
 
 
 def portable_flags(vectors: str) -> list[str]:

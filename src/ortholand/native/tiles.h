@@ -2,7 +2,8 @@
 //
 // - SIZE columns, at most 8: W matrices side by side in lanes, entry by entry, so that every
 //   operation is one on vectors of W numbers. No matrix is too small for the vector units that way.
-// - SIZE = 0: one larger matrix, its rows padded to whole vectors, products in register blocks.
+// - SIZE = 0: one larger matrix, its rows padded to whole vectors, products in register blocks;
+// - SIZE = 16: the same with vectors of twice the length, where the processor has them.
 //
 // A "tile" is p x p; a panel has more rows. Scalars per matrix (norms, steps) are doubles, because
 // squares of large float entries would overflow.
@@ -21,7 +22,7 @@
 #ifndef SCALAR  // type of the entries
 #define SCALAR float
 #endif
-#ifndef SIZE  // columns of the matrices where they are side by side, else 0
+#ifndef SIZE  // columns of the matrices where they are side by side, else 0 or 16
 #define SIZE 0
 #endif
 
@@ -53,7 +54,8 @@ struct Piece {
 
 // Squares of V x V numbers, transposed -------------------------------------------------------------
 
-constexpr int V = SIZE == 2 ? 4 : 32 / sizeof(T);  // numbers in a vector, no more than in a 2 x 2
+// Numbers in a vector, no more than in a 2 x 2.
+constexpr int V = SIZE == 2 ? 4 : (SIZE == 16 ? 64 : 32) / sizeof(T);
 typedef T Short __attribute__((vector_size(V * sizeof(T)), may_alias));
 typedef T Loose __attribute__((vector_size(V * sizeof(T)), aligned(4), may_alias));  // anywhere
 typedef std::conditional_t<sizeof(T) == 4, int32_t, int64_t> Integer;
@@ -102,7 +104,7 @@ inline void move_number(T& tile, T& memory) {
     READ ? tile = memory : memory = tile;
 }
 
-#if SIZE > 0
+#if SIZE > 0 && SIZE <= 8
 
 // Matrices side by side ----------------------------------------------------------------------------
 
@@ -207,7 +209,7 @@ struct L {
     typedef Short Vector;
     typedef T Element;
     static constexpr int ROWS = 4;
-    struct alignas(32) Buffer {
+    struct alignas(64) Buffer {
         T v[(COLUMNS + 4) * COLUMNS];
     };
     static inline thread_local int size = 0, stride = 0;
