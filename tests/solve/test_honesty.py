@@ -187,6 +187,8 @@ class TestWrongGradients:
             "normal part only": lambda X: X @ (X.mT @ cost.jac(X) + cost.jac(X).mT @ X) / 2,
         }[kind]
         result = minimize(cost.fun, cost.start, jac=jac, method=method)
+        if "jac is not fun's gradient" in result.message:
+            return  # better than a warning
         assert verified(result, cost.fun, jac)
         assert result.nit == 0
         assert "x0 was stationary" in result.message

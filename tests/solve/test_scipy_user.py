@@ -116,6 +116,18 @@ def test_pieces_cost_no_more_than_one_run(shape, method):
     assert evaluations + piece.nfev <= 1.15 * once.nfev
 
 
+def test_pieces_change_the_method_too():
+    random = np.random.default_rng(0)
+    A, W = random.standard_normal((60, 60)), np.arange(5, 0, -1.0)
+    A, x0 = A + A.T, np.linalg.qr(random.standard_normal((60, 5)))[0]
+    both, hessp = (lambda X: (np.sum(X * (A @ X) * W), 2 * A @ X * W)), lambda X, V: 2 * A @ V * W
+    once = ol.minimize(both, x0, jac=True, hessp=hessp)
+    piece = ol.minimize(both, x0, jac=True, hessp=hessp, maxiter=10)
+    while not piece.success:
+        piece = ol.minimize(both, x0, jac=True, hessp=hessp, maxiter=10, state=piece.state)
+    assert once.method == piece.method == "lbfgs, newton"
+
+
 def test_a_state_of_something_else():
     with pytest.raises(TypeError, match="state"):
         ol.minimize(fun, X0, jac=jac, state={"x": 1})

@@ -36,6 +36,22 @@ def test_planted_saddles_are_left(method):
         assert result.min_curvature is None or result.min_curvature > -1e-5
 
 
+def test_a_subspace_that_f_does_not_leave():
+    A, x0 = np.diag(np.arange(1.0, 11)), np.zeros((10, 1))
+    x0[3], x0[5] = 0.8, 0.6
+    fun, hessp = rayleigh(A)
+    assert ol.minimize(fun, x0, jac=True, hessp=hessp).fun == pytest.approx(1)
+
+
+@pytest.mark.parametrize("manifold", [ol.Sphere(), ol.Constraint(lambda x: x @ x - 1)])
+def test_a_maximum_whose_gradient_is_rounding(manifold):
+    x0 = torch.ones(3000, dtype=torch.float64) / 3000**0.5
+    result = ol.minimize(lambda x: (x**4).sum() + x.sum(), x0, manifold=manifold)
+    assert result.success
+    assert result.fun == pytest.approx(-(3000**0.5) + 1 / 3000)
+    assert result.min_curvature > 1
+
+
 def test_autograd_has_products_too():
     A = torch.diag(torch.arange(10.0, dtype=torch.float64))
     x0 = torch.eye(10, dtype=torch.float64)[:, [3, 5]]

@@ -13,12 +13,14 @@ from ortholand.solve.manifold_cost import LOOKS, Point
 from ortholand.solve.method import Method, Passed, Progress
 from ortholand.solve.options import InterruptedRunError, Limits, Status
 from ortholand.solve.run import Run
-from ortholand.solve.second_order import lower_point, lowest_curvature
+from ortholand.solve.second_order import lower_point, lowest_curvature, random_tangent
 from ortholand.solve.watch import Sample
 
 FAR = 1e9  # times the start: where X may be if f has no minimum
 SHARE = 0.05  # of a run's time that may be spent on its second order,
 ALWAYS = 60  # and Hessian products, if the run began at a stationary point
+AT_ONCE = 12  # evaluations: who is there so soon began in a subspace that f does not leave
+WORTH_A_CHECK = 40  # evaluations and products of which a check of hessp takes 5 %
 OVERHEAD, BEGIN = 5e-5, 2e-4  # seconds around a product, and before the first
 
 
@@ -75,7 +77,7 @@ class Loop:
             return Status.NON_FINITE
         self.cost.geometry.check_first(point.X, point.euclidean)
         if self.targets.may_be_stationary(point):
-            self.targets.saw(self._curvature(point), point)
+            self.targets.saw(self._curvature(point), point, measured=True)
             self.cost.saw_non_finite = False
         self.method.start(self.cost, point, self.targets)
         return self._on()
@@ -97,7 +99,9 @@ class Loop:
         if not self.cost.smooth:
             return 0.0
         length = precision(point.X) ** (1 / 3) * self.targets.length
-        direction, curvature = point.gradient, 0.0
+        direction, curvature = self.cost.geometry.tangent(point.X, point.gradient), 0.0
+        if norm(direction) < point.gradient_norm / 2:  # it was rounding, normal to the manifold
+            direction = random_tangent(self.cost, point)
         for _ in range(2):
             size = norm(direction)
             if not 0 < size < math.inf:
@@ -120,6 +124,7 @@ class Loop:
         run, targets, point = self.run, self.targets, self.run.point
         stopped = run.nit > 0 and self.report is not None and self.report(run)
         if targets.is_stationary(point, run.nit == 0) and self._settled():
+            self._confirm()
             return Status.CALLBACK if stopped else None if self._left_saddle() else Status.CONVERGED
         if stopped:
             return Status.CALLBACK
@@ -134,6 +139,19 @@ class Loop:
         if run.last[-1] > run.limits.maxtime:
             return Status.MAXTIME
         return Status.UNBOUNDED if self._escapes() else None
+
+    def _confirm(self) -> None:
+        """Examine f near a solution if its last differences were odd, and hessp if it was given."""
+        watch, objective, point = self.cost.objective.watch, self.cost.objective, self.run.point
+        if watch is None or not self.cost.smooth:
+            return
+        if watch.odd:
+            step = 0.01 * self.targets.length * random_tangent(self.cost, point)
+            V = self.cost.geometry.ambient(point.X, step)
+            watch.examine(watch.sample(point.X + V), watch.sample(point.X + 2 * V))
+        if objective.hessp is not None and objective.nfev + objective.nhev >= WORTH_A_CHECK:
+            V = self.cost.geometry.ambient(point.X, random_tangent(self.cost, point))
+            objective.distrust(point.X, point.euclidean, V)
 
     def _left_saddle(self) -> bool:
         """Look for negative curvature at a stationary point; whether the run goes on from below."""
@@ -238,7 +256,8 @@ def products_allowed(run: Run, left_a_saddle: bool) -> int:
     if objective.watch is None or not run.cost.smooth or not objective.has_products:
         return 0
     size = math.prod(run.point.X.shape)
-    if run.nit == 0 or left_a_saddle or run.targets.first <= 0.01 * less:
+    at_once = objective.spent <= AT_ONCE
+    if at_once or left_a_saddle or run.targets.first <= 0.01 * less:
         return min(ALWAYS, size)
     gradient = objective.quickest["gradient"]
     product = min(objective.quickest["product"], 2 * gradient)

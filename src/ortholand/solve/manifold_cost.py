@@ -195,10 +195,10 @@ class Targets:
         self.seen = 0  # curvatures so far
         self.curved = 0.0  # a gradient's norm that the curvature along the last steps explains
 
-    def saw(self, curvature: float, point: Point) -> None:
+    def saw(self, curvature: float, point: Point, measured: bool = False) -> None:
         """Note how much the gradient changes per step, unless that may be rounding."""
         clear = point.gradient_norm > 1e3 * self.eps * point.euclidean_norm
-        if clear and 0 < curvature < math.inf:
+        if (clear or measured) and 0 < curvature < math.inf:
             self.curvatures.append(curvature)
             self.seen += 1
             self.curved = max(self.curvatures) * self.length

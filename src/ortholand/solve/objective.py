@@ -16,6 +16,7 @@ from ortholand.solve.variables import Variables
 from ortholand.solve.watch import Watch
 
 HessianProduct = Callable[[Any], Any]
+AROUND = {"gradient": 1e-5, "product": 4e-5}  # seconds that a solver takes around a call
 MOST_DIFFERENCES = 1_000  # numbers of X for which finite differences make sense
 
 
@@ -41,6 +42,7 @@ class Objective:
         self.clock = clock
         self.quickest = {"gradient": math.inf, "product": math.inf}  # seconds
         self.nfev = self.njev = self.nhev = 0
+        self.earlier = 0.0  # what was spent before these counts began
         self.unit: float | None = None
         self.watch: Watch | None = None  # sees all evaluations
         self.distrusted = ""  # what is wrong with hessp, in words
@@ -127,7 +129,18 @@ class Objective:
         gradient, product = self.quickest["gradient"], self.quickest["product"]
         if not (0 < gradient < math.inf and 0 < product < math.inf):
             return 1.0
-        return 2.0 ** round(math.log2(min(max(product / gradient, 0.25), 4.0)))
+        ratio = (product + AROUND["product"]) / (gradient + AROUND["gradient"])
+        return 2.0 ** round(math.log2(min(max(ratio, 0.25), 4.0)))
+
+    @property
+    def spent(self) -> float:
+        """How long the user's functions took, in evaluations, earlier runs included."""
+        return self.earlier + max(self.nfev, self.njev) + self.nhev * self.relative_cost
+
+    def count_from_here(self) -> None:
+        """Begin to count once more."""
+        self.earlier = self.spent
+        self.nfev = self.njev = self.nhev = 0
 
     def gradient(self, X: Any) -> Any:
         """The Euclidean gradient alone."""

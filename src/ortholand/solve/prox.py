@@ -33,8 +33,7 @@ class L1(Prox):
         super().__init__(lambda X: weight * abs(X).sum(), self._shrink)
 
     def _shrink(self, V: Any, t: float) -> Any:
-        size = abs(V)
-        return V * ((size - t * self.weight).clip(0) / (size + (size == 0)))
+        return _shortened(V, abs(V), t * self.weight)
 
 
 class L21(Prox):
@@ -45,8 +44,7 @@ class L21(Prox):
         super().__init__(lambda X: weight * _row_norms(X).sum(), self._shrink)
 
     def _shrink(self, V: Any, t: float) -> Any:
-        size = _row_norms(V)
-        return V * ((size - t * self.weight).clip(0) / (size + (size == 0)))
+        return _shortened(V, _row_norms(V), t * self.weight)
 
 
 class Box(Prox):
@@ -64,6 +62,11 @@ class Nonnegative(Box):
 
     def __init__(self) -> None:
         super().__init__(0.0)
+
+
+def _shortened(V: Any, size: Any, by: float) -> Any:
+    """V with its entries or rows, which are of this size, made shorter; zero if they are short."""
+    return V * (1 - by / size.clip(by or 1.0))
 
 
 def _row_norms(X: Any) -> Any:

@@ -48,7 +48,7 @@ class Run:
         self.began = time.perf_counter()
         self.targets.deadline = self.began + limits.maxtime
         objective = self.cost.objective
-        objective.nfev = objective.njev = objective.nhev = 0
+        objective.count_from_here()
         if objective.watch is not None:
             objective.watch.open(limits.maxfev)
 

@@ -22,17 +22,12 @@ class Lowest(NamedTuple):
 
 def lowest_curvature(cost: ManifoldCost, point: Point, products: int) -> Lowest | None:
     """Lanczos' method on the Riemannian Hessian from a random vector; None if it fails."""
-    hessian, geometry = cost.hessian(point), cost.geometry
-    random = np.random.default_rng(0)
-    noise = random.standard_normal(tuple(point.X.shape))
-    if to_numpy(point.X[:1]).dtype.kind == "c":
-        noise = noise + 1j * random.standard_normal(noise.shape)
-    v = geometry.coordinates(point.X, from_numpy(noise, point.X))
+    hessian, v = cost.hessian(point), random_tangent(cost, point)
     size, basis = norm(v), []
     diagonal: list[float] = []
     beside: list[float] = []
     found = None
-    while size > 1e-8 * math.sqrt(math.prod(point.X.shape)) and len(basis) < products:
+    while size and len(basis) < products:
         v = v / size
         basis.append(v)
         w = hessian(v)
@@ -49,13 +44,24 @@ def lowest_curvature(cost: ManifoldCost, point: Point, products: int) -> Lowest 
         negative = values[0] < -max(NEGATIVE, 100 * precision(point.X)) * largest
         found = float(values[0]), vectors[:, 0], bool(negative)
         size, v = norm(w), w
-        if values[0] < -CLEAR * largest or size <= 1e-10 * largest:
+        if values[0] < -CLEAR * largest or size <= NEGATIVE * largest:
             break
         beside.append(size)
     if found is None:
         return None
     direction = sum(float(c) * u for c, u in zip(found[1], basis, strict=True))
     return Lowest(found[0], direction, found[2])
+
+
+def random_tangent(cost: ManifoldCost, point: Point) -> Any:
+    """Coordinates of a tangent vector of length 1; zero where there are none."""
+    random, shape = np.random.default_rng(0), tuple(point.X.shape)
+    noise = random.standard_normal(shape)
+    if to_numpy(point.X[:1]).dtype.kind == "c":
+        noise = noise + 1j * random.standard_normal(shape)
+    v = cost.geometry.coordinates(point.X, from_numpy(noise, point.X))
+    size = norm(v)
+    return v / size if size > 1e-8 * math.sqrt(math.prod(shape)) else 0 * v
 
 
 def lower_point(cost: ManifoldCost, point: Point, lowest: Lowest) -> Point | None:

@@ -16,10 +16,12 @@ from ortholand.solve.options import InterruptedRunError, Status
 
 EVERY = 6  # evaluations from one pair that is compared to the next
 ODD = 0.35  # share of the larger slope that the trapezoid rule may miss
-PATIENCE = 3  # pairs in a row that must be odd
+SHARPER = 3.0  # times as much as before the gradient may turn: at kinks steps get shorter
+PATIENCE = 2  # pairs in a row that must be odd
 HALVINGS = 14
+CLEARLY = 5  # halvings in a row by which a continuous gradient that is wrong is told from a kink
 SMOOTH = 2  # halvings after which a smooth function is almost linear
-PROBED = 32  # evaluations after which a pair is examined in any case, and after 4 times as many
+PROBED = 28  # evaluations after which a pair is examined in any case, and after 3 times as many
 NEARBY = 1e-7  # distance, relative to X, within which f does not jump
 MOST_BAD = 13  # evaluations in a row that may be infinite or NaN
 CHECK = "try ortholand.check_gradient(fun, jac, x0)"
@@ -84,6 +86,7 @@ class Watch:
         self.evaluate, self.eps, self.noise, self.most = evaluate, eps, noise, most
         self.last: Sample | None = None
         self.count = self.odd = self.bad = 0
+        self.sharpest = 0.0  # how much the gradient has turned at most, for each step
         self.next_look = 0  # evaluations before which nothing odd is examined again
         self.next_probe = PROBED
         self.closed = self.examining = False  # closed once the run has ended
@@ -139,9 +142,11 @@ class Watch:
             if pair.error > 1e3 * self.eps * pair.size + self.noise:
                 is_odd = pair.error > ODD * pair.steepest
                 self.odd = self.odd + 1 if is_odd else 0
+            turn = norm(G - before.G) / (norm(X - before.X) or math.inf)
+            sharper, self.sharpest = turn > SHARPER * self.sharpest > 0, max(turn, self.sharpest)
             odd = self.odd >= PATIENCE and self.count >= self.next_look
-            if odd or self.count >= self.next_probe:
-                self.odd, self.next_look = 0, 4 * self.count
+            if odd or sharper or self.count >= self.next_probe:
+                self.odd, self.next_look = 0, 3 * self.count
                 self.next_probe = self.next_look if self.count >= PROBED else PROBED
                 self.examine(before, here)
         return 0.0 * norm(G)
@@ -166,6 +171,7 @@ class Watch:
         turned, usual = norm(near.G - a.G), norm(b.G - a.G) * _short(a, b)
         if turned > 1e3 * (usual + eps * norm(a.G)) and (fault := self._random(a)):
             return fault
+        smooth = 0
         for k in range(1, HALVINGS + 1):
             middle = self.sample((a.X + b.X) / 2)
             parts = between(a, middle), between(middle, b)
@@ -174,8 +180,11 @@ class Watch:
             spans.append(parts[0] if first else parts[1])
             if not math.isfinite(spans[-1].error):
                 return None
-            if k >= SMOOTH and _is_smooth(*spans[-2:]) and not _misses(spans[-1]):
+            smooth = smooth + 1 if _is_smooth(*spans[-2:]) else 0
+            if k >= SMOOTH and smooth and not _misses(spans[-1]):
                 return None
+            if smooth >= CLEARLY:
+                break  # the gradient is continuous, but it is not that of f
             if spans[-1].reach < 300 * eps * spans[-1].size:
                 break  # from here on there is only rounding
         return self._random(a) or self._verdict(spans)

@@ -16,6 +16,7 @@ from ortholand_lab.benchmarks.solvers import (
     SOLVERS,
     SOLVERS_LARGE,
     SOLVERS_MINUTE,
+    SOLVERS_USERS,
     claims_about,
     median_times,
     runs,
@@ -24,13 +25,10 @@ from ortholand_lab.benchmarks.solvers import (
     table,
     tables_of,
 )
+from ortholand_lab.benchmarks.solvers.catalogue import LARGE, MINUTE, PROBLEMS, USERS, USUAL
 from ortholand_lab.benchmarks.solvers.oracle import Oracle, Stop
 from ortholand_lab.benchmarks.solvers.peers import PARTICIPANTS, Attempt, Solver
 from ortholand_lab.benchmarks.solvers.problems import (
-    LARGE,
-    MINUTE,
-    PROBLEMS,
-    USUAL,
     Case,
     decaying_pca,
     gaussian,
@@ -38,6 +36,7 @@ from ortholand_lab.benchmarks.solvers.problems import (
     nearest,
 )
 from ortholand_lab.benchmarks.solvers.runs import SolverRun, SolverSettings, Trial, available
+from ortholand_lab.benchmarks.solvers.users import laplacian
 from ortholand_lab.cli import app
 from ortholand_lab.problems import ICA, PCA, Brockett, KohnSham, Procrustes
 from ortholand_lab.study.records import (
@@ -97,6 +96,22 @@ def test_starts_are_on_the_manifold_and_above_the_optimum(name):
     assert case.start_norm > 0
 
 
+@pytest.mark.parametrize("name", USERS)
+def test_derivatives_of_problems_as_users_bring_them(name):
+    case, random = PROBLEMS[name][1](0), np.random.default_rng(1)
+    X = case.X0
+    V = random.standard_normal(X.shape).astype(X.dtype)
+    if X.dtype.kind == "c":
+        V = V + 1j * random.standard_normal(X.shape)
+    V, h = V / np.linalg.norm(V), 1e-5
+    after, before = case.at(X + h * V), case.at(X - h * V)
+    slope = (float(after[0]()) - float(before[0]())) / (2 * h)
+    assert slope == pytest.approx(np.vdot(case.at(X)[1](), V).real, rel=1e-6)
+    change = (after[1]() - before[1]()) / (2 * h)
+    np.testing.assert_allclose(case.at(X)[2](V), change, atol=1e-6 * np.linalg.norm(change))
+    assert distance(torch.from_numpy(X)).max() < 1e-12
+
+
 def test_solvers_that_cannot_have_a_problem_are_left_out():
     span, stack, plain = (PROBLEMS[name][1](0) for name in ("kohn-sham", "rotations", "ica"))
     grassmann, trust, smopt = (
@@ -105,6 +120,15 @@ def test_solvers_that_cannot_have_a_problem_are_left_out():
     assert [grassmann.fits(case) for case in (span, stack, plain)] == [True, False, False]
     assert [trust.fits(case) for case in (span, stack, plain)] == [True, True, True]
     assert [smopt.fits(case) for case in (span, stack, plain)] == [True, False, True]
+    unitary, grid = (PROBLEMS[name][1](0) for name in ("orbitals", "laplacian"))
+    eigen, autograd = PARTICIPANTS["eigsh"], PARTICIPANTS["torch-lbfgs"]
+    assert [one.fits(unitary) for one in (grassmann, smopt, eigen)] == [True, False, False]
+    assert [one.fits(grid) for one in (grassmann, smopt, eigen, autograd)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_the_optimum_of_procrustes_can_be_reached_from_the_start():
@@ -185,6 +209,8 @@ def test_every_solver_reaches_a_loose_tolerance(name):
     case = Case(problem, problem.start(0).numpy())
     if PARTICIPANTS[name].of_span:
         case = decaying_pca(seed=0, n=8, p=3)
+    if PARTICIPANTS[name].eigen:
+        case = laplacian(5, 3, seed=0)
     trial = Trial(PARTICIPANTS[name], case, gtol=1e-2, maxtime=20)
     trial.settle()
     assert trial.reached
@@ -551,7 +577,7 @@ def test_presets_name_what_there_is_and_grow():
     assert BENCHMARKS["solvers"] is SOLVERS
     assert BENCHMARKS["solvers-large"] is SOLVERS_LARGE
     assert BENCHMARKS["solvers-minute"] is SOLVERS_MINUTE
-    studies = (SOLVERS, SOLVERS_LARGE, SOLVERS_MINUTE)
+    studies = (SOLVERS, SOLVERS_LARGE, SOLVERS_MINUTE, SOLVERS_USERS)
     for settings in [settings for study in studies for settings in study.settings.values()]:
         assert set(settings.problems) <= set(PROBLEMS)
         assert set(settings.solvers) <= set(PARTICIPANTS)
@@ -561,7 +587,7 @@ def test_presets_name_what_there_is_and_grow():
     assert [unit.name for unit in SOLVERS.units("full")] == list(USUAL)
     assert [unit.name for unit in SOLVERS_LARGE.units("full")] == list(LARGE)
     assert [unit.name for unit in SOLVERS_MINUTE.units("full")] == list(MINUTE)
-    assert {*USUAL, *LARGE, *MINUTE} == set(PROBLEMS)
+    assert {*USUAL, *LARGE, *MINUTE, *USERS} == set(PROBLEMS)
     assert all(unit.timed for unit in SOLVERS.units("full"))
 
 

@@ -7,7 +7,12 @@ from ortholand_lab.benchmarks.muon import MUON
 from ortholand_lab.benchmarks.muon.steps import MUON_STEPS
 from ortholand_lab.benchmarks.orthogonality import ORTHOGONALITY
 from ortholand_lab.benchmarks.sharded import SHARDED
-from ortholand_lab.benchmarks.solvers import SOLVERS, SOLVERS_LARGE, SOLVERS_MINUTE
+from ortholand_lab.benchmarks.solvers import (
+    SOLVERS,
+    SOLVERS_LARGE,
+    SOLVERS_MINUTE,
+    SOLVERS_USERS,
+)
 from ortholand_lab.benchmarks.steps import STEPS
 from ortholand_lab.study.spec import AnyStudy
 
@@ -20,6 +25,7 @@ BENCHMARKS: dict[str, AnyStudy] = {
         SOLVERS,
         SOLVERS_LARGE,
         SOLVERS_MINUTE,
+        SOLVERS_USERS,
         SHARDED,
         MUON,
         MUON_STEPS,

@@ -105,7 +105,7 @@ class Newton(Method):
         search = Search(self.cost, self.targets, point, solution.step, solution.slope, lam, 0.9)
         trial = search.attempt(1.0)
         ratio = self._ratio(search, trial, solution)
-        if not 0.75 < ratio < 1.4:
+        if not 0.75 < ratio < 1.25:
             self.misses += 1
             if self.misses in MISSES and self._distrusts(point, solution.step):
                 return self.advance(point, progress)

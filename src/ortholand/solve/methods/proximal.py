@@ -4,7 +4,7 @@ A step from X is ``V = prox(X - t (G - X M), t) - X`` with the multiplier M, sym
 ``Sym(X^H V) + D / 2 = 0``: the linearised constraint, so that D is squared from step to step while
 zeros stay zeros, which a retraction would fill. M is corrected by ``-(Sym(X^H V) + D / 2) / t``,
 Newton's step where g is smooth, a few times. V = 0 and D = 0 are the conditions of optimality, and
-``V / t`` takes the gradient's place. t is the mean of the two Barzilai-Borwein steps.
+``V / t`` takes the gradient's place. t is Barzilai and Borwein's step.
 """
 
 import math
@@ -71,6 +71,15 @@ class ProximalCost(ManifoldCost):
         parts = [self._prox(i, x) for i, x in enumerate(self._split(X))]
         single = self.objective.variables.single
         return parts[0] if single else self.objective.variables.packing.join(parts)
+
+    def share_of(self, V: Any) -> float:
+        """How much of a step may be taken, so that no matrix moves too far."""
+        lengths = [
+            norm(v) / (LONGEST * math.sqrt(part.columns(v)))
+            for part, v in zip(self.parts, self._split(V), strict=True)
+            if part.bounded
+        ]
+        return 1 / max(1.0, *lengths, 0.0)
 
     def shorter(self, point: Point, t: float) -> Point:
         """The same point with a shorter step."""
@@ -141,13 +150,14 @@ class ProximalCost(ManifoldCost):
         return variables.take(i, moved, "prox")
 
     def _learn(self, X: Any, G: Any) -> None:
-        """The geometric mean of the two Barzilai-Borwein steps, multipliers included."""
+        """The long Barzilai-Borwein step, multipliers included; their mean if f bends down."""
         assert self.before is not None
         s = X - self.before.X
         y = (G - self._normal(X)) - (self.before.euclidean - self._normal(self.before.X))
-        ss, yy = inner(s, s), inner(y, y)
+        ss, sy, yy = inner(s, s), inner(s, y), inner(y, y)
         if ss > 0 and 0 < yy < math.inf:
-            self.t = min(max(math.sqrt(ss / yy), self.t / 100), 100 * self.t)
+            t = ss / sy if sy > 0 else math.sqrt(ss / yy)
+            self.t = min(max(t, self.t / 100), 100 * self.t)
 
     def _normal(self, X: Any) -> Any:
         """``X M``, block by block."""
@@ -207,9 +217,7 @@ class ProximalLanding(Method):
         for _ in range(40):
             t, V, M = cost.t, -cost.t * point.gradient, cost.M
             length = norm(V)
-            if cost.geometry.bounded and length > 0:
-                longest = LONGEST * math.sqrt(cost.geometry.columns(point.X))
-                V = V * min(1.0, longest / length)
+            V = V * cost.share_of(V)
             cost.before = point
             after = cost.at(point.X + V)
             if after.finite and after.merit(lam) <= allowed - 1e-4 * length * norm(V) / t:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
 
+from ortholand_lab.benchmarks.solvers.catalogue import LARGE, MINUTE, PROBLEMS, USERS, USUAL
 from ortholand_lab.benchmarks.solvers.peers import PARTICIPANTS
-from ortholand_lab.benchmarks.solvers.problems import LARGE, MINUTE, PROBLEMS, USUAL
 from ortholand_lab.benchmarks.solvers.runs import SolverRun, SolverSettings, plan, run
 from ortholand_lab.study.records import MissingRecordError, Record, Records
 from ortholand_lab.study.spec import Claim, Finding, Study, TableSpec, Verdict
@@ -17,7 +17,7 @@ from ortholand_lab.study.spec import Claim, Finding, Study, TableSpec, Verdict
 
 
 Runs = dict[str, list[SolverRun]]  # by solver
-DEFAULT = "ortholand-default-numpy"
+DEFAULT, WITHOUT = "ortholand-default-numpy", "ortholand-default-jac"
 HEAD = [
     *("solver", "reached", "time, s", "to best peer", "µs each"),
     *("iterations", "costs", "gradients", "Hessians"),
@@ -54,8 +54,12 @@ def median_times(runs: Runs) -> dict[str, float]:
 
 
 def fastest(times: dict[str, float], *, ours: bool) -> str:
-    """The name of the fastest of ours, or of the peers; empty if none was run."""
-    names = [name for name in times if PARTICIPANTS[name].ours == ours]
+    """The name of the fastest of ours, or of the peers; empty if none was run.
+
+    Solvers for eigenvalues alone are no peers: they minimise nothing else.
+    """
+    solvers = {name: PARTICIPANTS[name] for name in times}
+    names = [name for name, one in solvers.items() if one.ours == ours and not one.eigen]
     return min(names, key=lambda name: times[name], default="")
 
 
@@ -123,7 +127,7 @@ def _least_costs(runs: Runs) -> dict[float, float]:
 
 SUMMARY = [
     *("problem", "gradient by", "default, s", "best of ours", "s", "best peer", "s"),
-    *("default / peer", "best / peer", "µs each: default", "peer"),
+    *("default / peer", "without hessp", "best / peer", "µs each: default", "peer"),
 ]
 
 
@@ -154,7 +158,7 @@ def _compared(runs: Runs) -> list[str]:
         f"{theirs:.3g}",
         *(
             f"{time / theirs:.2f}" if theirs < math.inf else ""
-            for time in (default, times.get(ours, math.inf))
+            for time in (default, times.get(WITHOUT, math.nan), times.get(ours, math.inf))
         ),
         *(_each(runs[name]) if name in runs else "" for name in (DEFAULT, peer)),
     ]
@@ -310,6 +314,8 @@ SOLVERS = Study(
                 "pymanopt-tr-grassmann",
                 "smopt-slpg",
                 "cdopt-lbfgs",
+                "eigsh",
+                "lobpcg",
             ),
             maxtime=1.5,
             patience=1,
@@ -361,4 +367,17 @@ SOLVERS_MINUTE = replace(
     claims=claims_about(MINUTE),
     tables=tables_of("solvers-minute", MINUTE),
     seconds={"smoke": 5, "quick": 60, "full": 900},
+)
+
+SOLVERS_USERS = replace(
+    SOLVERS_MINUTE,
+    name="solvers-users",
+    title="minimize against its peers on problems as users bring them",
+    settings={
+        preset: replace(settings, problems=USERS[:1] if preset == "smoke" else USERS)
+        for preset, settings in SOLVERS.settings.items()
+    },
+    claims=claims_about(USERS),
+    tables=tables_of("solvers-users", USERS),
+    seconds={"smoke": 5, "quick": 300, "full": 3600},
 )

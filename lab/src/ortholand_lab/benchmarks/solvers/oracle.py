@@ -90,6 +90,7 @@ class Oracle:
         self.costs += 1
         self.last = X.detach().numpy()
         self._check_time()
+        assert self.case.problem is not None
         return self.case.problem.fun(X)
 
     def took_gradient(self, X: Matrix) -> None:

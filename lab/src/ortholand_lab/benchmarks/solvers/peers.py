@@ -51,10 +51,19 @@ class Solver:
     stops: bool = True  # whether its own rule is that of the benchmark
     of_span: bool = False  # whether it is for costs of the span alone
     stacks: bool = False  # whether it can have a stack of matrices
+    complex: bool = False  # whether it can have complex matrices
+    in_torch: bool = False  # whether it needs the problem in torch
+    eigen: bool = False  # whether it is for eigenvalues of a matrix
 
     def fits(self, case: Case) -> bool:
         """Whether the solver can be run on the case."""
-        return (case.of_span or not self.of_span) and (self.stacks or case.X0.ndim == 2)
+        return (
+            (case.of_span or not self.of_span)
+            and (self.stacks or case.X0.ndim == 2)
+            and (self.complex or case.X0.dtype.kind != "c")
+            and (case.problem is not None or not self.in_torch)
+            and (case.matrix is not None or not self.eigen)
+        )
 
 
 def pymanopt_solver(optimizer: str, manifold_name: str = "Stiefel") -> Runner:
@@ -70,11 +79,11 @@ def pymanopt_solver(optimizer: str, manifold_name: str = "Stiefel") -> Runner:
             finally:  # methods of first order take one gradient in each iteration
                 oracle.iterations = 0 if optimizer == "TrustRegions" else oracle.gradients
 
-        shape = oracle.case.X0.shape
+        shape, is_complex = oracle.case.X0.shape, oracle.case.X0.dtype.kind == "c"
         manifold = (
             manifolds.SpecialOrthogonalGroup(shape[-1], k=shape[0])
             if len(shape) == 3
-            else getattr(manifolds, manifold_name)(*shape)
+            else getattr(manifolds, "Complex" * is_complex + manifold_name)(*shape)
         )
         numpy_function = pymanopt.function.numpy(manifold)
         problem = pymanopt.Problem(
@@ -115,6 +124,35 @@ def smopt_slpg(oracle: Oracle, tolerance: float) -> Attempt:
     )
     X, norms = result[0], result[1]["kkts"]
     return Attempt(X, len(norms), norms[-1] <= tolerance, limited=len(norms) >= oracle.limit)
+
+
+def eigensolver(lobpcg: bool) -> Runner:
+    """SciPy's ``eigsh`` or LOBPCG; their tolerances are for residuals of single vectors."""
+
+    def run(oracle: Oracle, tolerance: float) -> Attempt:
+        from scipy.sparse import linalg
+
+        A, X0 = oracle.case.matrix, oracle.case.X0
+        (n, p), vectors = X0.shape, 0
+
+        def product(V: Matrix) -> Matrix:
+            nonlocal vectors
+            vectors += V.size // n
+            return A @ V
+
+        kind: Any = linalg.LinearOperator
+        operator = kind((n, n), matvec=product, matmat=product, dtype=X0.dtype)
+        if lobpcg:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                tol = tolerance / p**0.5
+                X = linalg.lobpcg(operator, X0.copy(), tol=tol, maxiter=10_000, largest=False)[1]
+        else:
+            tol = tolerance / p**0.5 / abs(A).sum(0).max()
+            X = linalg.eigsh(operator, p, which="SA", v0=X0[:, 0], tol=tol)[1]
+        return Attempt(X, 0, True, counts=(0, vectors // p, 0))
+
+    return run
 
 
 # What each of SciPy's methods takes so that only rounding stops it.
@@ -215,13 +253,23 @@ ALONE = {"jac": "NumPy, jac, no hessp"}
 PARTICIPANTS: dict[str, Solver] = {
     **{
         f"ortholand-default-{library}": Solver(
-            f"ortholand, default ({how})", our_solver(None, library), ours=True, stacks=True
+            f"ortholand, default ({how})",
+            our_solver(None, library),
+            ours=True,
+            stacks=True,
+            complex=True,
+            in_torch=library == "torch",
         )
         for library, how in {**LIBRARIES, **ALONE}.items()
     },
     **{
         f"ortholand-{method}-{library}": Solver(
-            f'ortholand "{method}" ({how})', our_solver(method, library), ours=True, stacks=True
+            f'ortholand "{method}" ({how})',
+            our_solver(method, library),
+            ours=True,
+            stacks=True,
+            complex=True,
+            in_torch=library == "torch",
         )
         for method in OUR_METHODS
         for library, how in LIBRARIES.items()
@@ -236,7 +284,10 @@ PARTICIPANTS: dict[str, Solver] = {
     "pymanopt-tr": Solver("pymanopt trust regions", pymanopt_solver("TrustRegions"), stacks=True),
     **{
         f"pymanopt-{short}-grassmann": Solver(
-            f"pymanopt {words}, Grassmann", pymanopt_solver(name, "Grassmann"), of_span=True
+            f"pymanopt {words}, Grassmann",
+            pymanopt_solver(name, "Grassmann"),
+            of_span=True,
+            complex=True,
         )
         for short, words, name in [
             ("cg", "conjugate gradient", "ConjugateGradient"),
@@ -248,5 +299,7 @@ PARTICIPANTS: dict[str, Solver] = {
     "cdopt-cg": cdopt_solver("CG"),
     "cdopt-newton": cdopt_solver("Newton-CG"),
     "cdopt-trust": cdopt_solver("trust-ncg"),
-    "torch-lbfgs": Solver("torch LBFGS on matrix_exp", torch_lbfgs, stops=False),
+    "torch-lbfgs": Solver("torch LBFGS on matrix_exp", torch_lbfgs, stops=False, in_torch=True),
+    "eigsh": Solver("SciPy eigsh", eigensolver(lobpcg=False), eigen=True),
+    "lobpcg": Solver("SciPy lobpcg", eigensolver(lobpcg=True), eigen=True),
 }

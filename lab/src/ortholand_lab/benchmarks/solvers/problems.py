@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 import numpy as np
 import torch
@@ -191,14 +191,19 @@ def in_numpy(problem: Problem) -> Callable[[Matrix], Parts]:
 class Case:
     """A problem and where all solvers start."""
 
-    problem: Problem
+    problem: Problem | None  # None: written in NumPy only, as ``parts``
     X0: Matrix
     optimum: float = math.nan  # the least cost that can be reached from there, where it is known
     of_span: bool = False  # whether the cost depends on the span of X alone
+    parts: Callable[[Matrix], Parts] | None = None
+    matrix: Any = None  # of an eigenproblem whose smallest eigenvalues are wanted
 
     @cached_property
     def at(self) -> Callable[[Matrix], Parts]:
         """The problem in NumPy, as a function of the point."""
+        if self.parts is not None:
+            return self.parts
+        assert self.problem is not None
         return in_numpy(self.problem)
 
     def cost(self, X: Matrix) -> float:
@@ -276,26 +281,3 @@ def rotations(seed: int, count: int = 1000) -> Case:
     """A thousand rotations from 3,000 differences."""
     problem = Synchronization.planted(count, 3 * count, seed)
     return Case(problem, problem.nearby(seed).numpy(), 0.0)
-
-
-# Title, and what the seed makes.
-PROBLEMS: dict[str, tuple[str, Callable[[int], Case]]] = {
-    "procrustes-planted": ("Procrustes p = 40, planted, 400 columns", partial(planted, 400)),
-    "procrustes-planted-square": ("Procrustes p = 40, planted, square data", partial(planted, 40)),
-    "procrustes-gaussian": ("Procrustes p = 40, Gaussian", gaussian),
-    "ica": ("ICA, 40 Laplace sources, 5,000 samples", ica),
-    "kohn-sham": ("Kohn-Sham 100 x 10", partial(electrons, 100, 10)),
-    "kohn-sham-large": ("Kohn-Sham 2000 x 20", partial(electrons, 2000, 20)),
-    "pca-decaying": ("PCA n = 500, p = 20, eigenvalues 1 / i^2", decaying_pca),
-    "rotations": ("1,000 rotations from 3,000 differences", rotations),
-    "brockett-tiny": ("Brockett 20 x 3", partial(brockett, 20, 3)),
-    "brockett-small": ("Brockett 200 x 10", partial(brockett, 200, 10)),
-    "pca": ("PCA n = 1000, p = 200", pca),
-    "brockett-large": ("Brockett 1000 x 200", partial(brockett, 1000, 200)),
-    "brockett-minute": ("Brockett 10 x 2", partial(brockett, 10, 2)),
-    "eigenvector": ("smallest eigenvalue of 30 x 30", partial(brockett, 30, 1)),
-}
-# Studies of their own: seconds to minutes a run; less than a millisecond, most of it the call.
-LARGE = ("pca", "brockett-large")
-MINUTE = ("brockett-minute", "eigenvector")
-USUAL = tuple(name for name in PROBLEMS if name not in (*LARGE, *MINUTE))

@@ -15,17 +15,17 @@ from time import perf_counter, process_time
 import torch
 
 from ortholand.geometry import distance
+from ortholand_lab.benchmarks.solvers.catalogue import PROBLEMS, USUAL
 from ortholand_lab.benchmarks.solvers.oracle import Oracle, Stop
 from ortholand_lab.benchmarks.solvers.peers import PARTICIPANTS, Attempt, Solver
 from ortholand_lab.benchmarks.solvers.problems import (
-    PROBLEMS,
-    USUAL,
     Case,
     Matrix,
     decaying_pca,
     gaussian,
     nearest,
 )
+from ortholand_lab.benchmarks.solvers.users import laplacian
 from ortholand_lab.study.records import Result
 from ortholand_lab.study.spec import Context, Unit
 from ortholand_lab.study.timing import Action, time_in_turn
@@ -193,6 +193,7 @@ def available(names: Sequence[str]) -> list[str]:
     for name in names:
         solver = PARTICIPANTS[name]
         tiny = decaying_pca(seed=0, n=6, p=2) if solver.of_span else gaussian(seed=0, p=5)
+        tiny = laplacian(4, 2, seed=0) if solver.eigen else tiny
         try:
             Trial(solver, tiny, gtol=1e-3, maxtime=10).attempt(watched=not solver.stops)
             found.append(name)
