@@ -180,8 +180,10 @@ def spectral_bound(D: Tensor, *, sharp: bool = False) -> Tensor:
 
     At most ``p^(1/4) ||D||_2``; a sharp one, with another product, ``p^(1/8) ||D||_2``.
     """
-    square = D @ D
-    return frobenius_norm(square @ square).sqrt().sqrt() if sharp else frobenius_norm(square).sqrt()
+    square = gram_matrix(D)
+    if sharp:
+        return frobenius_norm(gram_matrix(square)).sqrt().sqrt()
+    return frobenius_norm(square).sqrt()
 
 
 def centred_bound(D: Tensor) -> Tensor:
