@@ -263,19 +263,6 @@ def largest_root(bound: Tensor, b: Tensor, room: Tensor) -> Tensor:
     return step.clamp(min=0, max=torch.finfo(room.dtype).max)
 
 
-def paper_step_size(
-    relative_gradient_norm: Tensor, d: Tensor, *, lam: float = 1.0, eps: float = 0.5
-) -> Tensor:
-    """The safe step as printed in the paper, kept for comparison only: it is not safe.
-
-    It lacks the hypothesis ``eta <= 1 / (2 lam)``; d may be N, as in its statement, or ``||D||``.
-    """
-    a = relative_gradient_norm
-    alpha = 2 * lam * d - 2 * a * d - 2 * lam * d**2
-    beta = a**2 + lam**2 * d**3 + 2 * lam * a * d**2 + a**2 * d
-    return (alpha + (alpha**2 + 4 * beta * (eps - d)).sqrt()) / (2 * beta)
-
-
 def check_ball(lam: float, eps: float) -> None:
     """Raise unless the attraction and the radius are valid."""
     if not (math.isfinite(lam) and lam >= 0):
