@@ -134,7 +134,8 @@ class MuonMoments(Buffered):
                 polar = second_pass(first.M, L, solved(first.K, XW), WW, self.sign, roundoff)
                 return move(W, D, polar_at(first.K, polar), sums)
 
-            return PendingStep(GramSums.of(X.mH @ W, gram_matrix(W)), finish_second)
+            products, nothing = (X.mH @ W, gram_matrix(W)), W[..., :0, :0]
+            return PendingStep(GramSums((nothing, nothing), products), finish_second)
 
         return PendingStep(sums, finish)
 
