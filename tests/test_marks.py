@@ -61,9 +61,9 @@ def test_a_model_says_itself_which_of_its_weights_are_orthogonal():
     options = [{k: v for k, v in group.items() if k != "params"} for group in groups]
     common = {"orthogonal": True, "momentum": 0.9}
     assert options == [
-        {**common, "view": "kernel", "scale": 1.0, "lr": 0.5},
-        {**common, "view": "matrix", "scale": 1.0, "lr": 0.02},
-        {**common, "view": "matrix", "scale": "fan", "lr": 0.5},
+        {**common, "view": "kernel", "blocks": None, "scale": 1.0, "lr": 0.5},
+        {**common, "view": "matrix", "blocks": None, "scale": 1.0, "lr": 0.02},
+        {**common, "view": "matrix", "blocks": None, "scale": "fan", "lr": 0.5},
         {"orthogonal": False, "lr": 0.1},
     ]
     assert orthogonal_names(model) == MARKED
@@ -171,7 +171,7 @@ def test_a_shallow_copy_is_marked_on_its_own():
     ol.orthogonal(other)
     assert marks_of(layer) == {}
     ol.orthogonal(layer, options={"lr": 0.5})
-    assert marks_of(other) == {"weight": {"view": "matrix", "scale": 1.0}}
+    assert marks_of(other) == {"weight": {"view": "matrix", "blocks": None, "scale": 1.0}}
     unmark(layer)
     assert "weight" in marks_of(other)
 
@@ -254,7 +254,7 @@ def test_meta_device_marks_now_and_projects_later():
 def test_a_second_mark_replaces_the_first_and_unmarked_weights_are_free():
     layer = ol.orthogonal(nn.Linear(3, 3), options={"lr": 0.1})
     ol.orthogonal(layer, scale=2.0)
-    assert marks_of(layer) == {"weight": {"view": "matrix", "scale": 2.0}}
+    assert marks_of(layer) == {"weight": {"view": "matrix", "blocks": None, "scale": 2.0}}
     assert ol.orthogonality_error(layer) < 1e-5
     unmark(layer)
     with pytest.raises(ValueError, match="say which parameters are orthogonal"):
@@ -370,7 +370,7 @@ def with_nan() -> nn.Module:
         (lambda: nn.Conv2d(2, 2, 1), {"view": "kernel"}, ValueError, 'Use view="matrix"'),
         (frozen_integers, {}, TypeError, r"'weight' of this Linear is torch.int8.*Convert it"),
         (with_nan, {}, ValueError, r"'weight' of this Linear has NaN.*Initialise it again"),
-        (lambda: nn.Linear(3, 3), {"view": "rows"}, ValueError, "view must be one of"),
+        (lambda: nn.Linear(3, 3), {"view": "row"}, ValueError, "view must be one of"),
         (lambda: nn.Linear(3, 3), {"scale": -1.0}, ValueError, "scale must be a positive"),
         (lambda: nn.Linear(3, 3), {"scale": 1e39}, ValueError, "Use another scale"),
         (lambda: nn.Linear(3, 3), {"init": "zero"}, ValueError, "init must be one of"),
