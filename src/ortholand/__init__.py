@@ -18,7 +18,7 @@ This module exports what most programs need. The rest is in its submodules:
 - :mod:`ortholand.trivializations`: weights as exp(A), for any Euclidean optimizer.
 - :mod:`ortholand.native`: compiled code, or why there is none.
 - :mod:`ortholand.about`: what a bug report needs.
-- :mod:`ortholand.integrations.peft`: adapters of Hugging Face PEFT; not imported here.
+- :mod:`ortholand.integrations`: adapters of PEFT, and callbacks of trainers; not imported here.
 """
 
 from importlib.metadata import PackageNotFoundError, version
