@@ -20,7 +20,7 @@ FAR = 1e9  # times the start: where X may be if f has no minimum
 SHARE = 0.05  # of a run's time that may be spent on its second order,
 ALWAYS = 60  # and Hessian products, if the run began at a stationary point
 AT_ONCE = 12  # evaluations: who is there so soon began in a subspace that f does not leave
-WORTH_A_CHECK = 40  # evaluations and products of which a check of hessp takes 5 %
+WORTH_A_CHECK = 25  # evaluations and products after which hessp is checked, by one of each
 OVERHEAD, BEGIN = 5e-5, 2e-4  # seconds around a product, and before the first
 
 
@@ -37,7 +37,7 @@ class Loop:
         self, run: Run, method: Method, report: Callable[[Run], bool] | None = None
     ) -> None:
         self.run, self.cost, self.method, self.report = run, run.cost, method, report
-        self.left_a_saddle = False
+        self.left_a_saddle = self.checked = False
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         """A stored result is without its state, which holds the user's functions."""
@@ -86,6 +86,7 @@ class Loop:
         run = self.run
         while True:
             run.record(self.method.name)
+            self._check_products()
             status = self._reason_to_stop()
             if status is None and not self._advance():
                 status = Status.NON_FINITE if self.cost.saw_non_finite else Status.STALLED
@@ -141,15 +142,21 @@ class Loop:
         return Status.UNBOUNDED if self._escapes() else None
 
     def _confirm(self) -> None:
-        """Examine f near a solution if its last differences were odd, and hessp if it was given."""
-        watch, objective, point = self.cost.objective.watch, self.cost.objective, self.run.point
+        """Examine f near a solution if its last differences were odd."""
+        watch, point = self.cost.objective.watch, self.run.point
         if watch is None or not self.cost.smooth:
             return
         if watch.odd:
             step = 0.01 * self.targets.length * random_tangent(self.cost, point)
             V = self.cost.geometry.ambient(point.X, step)
             watch.examine(watch.sample(point.X + V), watch.sample(point.X + 2 * V))
-        if objective.hessp is not None and objective.nfev + objective.nhev >= WORTH_A_CHECK:
+
+    def _check_products(self) -> None:
+        """Check the user's hessp once, as soon as that is worth its time."""
+        objective, point = self.cost.objective, self.run.point
+        counts = objective.nfev + objective.nhev
+        if objective.hessp and not self.checked and self.cost.smooth and counts >= WORTH_A_CHECK:
+            self.checked = True
             V = self.cost.geometry.ambient(point.X, random_tangent(self.cost, point))
             objective.distrust(point.X, point.euclidean, V)
 
@@ -224,6 +231,8 @@ class Loop:
         ahead = run.limits.maxiter - run.nit - 1  # after this one, the last lands closely
         self.cost.lands_closely = ahead <= 0
         left = max(ahead, 1) if self.report is None else 1
+        if objective.hessp and not self.checked:
+            left = min(left, WORTH_A_CHECK)
         lowest = run.best.value - run.best.correction
         progress = Progress(lowest, run.flattest, run.in_vain, self.method.patience, left)
         after = self.method.advance(point, progress)

@@ -18,6 +18,7 @@ from ortholand.solve.manifolds.geometry import Geometry, Line
 from ortholand.solve.variables import Manifold
 
 KEPT = 4  # points whose Jacobian is remembered
+SHORTEST = 8  # halvings of a Gauss-Newton step that overshoots
 SINGULAR = 1e-12  # smallest eigenvalue of J J^T, relative to the largest, of a full rank
 
 
@@ -129,10 +130,13 @@ class LevelSet(Geometry):
             if not near < error < math.inf or error <= self.feasible(X) / 20:
                 break
             step = self._normal_step(X, c)
-            Y = X - step
-            after = self.residual(Y)
-            if not norm(after) < error:
-                break
+            for halving in range(SHORTEST):
+                Y = X - 0.5**halving * step
+                after = self.residual(Y)
+                if norm(after) < error * (1 - 0.5**halving / 4):
+                    break
+            else:
+                break  # rounding
             X, c = Y, after
         return X, c
 
@@ -210,7 +214,8 @@ class LevelLine(Line):
                 break
             if np.isfinite(c).all():
                 step = self.geometry._normal_step(Y, c)
-                if norm(step) <= max(0.5 * t * norm(self.V), 1e-12 * norm(Y)):
+                near = norm(step) <= max(0.5 * t * norm(self.V), 1e-12 * norm(Y))
+                if near and norm(self.geometry.residual(Y - step)) <= 0.5 * norm(c):
                     break
             t /= 2
         return t

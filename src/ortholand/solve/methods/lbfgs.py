@@ -185,8 +185,8 @@ class LBFGS(Descent, Method):
         """Keep the pair if it shows curvature."""
         y = real_vector(trial.point.gradient - search.start.gradient)
         sy, yy = trial.t * (trial.slope - search.slope), inner(y, y)
-        if not sy > 1e-10 * trial.t * norm(search.direction) * yy**0.5:
-            return
+        if not (yy > 0 and sy > 1e-10 * trial.t * norm(search.direction) * yy**0.5):
+            return  # squares of tiny changes are zero
         self.targets.saw(yy / sy, search.start)
         s = real_vector(search.direction if trial.t == 1 else trial.t * search.direction)
         if self.units is not None:

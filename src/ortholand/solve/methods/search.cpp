@@ -534,7 +534,7 @@ class Search {
         pairs.look(trial.gradient);
         for (int64_t i = 0; i < n * p; ++i) y[i] = trial.gradient[i] - here.gradient[i];
         const double sy = step * (slope_there - slope), yy = dot(y, y);
-        if (!(sy > 1e-10 * step * length * std::sqrt(yy))) return;
+        if (!(yy > 0 && sy > 1e-10 * step * length * std::sqrt(yy))) return;
         saw(yy / sy);
         for (int64_t i = 0; i < n * p; ++i) s[i] = Real(step) * d[i];
         pairs.add(s, y, trial.gradient, sy, yy);
