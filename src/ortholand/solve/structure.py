@@ -1,7 +1,7 @@
 """Points with several blocks: dicts, lists, tuples, and anything torch treats as a pytree."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
@@ -10,27 +10,14 @@ from torch.utils import _pytree as pytree
 EXAMPLES = {"Manifold": "a manifold such as ol.Stiefel()", "Prox": "an ol.Prox, as ol.L1(0.1) is"}
 
 
-class Node(NamedTuple):
-    """The parts of a tree, and what makes such a tree of others."""
-
-    keys: list[Any]
-    parts: list[Any]
-    make: Callable[[list[Any]], Any]
-
-
-def opened(tree: Any) -> Node | None:
-    """The parts of a tree; None for a leaf."""
+def opened(tree: Any) -> tuple[list[Any], list[Any]] | None:
+    """The keys and the parts of a tree; None for a leaf."""
     is_named = isinstance(tree, tuple) and hasattr(tree, "_fields")
-    kind: Any = pytree.namedtuple if is_named else type(tree)
-    node = pytree.SUPPORTED_NODES.get(kind)
+    node = pytree.SUPPORTED_NODES.get(cast(Any, pytree.namedtuple) if is_named else type(tree))
     if node is None:
         return None
-    if type(tree) is dict:
-        keys = list(tree)
-        return Node(keys, list(tree.values()), lambda parts: dict(zip(keys, parts, strict=True)))
-    parts, context = node.flatten_fn(tree)
-    keys = list(tree) if isinstance(tree, dict) else list(range(len(parts)))
-    return Node(keys, list(parts), lambda parts: node.unflatten_fn(parts, context))
+    parts = list(node.flatten_fn(tree)[0])
+    return list(tree) if isinstance(tree, dict) else list(range(len(parts))), parts
 
 
 class Structure:
@@ -38,9 +25,8 @@ class Structure:
 
     def __init__(self, tree: Any, where: str = "x0") -> None:
         self.where, self.type = where, type(tree)
-        node = opened(tree)
-        self.is_leaf = node is None
-        self.keys, parts, self._make = node or Node([], [], lambda parts: parts)
+        self.is_leaf, self.spec = opened(tree) is None, pytree.tree_structure(tree)
+        self.keys, parts = opened(tree) or ([], [])
         self.children = [
             Structure(part, f"{where}[{key!r}]") for key, part in zip(self.keys, parts, strict=True)
         ]
@@ -64,8 +50,8 @@ class Structure:
         node = opened(tree) if isinstance(tree, dict) == is_dict else None
         if node is not None and is_dict and set(tree) == set(self.keys):
             return [tree[key] for key in self.keys]
-        if node is not None and not is_dict and len(node.parts) == len(self.keys):
-            return node.parts
+        if node is not None and not is_dict and len(node[1]) == len(self.keys):
+            return node[1]
         raise ValueError(
             f"{name} must return the structure of x0, at {self.where} a {self.type.__name__} of "
             f"{self.keys if is_dict else len(self.keys)}, got {_words(tree)}."
@@ -73,12 +59,7 @@ class Structure:
 
     def build(self, leaves: Sequence[Any]) -> Any:
         """A tree of this structure from its leaves."""
-        return self._build(iter(leaves))
-
-    def _build(self, leaves: Iterator[Any]) -> Any:
-        if self.is_leaf:
-            return next(leaves)
-        return self._make([child._build(leaves) for child in self.children])
+        return leaves[0] if self.is_leaf else pytree.tree_unflatten(list(leaves), self.spec)
 
 
 def is_numbers(tree: Any) -> bool:
@@ -106,15 +87,16 @@ def assign(manifold: Any, kind: type, tree: Any, where: str = "manifold") -> lis
             f"{where} must be {EXAMPLES.get(kind.__name__, kind.__name__)}, or have the structure "
             f"of x0 with one in each place, got {manifold!r}."
         )
+    keys, parts = node
     if isinstance(tree, dict):
         if not isinstance(manifold, dict) or not set(manifold) <= set(tree):
             raise ValueError(f"{where} may have the keys {list(tree)}, got {manifold!r}.")
-        manifold = [manifold.get(key) for key in node.keys]
-    elif not isinstance(manifold, (list, tuple)) or len(manifold) != len(node.parts):
-        raise ValueError(f"{where} must have {len(node.parts)} parts, got {manifold!r}.")
+        manifold = [manifold.get(key) for key in keys]
+    elif not isinstance(manifold, (list, tuple)) or len(manifold) != len(parts):
+        raise ValueError(f"{where} must have {len(parts)} parts, got {manifold!r}.")
     return [
         one
-        for key, part, given in zip(node.keys, node.parts, manifold, strict=True)
+        for key, part, given in zip(keys, parts, manifold, strict=True)
         for one in assign(given, kind, part, f"{where}[{key!r}]")
     ]
 

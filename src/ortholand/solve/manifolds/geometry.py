@@ -117,7 +117,6 @@ class MatrixGeometry(Geometry):
     bounded = True
 
     def size(self, residual: Residual) -> float:
-        """Frobenius norm."""
         return norm(residual)
 
     def settle(self, X: Array) -> tuple[Array, Residual]:
@@ -169,7 +168,6 @@ class LandedLine(Line):
         return gram_product(self.Y, self.Y)
 
     def at(self, t: float, near: float) -> tuple[Array, Any]:
-        """The point at t."""
         C, E = self.landing(t, near)
         return product(self.Y, C), E
 

@@ -140,7 +140,6 @@ class LBFGS(Descent, Method):
         return type(cost.geometry) in KINDS and compiled.library_for(point.X) is not None
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
-        """Set up units for the blocks of a product, the memory and any compiled code."""
         super().start(cost, point, targets)
         self.units = units_for(cost.geometry, point.gradient)
         size = len(real_vector(point.X))
@@ -153,13 +152,11 @@ class LBFGS(Descent, Method):
             self.compiled = twin if twin.search.handle else None
 
     def advance(self, point: Point, progress: Progress) -> Point | Passed | None:
-        """One iteration; in compiled code as many as there may be."""
         if self.compiled is not None:
             return self.compiled.run(point, progress)
         return super().advance(point, progress)
 
     def restart(self) -> bool:
-        """Forget all pairs."""
         if self.compiled is not None:
             return self.compiled.forget()
         forgot, self.pairs = self.pairs is not None, None
@@ -167,7 +164,6 @@ class LBFGS(Descent, Method):
         return forgot
 
     def direction(self, point: Point) -> Any:
-        """``-H g``."""
         if self.pairs is None:
             return -point.gradient
         if self.units is not None:
@@ -182,7 +178,6 @@ class LBFGS(Descent, Method):
         return self.cost.cautious_step(point, length) if self.pairs is None else 1.0
 
     def remember(self, search: Search, trial: Trial) -> None:
-        """Keep the pair if it shows curvature."""
         y = real_vector(trial.point.gradient - search.start.gradient)
         sy, yy = trial.t * (trial.slope - search.slope), inner(y, y)
         if not (yy > 0 and sy > 1e-10 * trial.t * norm(search.direction) * yy**0.5):

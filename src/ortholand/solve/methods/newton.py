@@ -79,7 +79,6 @@ class Newton(Method):
         self.inner_maxiter = inner_maxiter
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
-        """Set the first radius, half a radian for every column."""
         self.cost, self.targets = cost, targets
         self.merit.start(cost)
         self.last_norm = point.gradient_norm
@@ -93,7 +92,6 @@ class Newton(Method):
         self.misses = 0
 
     def advance(self, point: Point, progress: Progress) -> Point | None:
-        """Minimise the model, go there, and judge the step."""
         solution = self._minimise_model(point)
         if not math.isfinite(solution.residual) and self._distrusts(point, point.gradient):
             solution = self._minimise_model(point)
@@ -126,7 +124,6 @@ class Newton(Method):
         return found.point
 
     def restart(self) -> bool:
-        """Return to the first radius."""
         self.radius = self.first_radius
         return False
 

@@ -47,7 +47,6 @@ class ProximalCost(ManifoldCost):
         self.before: Point | None = None  # from where the next step length is learnt
 
     def known(self, X: Any, D: Any, value: float, G: Any, measured: bool = False) -> Point:
-        """A point with the step to be taken there."""
         first = self.M is None
         if first or self.M is None:
             self.M = [
@@ -87,7 +86,6 @@ class ProximalCost(ManifoldCost):
         return self._with_step(point.X, point.D, point.value, point.euclidean, point.measured)
 
     def settled(self, point: Point) -> Point:
-        """The landed point; zeros stay zeros where that is possible."""
         X, where = point.X, point.X != 0
         for _ in range(60):
             D = self.geometry.residual(X)
@@ -196,19 +194,16 @@ class ProximalLanding(Method):
         self.lam = lam
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:  # noqa: ARG002
-        """Keep the problem."""
         assert isinstance(cost, ProximalCost)
         self.cost, self.targets = cost, targets
         self.lam = None if self.lam is None else self.lam / cost.objective.scale
         self.restart()
 
     def restart(self) -> bool:
-        """Forget the merits."""
         self.weight, self.reference = 0.0, 0.0
         return False
 
     def advance(self, point: Point, progress: Progress) -> Point | None:  # noqa: ARG002
-        """One step."""
         cost, lam = self.cost, 4 * point.multiplier_norm if self.lam is None else self.lam
         self.weight = FORGETTING * self.weight + 1
         self.reference += (point.merit(lam) - self.reference) / self.weight

@@ -66,7 +66,6 @@ class StochasticLanding(Method):
         self.n_taken = self.n_shortened = 0
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
-        """Choose what the user left open."""
         assert isinstance(cost.objective, FiniteSum)
         self.cost, self.sum, self.targets = cost, cost.objective, targets
         unit = cost.objective.scale  # the user's values are for f in its own unit
@@ -77,7 +76,6 @@ class StochasticLanding(Method):
             self.lam = 1 / (4 * self.lr)
 
     def advance(self, point: Point, progress: Progress) -> Point | None:  # noqa: ARG002
-        """One epoch; None if something was not finite."""
         after = self.epoch(point.X)
         if after is None:
             self.cost.saw_non_finite = True
@@ -175,7 +173,6 @@ class SAGA(StochasticLanding):
         return ((k, source[k]) for k in drawn.tolist())
 
     def direction(self, k: int, B: Tensor) -> Tensor:
-        """SAGA's estimate of the full gradient."""
         return self._table().estimate(k, B)
 
     def _table(self) -> GradientTable:
@@ -226,17 +223,14 @@ class SGD(StochasticLanding):
         self.n_steps = 0
 
     def draws(self) -> Iterable[tuple[int, Any]]:
-        """Each batch once."""
         return enumerate(self.sum.source.epoch())
 
     def direction(self, k: int, B: Tensor) -> Tensor:  # noqa: ARG002
-        """B with momentum."""
         if self.momentum:
             self.buffer = B = self.momentum * self.buffer + (1 - self.momentum) * B
         return B
 
     def next_lr(self) -> float:
-        """A step that shrinks with the epochs that have passed."""
         passed = self.n_steps / self.sum.n_batches
         self.n_steps += 1
         return self.lr / (1 + passed) ** self.decay
