@@ -36,7 +36,6 @@ def product(A: Any, B: Any) -> Any:
 
 
 def gram_product(A: Any, B: Any) -> Any:
-    """``A^H B``."""
     if isinstance(A, ndarray) and A.ndim == 2 and A.dtype.kind == "f":
         return A.T.dot(B)
     return adjoint(A) @ B
@@ -69,7 +68,6 @@ def from_real_vector(flat: Any, like: Any) -> Any:
 
 
 def adjoint(A: Any) -> Any:
-    """Conjugate transpose."""
     if isinstance(A, ndarray):
         transposed = A.T if A.ndim == 2 else A.swapaxes(-1, -2)
         return transposed.conj() if A.dtype.kind == "c" else transposed
@@ -84,17 +82,14 @@ def turned(A: Any) -> Any:
 
 
 def sym(A: Any) -> Any:
-    """Hermitian part."""
     return (A + turned(A)) * 0.5
 
 
 def skew(A: Any) -> Any:
-    """Skew-Hermitian part."""
     return (A - turned(A)) * 0.5
 
 
 def minus_product(C: Any, A: Any, B: Any) -> Any:
-    """``C - A B``."""
     if isinstance(C, ndarray):
         return C - (A.dot(B) if C.ndim == 2 else A @ B)
     add = torch.addmm if C.ndim == 2 else torch.baddbmm
@@ -102,7 +97,6 @@ def minus_product(C: Any, A: Any, B: Any) -> Any:
 
 
 def combine(A: Any, t: float, B: Any) -> Any:
-    """``A + t B``."""
     if t == 1:
         return A + B
     return A + t * B if isinstance(A, ndarray) else torch.add(A, B, alpha=t)
@@ -135,19 +129,16 @@ def _precision(dtype: Any) -> float:
 
 
 def all_finite(A: Any) -> bool:
-    """Whether no entry is infinite or NaN."""
     return bool((np.isfinite(A) if isinstance(A, ndarray) else A.isfinite()).all())
 
 
 def zeros(shape: tuple[int, ...], like: Any) -> Any:
-    """Zeros of the type of ``like``."""
     if isinstance(like, np.ndarray):
         return np.zeros(shape, like.dtype)
     return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
 
 def copy_of(A: Any) -> Any:
-    """A contiguous copy."""
     if isinstance(A, np.ndarray):
         return A.copy(order="C")
     return A.clone(memory_format=torch.contiguous_format)

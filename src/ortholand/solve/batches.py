@@ -35,7 +35,6 @@ class Batches:
         return ((_size(batch), batch) for batch in self.batches)
 
     def epoch(self) -> Iterator[Any]:
-        """The batches, in a new order."""
         n = len(self.batches)
         order = torch.randperm(n, generator=self.random).tolist() if self.shuffle else range(n)
         return (self.batches[k] for k in order)
@@ -79,7 +78,6 @@ class Stream:
         return ((_size(batch), batch) for batch in self.data)
 
     def epoch(self) -> Iterator[Any]:
-        """The batches, read once."""
         return iter(self.data)
 
 
@@ -111,7 +109,6 @@ def open_source(
     random: torch.Generator,
     variables: Variables,
 ) -> Source:
-    """The source that the user's arguments ask for."""
     if (n_terms is None) == (data is None):
         raise ValueError(
             "Give either n_terms, for fun(X, indices), or data, for fun(X, batch); got "

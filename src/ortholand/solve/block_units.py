@@ -24,7 +24,6 @@ class BlockUnits:
         self.roots = self.factors + 0  # of the factors when they were frozen
 
     def learn(self, step: Any, change: Any) -> None:
-        """Learn from a step and the change of the gradient that it caused."""
         for i, part in enumerate(self.parts):
             length, changed = norm(step[part]), norm(change[part])
             if not (length > 0 and 0 < changed / length < math.inf):

@@ -279,7 +279,6 @@ class Probe:
         return V * (self.X.shape[-1] ** 0.5 / norm(V))
 
     def value_at(self, X: Tensor) -> float:
-        """The cost."""
         return self.objective.value_and_gradient(X)[0]
 
     def normal(self) -> Tensor:
@@ -340,7 +339,6 @@ class Expansion(NamedTuple):
 def _judge(
     steps: np.ndarray, errors: np.ndarray, noise: np.ndarray, terms: np.ndarray, eps: float
 ) -> tuple[float, Verdict, str]:
-    """Slope, verdict, and the finding in words."""
     order, tolerance = len(terms), 0.15 if eps < 1e-10 else 0.4  # few decades in single precision
     if not (np.isfinite(errors).all() and np.isfinite(terms).all()):
         return math.nan, "wrong", "by something infinite or NaN: fun or a derivative is not finite"
@@ -408,7 +406,6 @@ def _verdict(*expansions: Expansion) -> str:
 
 
 def _explain_gradient(probe: Probe, tangent: Expansion, normal: Expansion) -> str:
-    """The mistake that explains the measurements, if there is one."""
     X, G = probe.X, probe.G
     if "undecided" in (tangent.verdict, normal.verdict):
         return NOISY
@@ -438,7 +435,6 @@ def _explain_gradient(probe: Probe, tangent: Expansion, normal: Expansion) -> st
 
 
 def _explain_hessian(probe: Probe, product: HessianProduct, tangent: Expansion) -> str:
-    """The mistake that explains the measurements, if there is one."""
     X = probe.X
     if tangent.verdict == "undecided":
         return NOISY

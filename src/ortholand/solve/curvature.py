@@ -47,7 +47,6 @@ class Block:
         self.agreement = 0.0
 
     def learn(self, probe: np.ndarray) -> None:
-        """Learn from one more estimate."""
         probe = np.abs(probe.astype(float, copy=False))
         if self.squares is None:
             self.squares = probe * probe
@@ -64,13 +63,11 @@ class Block:
         return self.agreement > AGREEMENT
 
     def mean(self) -> float:
-        """Typical curvature."""
         if self.squares is None:
             return 0.0
         return float(np.sqrt(self.squares).sum()) / max(1, len(self.squares))
 
     def inverse(self, scale: float) -> np.ndarray:
-        """Inverse curvatures relative to a scale."""
         assert self.squares is not None
         return scale / np.maximum(np.sqrt(self.squares), FLOOR * scale)
 
@@ -166,7 +163,6 @@ class Columns:
 
     @property
     def agreement(self) -> float:
-        """How much the probes agree, on the block where they agree more."""
         return max(self.rotations.agreement, self.moves.agreement)
 
     def prepare(self) -> None:
@@ -181,7 +177,6 @@ class Columns:
         self.more = from_numpy(of_rotations - of_moves, self.X)
 
     def precondition(self, V: Any) -> Any:
-        """Divide by the curvatures."""
         V = V if self.Q is None else product(V, self.Q)
         V = V * self.of_moves + product(self.X, gram_product(self.X, V) * self.more)
         return V if self.Q is None else product(V, adjoint(self.Q))
@@ -203,7 +198,6 @@ class SquareRotations:
 
     @property
     def agreement(self) -> float:
-        """How much the probes agree."""
         return self.rotations.agreement
 
     def prepare(self) -> None:
@@ -212,7 +206,6 @@ class SquareRotations:
         self.factors = from_numpy(_as_matrix(inverse, self.X.shape[-1]), self.X)
 
     def precondition(self, A: Any) -> Any:
-        """Divide by the curvatures."""
         return self._from_frame(self._to_frame(A) * self.factors)
 
     def _to_frame(self, A: Any) -> Any:
@@ -236,7 +229,6 @@ def _random_signs(X: Any, random: np.random.Generator) -> Any:
 
 @lru_cache(maxsize=8)
 def _above_diagonal(p: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of the entries above the diagonal."""
     return np.triu_indices(p, 1)
 
 

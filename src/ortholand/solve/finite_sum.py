@@ -170,7 +170,6 @@ def advice_for(method: str, epochs: float, lr: float) -> dict[Status, str]:
 
 
 def random_from(seed: Any) -> torch.Generator:
-    """A generator for a seed."""
     if isinstance(seed, torch.Generator) and seed.device.type == "cpu":
         return seed
     if not is_whole(seed):

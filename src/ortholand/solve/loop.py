@@ -44,7 +44,6 @@ class Loop:
         return type(None), ()
 
     def from_point(self, point: Point) -> Status:
-        """Run, and return why it ended."""
         return self._guarded(lambda: self._follow(point))
 
     def _guarded(self, follow: Callable[[], Status]) -> Status:
@@ -152,7 +151,6 @@ class Loop:
             watch.examine(watch.sample(point.X + V), watch.sample(point.X + 2 * V))
 
     def _check_products(self) -> None:
-        """Check the user's hessp once, as soon as that is worth its time."""
         objective, point = self.cost.objective, self.run.point
         counts = objective.nfev + objective.nhev
         if objective.hessp and not self.checked and self.cost.smooth and counts >= WORTH_A_CHECK:
@@ -179,7 +177,6 @@ class Loop:
         return True
 
     def _escapes(self) -> bool:
-        """Whether X grows without end while f falls."""
         point = self.run.point
         if self.cost.geometry.bounded or not point.value < self.run.first_value:
             return False

@@ -201,7 +201,6 @@ def _resumed(
 
 
 def _add_state(result: "OptimizeResult", loop: Loop) -> None:
-    """What continues the run, and why its methods were chosen."""
     result.state = loop
     result.choice = list(getattr(loop.method, "reasons", [f"{loop.method.name}: named"]))
 

@@ -81,7 +81,6 @@ def result_of(
 
 
 def intermediate_result(run: Run) -> "OptimizeResult":
-    """What a callback receives."""
     from scipy.optimize import OptimizeResult  # here: importing ortholand must stay cheap
 
     point, objective = run.point, run.cost.objective
@@ -170,7 +169,6 @@ def _why(run: Run, point: Point) -> str:
 
 
 def _order(run: Run) -> str:
-    """What is known about the curvature."""
     if run.min_curvature is not None:
         return (
             f"; the smallest curvature found is {run.min_curvature * run.cost.objective.scale:.1e}"

@@ -68,7 +68,6 @@ class Run:
         self.rows.append([self.last])
 
     def history(self) -> dict[str, np.ndarray]:
-        """What was recorded, one array for each of RECORDED."""
         fun, size, distance, *counts, seconds = np.concatenate(self.rows).T.copy()
         columns = (fun, size, distance, *(count.astype(int) for count in counts), seconds)
         return dict(zip(RECORDED, columns, strict=True))
@@ -89,7 +88,6 @@ class Run:
         return point.finite and on_manifold and self.targets.is_stationary(point, self.nit == 0)
 
     def reached(self, point: Point) -> str:
-        """What was reached and asked for, in words."""
         unit = self.cost.objective.scale
         return (
             f"the Riemannian gradient's norm is {point.gradient_norm * unit:.1e}, "

@@ -33,7 +33,6 @@ class Structure:
 
     @property
     def names(self) -> list[str]:
-        """The place of each leaf, as in ``x0[0]``."""
         if self.is_leaf:
             return [self.where]
         return [name for child in self.children for name in child.names]
@@ -58,7 +57,6 @@ class Structure:
         )
 
     def build(self, leaves: Sequence[Any]) -> Any:
-        """A tree of this structure from its leaves."""
         return leaves[0] if self.is_leaf else pytree.tree_unflatten(list(leaves), self.spec)
 
 

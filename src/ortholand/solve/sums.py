@@ -65,7 +65,6 @@ class FiniteSum(Objective):
             self.table = GradientTable(len(source), variables.start)
 
     def batch(self, X: Tensor, batch: Any) -> tuple[float, Tensor]:
-        """Cost and gradient of one batch."""
         self.args = (batch,)
         value, G = self._value_and_gradient(X)
         return (value, G) if self.scale == 1 else (value / self.scale, G / self.scale)
@@ -100,5 +99,4 @@ class FiniteSum(Objective):
         return value, mean
 
     def generator(self, X: Tensor, G: Tensor) -> Tensor:
-        """What steps use and the table keeps of a gradient at X."""
         return generator(X, G)

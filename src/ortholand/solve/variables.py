@@ -41,7 +41,6 @@ class Manifold:
         return None
 
     def check_shape(self, shape: tuple[int, ...], name: str) -> None:
-        """Raise if no array of this shape can be such a block."""
         if 0 in shape:
             raise ValueError(f"{name} must have entries, got shape {shape}.")
 
@@ -72,7 +71,6 @@ class Packing:
             begin = end
 
     def split(self, vector: Any) -> list[Any]:
-        """Views of the blocks."""
         if isinstance(vector, np.ndarray):
             return [vector[part].view(dtype).reshape(shape) for part, shape, dtype in self.parts]
         return [
@@ -83,7 +81,6 @@ class Packing:
         ]
 
     def join(self, blocks: Sequence[Any]) -> Any:
-        """One vector with the numbers of all blocks."""
         library: Any = np if isinstance(blocks[0], np.ndarray) else torch
         return library.concatenate([real_vector(block) for block in blocks])
 
@@ -147,16 +144,13 @@ class Variables:
         self.start: Any = own[0] if self.single else self.packing.join(own)
 
     def split(self, X: Any) -> list[Any]:
-        """The blocks of the solver's array."""
         return [X] if self.single else self.packing.split(X)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the first block."""
         return self.blocks[0].shape
 
     def check_finite(self) -> None:
-        """Raise unless x0 is finite."""
         for block, X in zip(self.blocks, self.split(self.start), strict=True):
             if not (math.isfinite(norm(X)) or all_finite(X)):  # a norm may overflow
                 raise ValueError(
@@ -174,7 +168,6 @@ class Variables:
         return self.structure.build(self.outward_blocks(X, gradient))
 
     def outward_blocks(self, X: Any, gradient: bool = False) -> list[Any]:
-        """The user's view of every block."""
         pairs = zip(self.blocks, self.split(X), strict=True)
         return [self._show(b.manifold.outward(part, b.shape, gradient)) for b, part in pairs]
 
@@ -303,7 +296,6 @@ def _shared(x: np.ndarray) -> Tensor:
 
 
 def _check_alike(arrays: list[Any], names: list[str]) -> None:
-    """Raise unless all blocks are of one library, precision and device."""
     if not arrays:
         raise ValueError("x0 must have at least one block, got none.")
     if len(arrays) == 1:

@@ -45,22 +45,18 @@ class Span(NamedTuple):
 
     @property
     def error(self) -> float:
-        """What the trapezoid rule misses."""
         return abs(self.change - (self.slopes[0] + self.slopes[1]) / 2)
 
     @property
     def bend(self) -> float:
-        """How much the slope changes."""
         return abs(self.slopes[1] - self.slopes[0])
 
     @property
     def steepest(self) -> float:
-        """The larger slope."""
         return max(abs(self.slopes[0]), abs(self.slopes[1]))
 
 
 def between(a: Sample, b: Sample) -> Span:
-    """Compare two points."""
     d, size = b.X - a.X, max(norm(a.G), norm(b.G))
     slopes = inner(a.G, d), inner(b.G, d)
     return Span(b.value - a.value, slopes, size * norm(d), abs(a.value) + size * norm(a.X))
@@ -110,7 +106,6 @@ class Watch:
         raise self.end
 
     def open(self, most: float) -> None:
-        """Begin once more, with so many evaluations."""
         self.most, self.examined, self.end, self.closed = most, [], None, False
 
     def saw(self, X: Any, value: float, G: Any, owned: bool = True) -> None:
@@ -190,7 +185,6 @@ class Watch:
         return self._random(a) or self._verdict(spans)
 
     def sample(self, X: Any) -> Sample:
-        """Evaluate at X."""
         value, G = self.evaluate(X)
         return Sample(X, value, G)
 

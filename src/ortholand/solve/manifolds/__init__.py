@@ -173,7 +173,6 @@ class GeneralizedStiefel(Manifold):
 
     @property
     def changes_variables(self) -> bool:
-        """Whether this is the Cholesky form."""
         if self.form is None:
             return is_dense(self.B) and len(self.B) <= CHOLESKY_UP_TO
         return self.form == "cholesky"
@@ -266,7 +265,6 @@ def default_manifold(x: Array, alone: bool) -> Manifold:
 
 
 def variables_on(x0: Any, manifold: Any = None, *, torch_inside: bool = False) -> Variables:
-    """Variables for a start on a manifold; None: the default one of each block."""
     return Variables(x0, manifold, default_manifold, torch_inside=torch_inside)
 
 

@@ -61,7 +61,6 @@ class GeneralizedColumns(MatrixGeometry):
         return self._known(X).Y
 
     def know(self, X: Array, Y: Any) -> None:
-        """Remember ``Y = B X``."""
         self.known = [one for one in self.known if not _same(one.X, X)][-KEPT + 1 :]
         self.known.append(Known(X, Y))
 
@@ -73,7 +72,6 @@ class GeneralizedColumns(MatrixGeometry):
         return self.known[-1]
 
     def _eigen(self, X: Array) -> tuple[Any, Any]:
-        """Eigenvalues and eigenvectors of ``K = Y^H Y``."""
         one = self._known(X)
         if one.eigen is None:
             one.eigen = _eigh(adjoint(one.Y) @ one.Y)
@@ -102,7 +100,6 @@ class GeneralizedColumns(MatrixGeometry):
         return minus_product(G, self.product(X), M), M, half_inner(M, D)
 
     def _multiplier(self, X: Array, G: Array) -> Array:
-        """M with ``K M + M K = Y^H G + G^H Y``."""
         P = adjoint(self.product(X)) @ G
         w, Q = self._eigen(X)
         rotated = adjoint(Q) @ (P + adjoint(P)) @ Q

@@ -100,7 +100,6 @@ class Geometry:
         return W
 
     def line(self, X: Array, D: Residual, A: Array) -> Line:  # noqa: ARG002
-        """The line along A."""
         return Line(X, A)
 
     def settle(self, X: Array) -> tuple[Array, Residual]:
@@ -203,5 +202,4 @@ def roundings(X: Array) -> float:
 
 
 def half_inner(A: Any, B: Any) -> float:
-    """``Re <A, B> / 2``."""
     return inner(A, B) / 2

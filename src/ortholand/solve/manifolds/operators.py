@@ -59,7 +59,6 @@ class Covariance:
         self.shape = (n, n)
 
     def __call__(self, V: Any) -> Any:
-        """``B V``, by one pass over all rows."""
         begins = range(0, self.n_terms, CHUNK)
         total = sum(self._sum(V, slice(begin, begin + CHUNK)) for begin in begins)
         return total / self.n_terms + self.ridge * V
@@ -96,7 +95,6 @@ class Operator:
         self.norm = math.nan
 
     def apply(self, V: Any) -> Any:
-        """``B V``."""
         if V.ndim == 2:
             return self.matmat(V)
         # A stack as one matrix with more columns: operators take no stacks.
@@ -131,7 +129,6 @@ class Operator:
             raise ValueError(not_definite(lowest, self.norm))
 
     def _ends(self, v: Any, steps: int) -> tuple[float, float]:
-        """The smallest and the largest Ritz value."""
         basis, images = [v / norm(v)], []
         for _ in range(min(steps, self.n)):
             images.append(self.apply(basis[-1]))
@@ -150,12 +147,10 @@ class Operator:
 
 
 def _dot(u: Any, v: Any) -> complex:
-    """``u^H v``."""
     return complex((adjoint(u) @ v)[0, 0])
 
 
 def not_hermitian(share: float) -> str:
-    """The error message for a B that is not Hermitian."""
     return (
         f"B must be symmetric (Hermitian, if complex), but B - B^H is {share:.1e} of it. "
         "Take (B + B.conj().T) / 2, if that is what you mean."
@@ -163,7 +158,6 @@ def not_hermitian(share: float) -> str:
 
 
 def not_definite(lowest: float, largest: float) -> str:
-    """The error message for a B that is not positive definite."""
     kind = "singular up to rounding" if lowest > -1e-10 * abs(largest) else "not positive definite"
     return (
         f"B must be positive definite, but it is {kind}: it has eigenvalues from "
@@ -173,7 +167,6 @@ def not_definite(lowest: float, largest: float) -> str:
 
 
 def is_dense(B: Any) -> bool:
-    """Whether B is a plain matrix."""
     return isinstance(B, np.ndarray) or (isinstance(B, Tensor) and B.layout == torch.strided)
 
 
@@ -228,7 +221,6 @@ def operator_for(B: Any, X: Any, numpy: bool) -> Operator:
 
 
 def check_kinds(B: Any, X: Any) -> None:
-    """Raise if B is complex and X is not."""
     if is_complex(B) and not is_complex(X):
         raise ValueError(
             f"With a complex B, x0 must be complex too, got {X.dtype}. Take x0 + 0j, or B.real."
@@ -236,7 +228,6 @@ def check_kinds(B: Any, X: Any) -> None:
 
 
 def is_complex(A: Any) -> bool:
-    """Whether an array is complex."""
     dtype = getattr(A, "dtype", None)
     return dtype.is_complex if isinstance(dtype, torch.dtype) else np.dtype(dtype).kind == "c"
 

@@ -131,7 +131,6 @@ class Landing(Method):
         return B
 
     def _eta(self, k: int) -> float:
-        """The step for f in the solver's unit, from the user's step."""
         eta = self.step(k) if callable(self.step) else self.step
         if not isinstance(eta, Real) or not 0 <= float(eta) < math.inf:
             raise ValueError(

@@ -79,7 +79,6 @@ class Pairs:
         self.newest = sy, yy
 
     def direction(self, g: Any) -> Any:
-        """``-H g``."""
         k, gamma = len(self.order), self.gamma
         rows = self.rows[: 2 * k]
         # In double precision, because sums of squares of small steps are small.
@@ -136,7 +135,6 @@ class LBFGS(Descent, Method):
 
     @staticmethod
     def is_compiled(cost: ManifoldCost, point: Point) -> bool:
-        """Whether there is compiled code for points like this one."""
         return type(cost.geometry) in KINDS and compiled.library_for(point.X) is not None
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
@@ -214,7 +212,6 @@ class Compiled:
         self.saw_non_finite = False  # and whether f was not finite there
 
     def forget(self) -> bool:
-        """Forget all pairs; whether there were any."""
         self.stuck = None
         return self.search.forget()
 

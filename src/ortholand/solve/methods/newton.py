@@ -32,7 +32,6 @@ class Model:
         self.sharpest = 0.0  # largest curvature found
 
     def hessian(self, A: Any) -> Any:
-        """Riemannian Hessian, in coordinates."""
         self.products += 1
         return self.product(A)
 
@@ -133,7 +132,6 @@ class Newton(Method):
         return self.cost.objective.distrust(point.X, point.euclidean, V)
 
     def _learn(self, point: Point, trial: Trial, solution: Solution) -> None:
-        """Learn the units of a product's blocks."""
         if self.units is not None:
             change = trial.point.gradient - point.gradient
             self.units.learn(trial.t * solution.step, change)

@@ -81,7 +81,6 @@ class ProximalCost(ManifoldCost):
         return 1 / max(1.0, *lengths, 0.0)
 
     def shorter(self, point: Point, t: float) -> Point:
-        """The same point with a shorter step."""
         self.t = t
         return self._with_step(point.X, point.D, point.value, point.euclidean, point.measured)
 
@@ -158,7 +157,6 @@ class ProximalCost(ManifoldCost):
             self.t = min(max(t, self.t / 100), 100 * self.t)
 
     def _normal(self, X: Any) -> Any:
-        """``X M``, block by block."""
         assert self.M is not None
         parts = [
             0 * x if m is None else product(x, m)
@@ -168,7 +166,6 @@ class ProximalCost(ManifoldCost):
         return parts[0] if single else self.objective.variables.packing.join(parts)
 
     def _pull(self, X: Any, D: Any) -> Any:
-        """``X D / 2``, block by block."""
         pairs = zip(self._split(X), self._listed(D), strict=True)
         parts = [0 * x if d is None else 0.5 * product(x, d) for x, d in pairs]
         single = self.objective.variables.single

@@ -99,7 +99,6 @@ class StochasticLanding(Method):
         return X
 
     def draws(self) -> Iterable[tuple[int, Any]]:
-        """The batches of an epoch, with their numbers."""
         raise NotImplementedError
 
     def direction(self, k: int, B: Tensor) -> Tensor:
@@ -107,7 +106,6 @@ class StochasticLanding(Method):
         raise NotImplementedError
 
     def next_lr(self) -> float:
-        """The length of the next step."""
         return self.lr
 
     def _sharpest(self, X: Tensor) -> float:
