@@ -73,11 +73,7 @@ class Watch:
     """
 
     def __init__(
-        self,
-        evaluate: Callable[[Any], tuple[float, Any]],
-        eps: float,
-        noise: float,
-        most: float,
+        self, evaluate: Callable[[Any], tuple[float, Any]], eps: float, noise: float, most: float
     ) -> None:
         self.evaluate, self.eps, self.noise, self.most = evaluate, eps, noise, most
         self.last: Sample | None = None
