@@ -32,7 +32,7 @@ from ortholand.solve.methods import search as compiled
 from ortholand.solve.options import Rule, is_count
 
 FEWEST, MOST = 10, 40  # pairs kept if the user does not say how many,
-ROOM = 4_000  # of about this many numbers
+ROOM, MOST_ROOM = 4_000, 2**21  # of about this many numbers, and in compiled code at most
 MEMORY_COUNTS, FEWER = 50_000, 6  # numbers in X from where fewer are kept
 NEWS = 0.3  # weight of the last step in the scale that directions unknown to the pairs get
 FLATNESS = 0.9  # largest share of the slope that a line search may leave
@@ -145,7 +145,7 @@ class LBFGS(Descent, Method):
         usual = min(max(ROOM // size, fewest), MOST)  # for small X more pairs cost nothing
         # More pairs than there are numbers are not independent.
         self.pairs_kept = min(self.memory or usual, max(size, FEWEST))
-        if self.is_compiled(cost, point):
+        if self.is_compiled(cost, point) and self.pairs_kept * size <= MOST_ROOM:
             twin = Compiled(self, point)
             self.compiled = twin if twin.search.handle else None
 
