@@ -4,7 +4,7 @@ import math
 from typing import Any, ClassVar
 
 from ortholand.solve.arrays import inner
-from ortholand.solve.block_units import BlockUnits, units_for
+from ortholand.solve.curvature import BlockUnits, units_for
 from ortholand.solve.line_search import DECREASE, Merit, Search, Trial
 from ortholand.solve.manifold_cost import ManifoldCost, Point, Preconditioner, Targets
 from ortholand.solve.method import Method, Progress

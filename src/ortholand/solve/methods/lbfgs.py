@@ -22,7 +22,7 @@ from ortholand.solve.arrays import (
     to_numpy,
     zeros,
 )
-from ortholand.solve.block_units import BlockUnits, units_for
+from ortholand.solve.curvature import BlockUnits, units_for
 from ortholand.solve.line_search import Descent, Search, Trial
 from ortholand.solve.manifold_cost import RECENT, ManifoldCost, Point, Targets
 from ortholand.solve.manifolds import geometry

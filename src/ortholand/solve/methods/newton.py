@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from ortholand.solve.arrays import combine, inner, norm, precision
-from ortholand.solve.block_units import units_for
-from ortholand.solve.curvature import Curvatures
+from ortholand.solve.curvature import Curvatures, units_for
 from ortholand.solve.line_search import Merit, Search, Trial
 from ortholand.solve.manifold_cost import ManifoldCost, Point, Preconditioner, Targets
 from ortholand.solve.method import Method, Progress

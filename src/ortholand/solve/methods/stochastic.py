@@ -25,11 +25,11 @@ from ortholand.landing import Coupled, LandingOptions
 from ortholand.landing.point import Direction
 from ortholand.safe_step import DEFAULT_RULE, find_rule
 from ortholand.solve.arrays import norm
+from ortholand.solve.batches import FiniteSum, GradientTable
 from ortholand.solve.manifold_cost import ManifoldCost, Point, Targets
 from ortholand.solve.method import Method, Progress
 from ortholand.solve.objective import Objective
 from ortholand.solve.options import BALL_RULES, MOMENTUM_RULE, Rule, is_number
-from ortholand.solve.sums import FiniteSum, GradientTable
 
 COUPLED = Coupled()
 PROBES = 8  # batches probed for their curvature, if lr is left open
