@@ -4,8 +4,9 @@ Operations that both libraries spell alike (``+``, ``@``, ``reshape``) are used 
 are the last two dimensions; inner products and norms run over all entries, and are Python floats.
 """
 
+from collections.abc import Callable
 from functools import cache
-from math import sqrt
+from math import inf, isfinite, sqrt
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -166,3 +167,35 @@ def from_numpy(A: np.ndarray, like: Any) -> Any:
     if isinstance(like, np.ndarray):
         return A.astype(like.dtype, copy=False)
     return torch.from_numpy(A).to(like)
+
+
+def lanczos(
+    apply: Callable[[Any], Any], v: Any, steps: int, rest: float, clear: float = inf
+) -> tuple[np.ndarray, Any] | None:
+    """Lanczos' method from v: the Ritz values, and the vector of the least; None if it fails.
+
+    It ends early once what is left is ``rest`` of the largest value, or the least value is
+    ``-clear`` of it.
+    """
+    size, basis = norm(v), []
+    diagonal: list[float] = []
+    beside: list[float] = []
+    values = vectors = np.zeros((0, 1))
+    while size and len(basis) < steps:
+        v = v / size
+        basis.append(v)
+        w = apply(v)
+        diagonal.append(inner(v, w))
+        if not isfinite(diagonal[-1]):
+            return None
+        for _ in range(2):  # once more: rounding would show the same values again
+            for u in basis:
+                w = combine(w, -inner(u, w), u)
+        T = np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
+        values, vectors = np.linalg.eigh(T)
+        size, v, largest = norm(w), w, float(abs(values).max())
+        if values[0] < -clear * largest or size <= rest * largest:
+            break
+        beside.append(size)
+    pairs = zip(vectors[:, 0], basis, strict=True)
+    return (values, sum(float(c) * u for c, u in pairs)) if basis else None

@@ -45,6 +45,11 @@ class CheckResult:
         errors: distance of f from its Taylor polynomial at each step along the manifold, root mean
             square over a few directions.
         message: the verdict in words: what was measured, and what to do.
+        normal_slope, normal_errors: of a gradient, the same in a normal direction.
+        gradient_norm: of a gradient, the Riemannian one's norm at x0.
+        symmetry_error: of a Hessian, ``|<H a, b> - <a, H b>|`` for random tangent a and b, relative
+            to their sizes and those of the derivatives.
+        linearity_error: of a Hessian, ``||H(a + 2 b) - H a - 2 H b||``, likewise relative.
     """
 
     ok: bool
@@ -52,53 +57,25 @@ class CheckResult:
     steps: tuple[float, ...]
     errors: tuple[float, ...]
     message: str
+    normal_slope: float = math.nan
+    normal_errors: tuple[float, ...] = ()
+    gradient_norm: float = math.nan
+    symmetry_error: float = math.nan
+    linearity_error: float = math.nan
 
     def __bool__(self) -> bool:
         return self.ok
 
     def __str__(self) -> str:
-        columns = self._columns()
+        columns = {"t": self.steps, "error": self.errors}
+        if self.normal_errors:
+            columns = {"t": self.steps, "tangent": self.errors, "normal": self.normal_errors}
         header = "".join(f"{name:>10}" for name in columns)
         rows = list(zip(*columns.values(), strict=True))[::PER_DECADE]
         table = [header, *("".join(f"{x:10.1e}" for x in row) for row in rows)]
         return "\n".join([self.message, *table])
 
     __repr__ = __str__
-
-    def _columns(self) -> dict[str, tuple[float, ...]]:
-        return {"t": self.steps, "error": self.errors}
-
-
-@dataclass(frozen=True, repr=False)
-class GradientCheck(CheckResult):
-    """The outcome of :func:`check_gradient`: a :class:`CheckResult` with more attributes.
-
-    Attributes:
-        normal_slope: slope of the errors in a normal direction.
-        normal_errors: errors in a normal direction, at the same steps.
-        gradient_norm: norm of the Riemannian gradient at x0.
-    """
-
-    normal_slope: float
-    normal_errors: tuple[float, ...]
-    gradient_norm: float
-
-    def _columns(self) -> dict[str, tuple[float, ...]]:
-        return {"t": self.steps, "tangent": self.errors, "normal": self.normal_errors}
-
-
-@dataclass(frozen=True, repr=False)
-class HessianCheck(CheckResult):
-    """The outcome of :func:`check_hessian`: a :class:`CheckResult` with more attributes.
-
-    Attributes:
-        symmetry_error: ``|<H a, b> - <a, H b>|`` for random tangent a and b, relative to their
-            sizes and those of the derivatives.
-        linearity_error: ``||H(a + 2 b) - H a - 2 H b||``, likewise relative.
-    """
-
-    symmetry_error: float
-    linearity_error: float
 
 
 def check_gradient(
@@ -108,7 +85,7 @@ def check_gradient(
     *,
     args: Sequence[Any] = (),
     seed: int | torch.Generator = 0,
-) -> GradientCheck:
+) -> CheckResult:
     """Check that jac is the Euclidean gradient of fun, along the manifold and across it.
 
     Args:
@@ -151,7 +128,7 @@ def check_gradient(
             "This says little: the Riemannian gradient is zero at x0 up to rounding, and any "
             "multiple of it would pass. Check at a random x0."
         )
-    return GradientCheck(
+    return CheckResult(
         tangent.verdict == normal.verdict == "right",
         *tangent[:3],
         " ".join(filter(None, sentences)),
@@ -169,18 +146,18 @@ def check_hessian(
     hessp: Callable[..., Any] | None = None,
     args: Sequence[Any] = (),
     seed: int | torch.Generator = 0,
-) -> HessianCheck:
+) -> CheckResult:
     """Check that hessp is the Euclidean Hessian of fun; run :func:`check_gradient` first.
 
     Args:
-        fun: ``fun(X, *args)``, a real number, in NumPy or torch like x0.
-        x0: a matrix; the check is made at the nearest one with orthonormal columns (rows if wide).
-        jac: as for :func:`check_gradient`.
+        fun: the cost; it and all else but hessp are as for :func:`check_gradient`.
+        x0: near the point of the check.
+        jac: the gradient.
+        args: further arguments of the functions.
+        seed: seed of the directions.
         hessp: ``hessp(X, V, *args)``, the Euclidean Hessian at X applied to V, without any
             projection. None: check what ``minimize(method="newton")`` would use instead, autograd,
             or differences of jac if there is a jac.
-        args: further arguments of the functions.
-        seed: seed of the directions.
 
     The Riemannian Hessian that follows from jac and hessp must fit f to third order along the
     manifold, be symmetric, and be linear. (It is tangent by construction.) Relative errors of the
@@ -223,7 +200,7 @@ def check_hessian(
         _explain_hessian(probe, product, tangent),
         algebra,
     ]
-    return HessianCheck(
+    return CheckResult(
         tangent.verdict == "right" and not algebra,
         *tangent[:3],
         " ".join(filter(None, sentences)),

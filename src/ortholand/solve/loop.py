@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ortholand.solve.arrays import combine, from_numpy, inner, norm, precision, to_numpy
+from ortholand.solve.arrays import from_numpy, lanczos, norm, precision, to_numpy
 from ortholand.solve.manifold_cost import LOOKS, ManifoldCost, Point
 from ortholand.solve.method import Method, Passed, Progress
 from ortholand.solve.options import InterruptedRunError, Limits, Status
@@ -289,35 +289,13 @@ class Lowest(NamedTuple):
 
 def lowest_curvature(cost: ManifoldCost, point: Point, products: int) -> Lowest | None:
     """Lanczos' method on the Riemannian Hessian from a random vector; None if it fails."""
-    hessian, v = cost.hessian(point), random_tangent(cost, point)
-    size, basis = norm(v), []
-    diagonal: list[float] = []
-    beside: list[float] = []
-    found = None
-    while size and len(basis) < products:
-        v = v / size
-        basis.append(v)
-        w = hessian(v)
-        diagonal.append(inner(v, w))
-        if not math.isfinite(diagonal[-1]):
-            return None
-        for _ in range(2):  # once more: rounding would show the same curvatures again
-            for u in basis:
-                w = combine(w, -inner(u, w), u)
-        values, vectors = np.linalg.eigh(
-            np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
-        )
-        largest = float(abs(values).max())
-        negative = values[0] < -max(NEGATIVE, 100 * precision(point.X)) * largest
-        found = float(values[0]), vectors[:, 0], bool(negative)
-        size, v = norm(w), w
-        if values[0] < -CLEAR * largest or size <= NEGATIVE * largest:
-            break
-        beside.append(size)
+    start = random_tangent(cost, point)
+    found = lanczos(cost.hessian(point), start, products, NEGATIVE, CLEAR)
     if found is None:
         return None
-    direction = sum(float(c) * u for c, u in zip(found[1], basis, strict=True))
-    return Lowest(found[0], direction, found[2])
+    values, direction = found
+    negative = values[0] < -max(NEGATIVE, 100 * precision(point.X)) * abs(values).max()
+    return Lowest(float(values[0]), direction, bool(negative))
 
 
 def random_tangent(cost: ManifoldCost, point: Point) -> Any:

@@ -12,7 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ortholand.solve.arrays import adjoint, all_finite, from_numpy, norm, precision, to_numpy
+from ortholand.solve.arrays import (
+    adjoint,
+    all_finite,
+    from_numpy,
+    lanczos,
+    norm,
+    precision,
+    to_numpy,
+)
 from ortholand.solve.options import is_number
 
 LANCZOS = 30  # products with one vector spent on the ends of the spectrum
@@ -116,38 +124,15 @@ class Operator:
         u, v = (from_numpy(vector, like) for vector in noise)
         Bu, Bv = self.apply(u), self.apply(v)
         scale = norm(Bu) * norm(v) + norm(Bv) * norm(u)
-        if not math.isfinite(scale):
-            raise ValueError("B must be finite, but its product with a vector is not.")
-        apart = abs(_dot(u, Bv) - _dot(Bu, v))
+        apart = abs(complex((adjoint(u) @ Bv - adjoint(Bu) @ v)[0, 0]))
         if apart > ASYMMETRY * eps * math.sqrt(self.n) * scale:
             raise ValueError(not_hermitian(apart / scale))
-        if definite:
-            self.norm = self._ends(u, FEW)[1]
-            return
-        lowest, self.norm = self._ends(u, LANCZOS)
-        if not lowest > eps * self.norm:
+        found = lanczos(self.apply, u, min(FEW if definite else LANCZOS, self.n), 10 * eps)
+        if found is None:
+            raise ValueError("B must be finite, but its product with a vector is not.")
+        lowest, self.norm = float(found[0][0]), float(found[0][-1])
+        if not (definite or lowest > eps * self.norm):
             raise ValueError(not_definite(lowest, self.norm))
-
-    def _ends(self, v: Any, steps: int) -> tuple[float, float]:
-        basis, images = [v / norm(v)], []
-        for _ in range(min(steps, self.n)):
-            images.append(self.apply(basis[-1]))
-            rest = images[-1]
-            for _ in range(2):
-                for q in basis:
-                    rest = rest - q * (adjoint(q) @ rest)
-            size = norm(rest)
-            if not size > 10 * precision(v) * norm(images[0]):
-                break
-            basis.append(rest / size)
-        basis = basis[: len(images)]
-        T = np.array([[_dot(q, image) for image in images] for q in basis])
-        values = np.linalg.eigvalsh((T + T.conj().T) / 2)
-        return float(values[0]), float(values[-1])
-
-
-def _dot(u: Any, v: Any) -> complex:
-    return complex((adjoint(u) @ v)[0, 0])
 
 
 def not_hermitian(share: float) -> str:
