@@ -139,6 +139,7 @@ class ProximalCost(ManifoldCost):
     def _learn(self, X: Any, G: Any) -> None:
         """The long Barzilai-Borwein step, multipliers included; their mean if f bends down."""
         assert self.before is not None
+        assert self.M is not None
         s = X - self.before.X
         y = G - self.before.euclidean - self._times(s, self.M)
         ss, sy, yy = inner(s, s), inner(s, y), inner(y, y)
