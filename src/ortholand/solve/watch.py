@@ -118,8 +118,8 @@ class Watch:
         phase = self.count % EVERY
         if phase > 1:
             return 0.0 * norm(G) if self.bad else 0.0
-        before, here = self.last, Sample(X, value, G)
-        self.last = here if phase or owned else Sample(X, value, copy_of(G))
+        before, here = self.last, Sample(X, value, G if owned else copy_of(G))
+        self.last = here
         if phase and before is not None:
             self.last = None  # two matrices less to keep
             pair = between(before, here)
@@ -149,7 +149,6 @@ class Watch:
             self._interrupt(Status.STALLED, fault)
 
     def _fault(self, a: Sample, b: Sample) -> str | None:
-        a = Sample(a.X, a.value, copy_of(a.G))
         spans, eps = [between(a, b)], self.eps
         near = self.sample(a.X + _short(a, b) * (b.X - a.X))
         if self._is_noisy(between(a, near)):
