@@ -151,50 +151,80 @@ struct Spot {
 };
 
 // The last steps s and changes y of the gradient, and the inverse Hessian they imply: Pairs of
-// lbfgs.py, here by the two loops of Nocedal (1980), whose many short products cost nothing here.
+// lbfgs.py, the compact form, in which a direction takes two passes over them.
 class Pairs {
   public:
     Pairs(int64_t size, int64_t memory, double news)
-        : news(news), size(size), memory(memory), S(memory * size), Y(memory * size), sy(memory),
-          share(memory) {}
+        : news(news), size(size), memory(memory), held(memory + std::max<int64_t>(1, memory / 2)),
+          S(held * size), Y(held * size), YY(held * held), inverse(held * held), Sg(held), Yg(held),
+          Sg_before(held), Yg_before(held), curvatures(held), u(held), v(held) {}
 
-    bool empty() const { return count == 0; }
-    void forget() { count = 0; }
+    bool empty() const { return begin == end; }
+    void forget() { begin = end = 0; }
 
-    // In place of the oldest if there are too many.
-    void add(const Vector& s, const Vector& y, double inner, double yy) {
-        const int64_t k = count % memory;
-        std::copy(s.begin(), s.end(), S.begin() + k * size);
-        std::copy(y.begin(), y.end(), Y.begin() + k * size);
-        sy[k] = inner;
-        gamma = count && memory > 1 ? gamma * std::pow(inner / yy / gamma, news) : inner / yy;
-        ++count;
+    // Go to a point with this gradient: products with it, and by how much they have changed.
+    void look(const Vector& g) {
+        Sg.swap(Sg_before);
+        Yg.swap(Yg_before);
+        dots(g.data(), S.data() + begin * size, end - begin, size, Sg.data() + begin);
+        dots(g.data(), Y.data() + begin * size, end - begin, size, Yg.data() + begin);
     }
 
-    // -H g.
+    // After a look at the gradient g, which has changed by y in the step s.
+    void add(const Vector& s, const Vector& y, const Vector& g, double sy, double yy) {
+        if (end == held) move_to_front();
+        const int64_t k = end++;
+        begin = std::max(begin, end - memory);
+        std::copy(s.begin(), s.end(), S.begin() + k * size);
+        std::copy(y.begin(), y.end(), Y.begin() + k * size);
+        for (int64_t i = begin; i < k; ++i) {
+            u[i] = (Sg_before[i] - Sg[i]) / sy;
+            YY[i * held + k] = YY[k * held + i] = Yg[i] - Yg_before[i];
+        }
+        for (int64_t i = begin; i < k; ++i)  // an upper triangular matrix gets one column more
+            inverse[i * held + k] = dot(&inverse[i * held + i], &u[i], k - i);
+        inverse[k * held + k] = 1 / sy, YY[k * held + k] = yy, curvatures[k] = sy;
+        Sg[k] = dot(s, g), Yg[k] = dot(y, g);
+        gamma = end - begin == 1 ? sy / yy : gamma * std::pow(sy / yy / gamma, news);
+    }
+
+    // -H g for the gradient g of the last look.
     void direction(const Vector& g, Vector& out) {
-        const int64_t oldest = std::max<int64_t>(0, count - memory);
-        for (int64_t i = 0; i < size; ++i) out[i] = -g[i];
-        for (int64_t i = count; i-- > oldest;) {
-            const int64_t k = i % memory;
-            share[k] = dot(&S[k * size], out.data(), size) / sy[k];
-            add_all(out.data(), -1, &share[k], &Y[k * size], 1, size);
+        for (int64_t i = begin; i < end; ++i) u[i] = dot(&inverse[i * held + i], &Sg[i], end - i);
+        std::fill(v.begin(), v.end(), 0);
+        for (int64_t i = begin; i < end; ++i) {
+            const double Du = curvatures[i] * u[i];
+            const double w = gamma * (Yg[i] - dot(&YY[i * held + begin], &u[begin], end - begin)) - Du;
+            for (int64_t j = i; j < end; ++j) v[j] += w * inverse[i * held + j];
         }
-        for (int64_t i = 0; i < size; ++i) out[i] *= Real(gamma);
-        for (int64_t i = oldest; i < count; ++i) {
-            const int64_t k = i % memory;
-            const double more = share[k] - dot(&Y[k * size], out.data(), size) / sy[k];
-            add_all(out.data(), 1, &more, &S[k * size], 1, size);
-        }
+        for (int64_t i = 0; i < size; ++i) out[i] = Real(-gamma) * g[i];
+        add_all(out.data(), 1, v.data() + begin, S.data() + begin * size, end - begin, size);
+        add_all(out.data(), gamma, u.data() + begin, Y.data() + begin * size, end - begin, size);
     }
 
   private:
     const double news;
-    const int64_t size, memory;
-    int64_t count = 0;  // of all that were added
+    const int64_t size, memory, held;  // held: places for pairs
+    int64_t begin = 0, end = 0;
     double gamma = 1;
-    Vector S, Y;  // one behind the other
-    Doubles sy, share;
+    Vector S, Y;          // one behind the other
+    Doubles YY, inverse;  // <y_i, y_j>; inverse of <s_i, y_j> for i <= j: rows of ``held``
+    Doubles Sg, Yg, Sg_before, Yg_before;  // products with the gradient, and with the one before
+    Doubles curvatures, u, v;              // <s_i, y_i>; room to work
+
+    // The pairs that stay when one more comes.
+    void move_to_front() {
+        const int64_t count = memory - 1, from = end - count;
+        for (Vector* vectors : {&S, &Y})
+            std::copy_n(vectors->begin() + from * size, count * size, vectors->begin());
+        for (Doubles* numbers : {&Sg, &Yg, &Sg_before, &Yg_before, &curvatures})
+            std::copy_n(numbers->begin() + from, count, numbers->begin());
+        for (Doubles* matrix : {&YY, &inverse})
+            for (int64_t i = 0; i < count; ++i)
+                std::copy_n(matrix->begin() + (from + i) * held + from, count,
+                            matrix->begin() + i * held);
+        begin = 0, end = count;
+    }
 };
 
 // What Python and this code show each other: matrices by rows, and numbers.
@@ -217,6 +247,7 @@ class Search {
         read(desk.G, here.G, n, p);
         here.value = run.value;
         derive(here);
+        pairs.look(here.gradient);
         run.has_best = run.best_is_here = run.saw_non_finite = run.rows = 0;
         evaluations = 0;
         rows.clear();
@@ -481,12 +512,13 @@ class Search {
     }
 
     void remember(double step, double slope_there) {
+        pairs.look(trial.gradient);
         for (int64_t i = 0; i < n * p; ++i) y[i] = trial.gradient[i] - here.gradient[i];
         const double sy = step * (slope_there - slope), yy = dot(y, y);
         if (!(yy > 0 && sy > 1e-10 * step * length * std::sqrt(yy))) return;
         saw(yy / sy);
         for (int64_t i = 0; i < n * p; ++i) s[i] = Real(step) * d[i];
-        pairs.add(s, y, sy, yy);
+        pairs.add(s, y, trial.gradient, sy, yy);
     }
 
     void saw(double curvature) {
