@@ -185,7 +185,7 @@ def test_a_state_of_another_grid_is_refused_before_anything_changes(name, here, 
     optimizer = run(make([W], **here, **options), [W], gradients((8, 6), 1))
     other = run(make([V], **there, **options), [V], gradients((8, 6), 1))
     before = copy.deepcopy(optimizer.state_dict())
-    with pytest.raises(ValueError, match="must be of the same blocks .* parameter 0 .* was saved"):
+    with pytest.raises(ValueError, match=r"must be of the same blocks .* parameter 0 .* was saved"):
         optimizer.load_state_dict(other.state_dict())
     after = optimizer.state_dict()
     assert before["param_groups"] == after["param_groups"]

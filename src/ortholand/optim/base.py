@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from ortholand.geometry.precision import without_autocast
+from ortholand.geometry.matrices import without_autocast
 from ortholand.geometry.views import plain_blocks
 from ortholand.landing.attraction import redefined
 from ortholand.landing.description import LandingStep, Moments
