@@ -70,10 +70,6 @@ class OrthogonalOptimizer(Optimizer):
         """How far from the manifold an orthogonal parameter may start."""
         raise NotImplementedError
 
-    def is_ball_spectral(self, group: Group) -> bool:  # noqa: ARG002
-        """Whether :meth:`start_radius` is in the spectral norm, not the Frobenius norm."""
-        return False
-
     def moments(self, group: Group) -> Moments:
         """What makes directions of gradients, with the group's options."""
         raise NotImplementedError
@@ -250,8 +246,9 @@ class OrthogonalOptimizer(Optimizer):
 
     def _check_group(self, group: Group) -> None:
         self._check_all_options(group)
-        radius, spectral = self.start_radius(group), self.is_ball_spectral(group)
-        self._awaits_values |= check_group(group, radius, spectral=spectral)
+        landing = self.landing_step(group)
+        spectral = landing is not None and getattr(landing.options.rule, "spectral", False)
+        self._awaits_values |= check_group(group, self.start_radius(group), spectral=spectral)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, bit for bit and without sharing memory with ``state_dict``.
