@@ -2,12 +2,15 @@
 
 import copy
 import io
+import warnings
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 import ortholand as ol
+from tests import needs
 
 GRIDS = [
     *[((4, 1), (64, 16)), ((3, 1), (48, 16)), ((2, 2), (16, 16)), ((1, 4), (16, 64))],
@@ -106,7 +109,7 @@ def test_a_parameter_of_one_dimension_is_a_vector_of_length_one(fused):
 def test_lengths_stay_one_over_many_steps(view, name, fused):
     make, options = METHODS[name]
     W = start((12, 6), view=view)
-    optimizer = make([W], view=view, fused=fused, **options)
+    optimizer = make([W], view=view, fused=fused, attraction="after", **options)
     some = gradients((12, 6), 50)
     for _ in range(20 if fused is None else 2):
         run(optimizer, [W], some)
@@ -209,9 +212,9 @@ def test_blocks_of_a_weight_with_state_must_not_change():
     assert optimizer.param_groups[0]["blocks"] == (2, 1)
     run(optimizer, [W], gradients((8, 8), 1))
     before = W.detach().clone()
-    for blocks, message in (((1, 2), "'blocks' of a weight with state"), ((3, 1), "multiple of 3")):
+    for blocks in ((1, 2), (3, 1)):
         optimizer.param_groups[0]["blocks"] = blocks
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match="'blocks' of a weight with state must not change"):
             optimizer.step()
         assert torch.equal(W, before)
     optimizer.param_groups[0]["blocks"] = (2, 1)
@@ -219,7 +222,7 @@ def test_blocks_of_a_weight_with_state_must_not_change():
     assert not torch.equal(W, before)
 
 
-@pytest.mark.parametrize("make", [ol.LandingSGD, ol.LandingAdam, ol.RiemannianSGD, ol.PLAM])
+@pytest.mark.parametrize("make", [ol.LandingSGD, ol.LandingAdam, ol.RiemannianSGD])
 @pytest.mark.parametrize(
     ("shape", "constraint", "message"),
     [
@@ -324,16 +327,20 @@ def test_a_step_of_zero_changes_nothing(fused):
         assert torch.equal(W, before)
 
 
+@needs.compiled_steps
 @pytest.mark.thorough
 @pytest.mark.parametrize("constraint", [{"blocks": (2, 3)}, {"view": "rows"}, {"view": "vector"}])
 def test_compiled_by_torch(constraint):
     results = []
-    for wrap in (lambda step: step, torch.compile):
-        W = start((8, 12), torch.float64, **constraint)
-        optimizer = ol.LandingAdam([W], lr=0.05, fused=False, **constraint)
-        step = wrap(optimizer.step)
-        for G in gradients((8, 12), 3, torch.float64):
-            W.grad = G
-            step()
+    for wrap in (lambda step: step, partial(torch.compile, fullgraph=True, backend="aot_eager")):
+        W = start((8, 12), **constraint)
+        lr = torch.tensor(0.05)
+        optimizer = ol.LandingAdam([W], lr=lr, fused=False, **constraint)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the tracer, about code of torch's own
+            step = wrap(lambda optimizer=optimizer: optimizer.step())
+            for G in gradients((8, 12), 3):
+                W.grad = G
+                step()
         results.append(W.detach())
-    assert (results[0] - results[1]).abs().max() < 1e-12
+    assert (results[0] - results[1]).abs().max() < 1e-5

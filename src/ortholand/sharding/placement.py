@@ -83,7 +83,8 @@ def is_here(weight: DTensor, view: View) -> bool:
 
     dims = split_dims(weight)
     places = [weight.placements[dim] for dim in dims]
-    if view not in ("matrix", "kernel") and len(dims) == 1 and type(places[0]) is Shard:
+    is_grid = view not in ("matrix", "kernel", "vector")
+    if is_grid and len(dims) == 1 and type(places[0]) is Shard:
         dim, ranks = places[0].dim, weight.device_mesh.size(dims[0])
         size, grid = weight.shape[dim], Grid.of(weight.shape, view)
         length = grid.a if dim == 0 else grid.b if weight.ndim == 2 else 0
