@@ -34,9 +34,10 @@ class AveragedModel(swa_utils.AveragedModel):
         scale: as in :func:`ortholand.param_groups`.
 
     >>> import ortholand as ol
+    >>> from ortholand.averages import AveragedModel
     >>> from torch import nn
     >>> model = nn.Sequential(ol.orthogonal(nn.Linear(4, 4)), nn.Linear(4, 2))
-    >>> average = ol.AveragedModel(model, decay=0.99)
+    >>> average = AveragedModel(model, decay=0.99)
     >>> average.update_parameters(model)  # after each step of the optimizer
     >>> ol.orthogonality_error(average.module) < 1e-5
     True
