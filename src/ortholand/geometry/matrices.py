@@ -124,7 +124,7 @@ def sharp_gram_minus_identity(X: Tensor) -> Tensor:
 
 def squared_column_norms(X: Tensor) -> Tensor:
     """``sum_i |X_ij|^2`` for each column, summed in float64."""
-    if X.numel() <= PART or not in_parts(X):
+    if X.numel() <= WIDENED_AT_ONCE or not in_parts(X):
         squares = X.square() if not X.is_complex() else torch.view_as_real(X).square().sum(-1)
         return squares.sum(-2, dtype=sum_dtype(X))
     sums = [squared_column_norms(part) for part in parts(X)]
@@ -174,13 +174,14 @@ def frobenius_norm(M: Tensor) -> Tensor:
     if not has_float64(M):
         return bounded_norm(M)
     wide = wide_dtype(M)
-    if M.numel() <= PART or not in_parts(M):
+    if M.numel() <= WIDENED_AT_ONCE or not in_parts(M):
         return torch.linalg.vector_norm(M, dim=(-2, -1), dtype=wide)
     norms = [torch.linalg.vector_norm(part, dtype=wide) for part in parts(M)]
     return torch.linalg.vector_norm(torch.stack(norms))
 
 
-PART = 2**20  # entries of a matrix that torch widens at once: it makes a copy for that
+# Up to so many entries torch widens a matrix at once, and else parts: it makes a copy for that.
+WIDENED_AT_ONCE, PART = 2**18, 2**16
 
 
 def in_parts(M: Tensor) -> bool:

@@ -43,8 +43,6 @@ State = dict[str, Tensor]
 Hook = Callable[[Tensor, Tensor], Tensor]  # of X and another matrix: what an optimizer redefines
 DOUBLE_FROM = 32  # rows per column from which p x p algebra is done in double precision
 
-# --- formulas that every shape shares
-
 
 def generator(X: Tensor, G: Tensor) -> Tensor:
     """A generator of the relative gradient: psi itself for square X, G for tall X."""
@@ -68,11 +66,6 @@ def accumulate(
 def transport(X: Tensor, buffer: Tensor) -> Tensor:
     """The buffer to keep for the next step: without its multipliers if X is tall."""
     return buffer if is_square(X) else remove_normal(X, buffer)
-
-
-def one_minus_power(beta: float, step: Tensor) -> Tensor:
-    """``1 - beta^step``; the step is in double precision, because the power may be almost 1."""
-    return 1 - torch.pow(beta, step)
 
 
 # --- moments
@@ -232,11 +225,11 @@ class AdamMoments:
         The second moment is the mean squared norm of the p columns, bounded against overflow.
         """
         beta1, beta2 = self.betas
-        step = state["step"].to(norm.dtype) + 1
+        step = state["step"].to(norm.dtype) + 1  # in double: powers may be almost 1
         norm = norm.clamp(max=1e18 * math.sqrt(p))
         square = torch.addcmul(beta2 * state["exp_avg_sq"], norm, norm, value=(1 - beta2) / p)
-        root = (square / one_minus_power(beta2, step)).sqrt() + self.eps
-        length = (root * one_minus_power(beta1, step)).reciprocal()
+        root = (square / (1 - torch.pow(beta2, step))).sqrt() + self.eps
+        length = (root * (1 - torch.pow(beta1, step))).reciprocal()
         return length, {"exp_avg_sq": square, "step": step}
 
     def gram_step(

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from ortholand.geometry.precision import without_autocast
+from ortholand.geometry.views import plain_blocks
 from ortholand.landing.attraction import redefined
 from ortholand.landing.description import LandingStep, Moments
 from ortholand.landing.moments import generator, transport
@@ -30,7 +31,7 @@ from ortholand.sharding.placement import is_dtensor
 
 
 class OrthogonalOptimizer(Optimizer):
-    """Base of the optimizers. Group options ``orthogonal`` and ``view`` say what is constrained."""
+    """Base of the optimizers. Options of groups (``CONSTRAINT``) say what is constrained."""
 
     # Options that constructors take beside their own arguments, with defaults.
     further_options: ClassVar[Mapping[str, Any]] = COMMON
@@ -58,9 +59,9 @@ class OrthogonalOptimizer(Optimizer):
     # What a method provides.
 
     @classmethod
-    def converted(cls, name: str, value: Any) -> Any:  # noqa: ARG003
+    def converted(cls, name: str, value: Any) -> Any:
         """The value of an option as a group keeps it."""
-        return value
+        return plain_blocks(value) if name == "blocks" else value
 
     def check_options(self, options: Group) -> None:
         """Raise on invalid options of this method, beyond those of :mod:`.options`."""
@@ -209,7 +210,7 @@ class OrthogonalOptimizer(Optimizer):
     def skipped_steps(self) -> int:
         """How many steps have been skipped because they would not have been finite or safe.
 
-        Counts matrices (each kernel of a convolution in the view "kernel"), and parameters in
+        Counts matrices (each kernel or block of a weight), and parameters in
         groups with ``orthogonal=False``. Reads from the device: for logging, not for every step.
         """
         return sum(int(state[SKIPPED]) for state in self.state.values() if SKIPPED in state)

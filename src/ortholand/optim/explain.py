@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ortholand.geometry.views import described
 from ortholand.landing.step import Slot
 from ortholand.optim.base import OrthogonalOptimizer
 from ortholand.optim.engines import ENGINES, SHARDED
@@ -24,7 +25,7 @@ class WeightExplained:
     weight: str  # its name, or its place in its group
     shape: tuple[int, ...]
     dtype: str
-    view: str  # "matrix" or "kernel"; "" if unconstrained
+    view: str  # "matrix", "kernel", "4 x 1 blocks", ...; "" if unconstrained
     matrices: int  # how many the weight is; 0 if unconstrained
     engine: str  # "sharded", "compiled", "reference", or "torch" if unconstrained
     form: str  # "matrix_step" if the optimizer's own method steps it, because a part is overridden
@@ -97,7 +98,7 @@ def _rows(optimizer: OrthogonalOptimizer, group: dict[str, Any]) -> Iterator[Wei
             weight=name_of(group, i).strip("'"),
             shape=tuple(p.shape),
             dtype=str(p.dtype).removeprefix("torch."),
-            view=plan.view if plan.orthogonal else "",
+            view=described(plan.view) if plan.orthogonal else "",
             matrices=matrices,
             engine=engine,
             form=form,

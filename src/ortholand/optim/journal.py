@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ortholand.geometry.views import view_of
 from ortholand.landing.step import LIMITED, SKIPPED
 from ortholand.optim.options import Group
 from ortholand.optim.plan import Plan, name_of
@@ -66,7 +67,7 @@ class Journal:
         for group in groups:
             for i, p in enumerate(group["params"]):
                 is_whole = group["orthogonal"] and not is_dtensor(p)
-                matrices = number_of_matrices(p, group["view"]) if is_whole else 1
+                matrices = number_of_matrices(p, view_of(group)) if is_whole else 1
                 skipped = self._skipped.get(p, 0) - before.get(p, 0)
                 if skipped > matrices * window / 2 and FROZEN not in self.warned:
                     self.warned.add(FROZEN)

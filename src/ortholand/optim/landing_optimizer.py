@@ -60,7 +60,7 @@ class LandingWithAdam(LandingOptimizer):
     @classmethod
     def converted(cls, name: str, value: Any) -> Any:
         """An option as it is kept: betas become a tuple."""
-        return plain_betas(value) if name == "betas" else value
+        return plain_betas(value) if name == "betas" else super().converted(name, value)
 
     def check_options(self, options: Group) -> None:
         """Check Adam's conditions."""

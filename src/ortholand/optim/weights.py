@@ -15,7 +15,7 @@ from ortholand.geometry.rounding import (
     SEED,
     prepare_rounding,
 )
-from ortholand.geometry.views import View, matrices_shape
+from ortholand.geometry.views import View, batch_shape, described
 from ortholand.landing.step import COUNTS, Slot, StateKind
 from ortholand.optim.options import Group
 from ortholand.optim.plan import Plan, name_of, position_of
@@ -33,7 +33,7 @@ def state_layout(
 ) -> Layout:
     """Shape and type of all the state of an orthogonal weight, except for its rounding."""
     dtype = working_dtype(dtype)
-    per_matrix = NO_DIMENSIONS if view == "matrix" else shape[:-2], real_dtype(dtype)
+    per_matrix = batch_shape(shape, view), real_dtype(dtype)
     layout = {k: (shape, dtype) if kind == "matrix" else per_matrix for k, kind in kinds.items()}
     return layout | dict.fromkeys(COUNTS, (NO_DIMENSIONS, torch.int64))
 
@@ -63,7 +63,7 @@ def zero_state(p: Tensor, shape: torch.Size, dtype: torch.dtype, view: View) -> 
     if shape == p.shape:
         return torch.zeros_like(p, dtype=dtype)
     if shape and is_dtensor(p) and is_here(p, view):
-        return zeros_per_matrix(p, dtype)
+        return zeros_per_matrix(p, view, dtype)
     return torch.zeros(shape, dtype=dtype, device=p.device)
 
 
@@ -76,7 +76,7 @@ def prepare_plain_state(p: Tensor, state: State, group: Group) -> None:
         if not isinstance(value, Tensor) or name in NOT_BUFFERS or value.ndim == 0 < p.ndim:
             continue
         if value.shape != p.shape:
-            raise state_error(p, "", name, value, p.shape, group)
+            raise state_error(p, None, name, value, p.shape, group)
         if value.dtype is not wanted:
             state[name] = value.to(wanted)
     if p.dtype is not wanted or COMPENSATION in state or SEED in state:
@@ -107,14 +107,14 @@ def _prepare_rounding(p: Tensor, state: State, group: Group) -> None:
 
 def number_of_matrices(p: Tensor, view: View) -> int:
     """How many matrices a weight holds."""
-    return matrices_shape(p.shape, view)[:-2].numel()
+    return batch_shape(p.shape, view).numel()
 
 
 def state_error(
-    p: Tensor, view: str, name: str, value: Tensor, shape: torch.Size, group: Group
+    p: Tensor, view: View | None, name: str, value: Tensor, shape: torch.Size, group: Group
 ) -> ValueError:
     """The error for a state that does not fit its weight."""
-    seen = f", view {view!r}," if view else ""
+    seen = f", view {described(view)!r}," if view else ""
     return ValueError(
         "The state of a weight must fit its shape, but "
         f"{name_of(group, position_of(p, group))} has shape {tuple(p.shape)}{seen} and its "

@@ -33,10 +33,8 @@ from ortholand.solve.options import (
     one_of_two,
 )
 from ortholand.solve.prox import Box, Prox
-from ortholand.solve.result import best_on_manifold, reporter, result_of
-from ortholand.solve.run import Run
-from ortholand.solve.structure import assign
-from ortholand.solve.variables import Block
+from ortholand.solve.run import Run, best_on_manifold, reporter, result_of
+from ortholand.solve.variables import Block, assign
 from ortholand.solve.watch import Watch
 
 if TYPE_CHECKING:
@@ -201,7 +199,6 @@ def _resumed(
 
 
 def _add_state(result: "OptimizeResult", loop: Loop) -> None:
-    """What continues the run, and why its methods were chosen."""
     result.state = loop
     result.choice = list(getattr(loop.method, "reasons", [f"{loop.method.name}: named"]))
 

@@ -65,7 +65,6 @@ class Nonnegative(Box):
 
 
 def _shortened(V: Any, size: Any, by: float) -> Any:
-    """V with its entries or rows, which are of this size, made shorter; zero if they are short."""
     return V * (1 - by / size.clip(by or 1.0))
 
 

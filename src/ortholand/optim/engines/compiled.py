@@ -29,6 +29,12 @@ from ortholand.safe_step import Frobenius, Spectral, farthest_before_landing
 ATTRACTIONS: dict[type, int] = {Coupled: 0, Decoupled: 1, After: 2}
 RULES: dict[type, int] = {type(None): 0, Frobenius: 1, Spectral: 3}
 MOMENTS = (Momentum, AdamMoments)
+# Views (``struct View`` of ops.cpp): the kind, blocks down and across, 0 for each row or column.
+GRID = 3
+GRIDS: dict[str, tuple[int, int, int]] = {
+    **{"matrix": (0, 1, 1), "kernel": (1, 1, 1), "vector": (2, 1, 1)},
+    **{"rows": (GRID, 0, 1), "columns": (GRID, 1, 0)},
+}
 
 # Why ops.cpp cannot take a weight, by its answer.
 TENSORS = "weight, gradient or state"
@@ -233,7 +239,7 @@ def _called(tensors: Tensors, plan: Plan, *, only_check: bool) -> Sequence[int]:
 
 
 def _settings(plan: Plan) -> Tensor:
-    """``struct Options`` of ``steps.h``, field by field, but for the threads."""
+    """``struct Options`` of ``steps.h``, field by field, but for the threads; then the view."""
     if "settings" not in plan.notes:
         landing: Any = plan.landing
         options, moments = landing.options, landing.moments
@@ -244,7 +250,8 @@ def _settings(plan: Plan) -> Tensor:
             *(farthest_before_landing(options.aim), options.omega),
             *(momentum.momentum, momentum.dampening, *adam.betas, adam.eps),
             *(ATTRACTIONS[type(options.attraction)], RULES[type(options.rule)], plan.maximize),
-            *(2 if is_adam else bool(plan.state_kinds), momentum.nesterov, plan.view == "kernel"),
+            *(2 if is_adam else bool(plan.state_kinds), momentum.nesterov),
+            *(GRIDS[plan.view] if isinstance(plan.view, str) else (GRID, *plan.view)),
         ]
         plan.notes["settings"] = torch.tensor(
             [*map(float, numbers)], dtype=torch.float64, device="cpu"

@@ -58,7 +58,6 @@ class Stiefel(Manifold):
     """
 
     def inward(self, x: Any, gradient: bool = False) -> Any:  # noqa: ARG002
-        """The matrices in tall form."""
         return x.swapaxes(-1, -2) if _wide(x.shape) else x
 
     def outward(self, X: Any, shape: tuple[int, ...], gradient: bool = False) -> Any:  # noqa: ARG002
@@ -69,7 +68,6 @@ class Stiefel(Manifold):
         return np.ascontiguousarray(X) if isinstance(X, np.ndarray) else X.contiguous()
 
     def check_shape(self, shape: tuple[int, ...], name: str) -> None:
-        """Raise unless the shape is that of a matrix or a stack of them."""
         if len(shape) < 2 or 0 in shape:
             raise ValueError(
                 f"{name} must be one matrix (n, p), or a stack (..., n, p) of them, got shape "
@@ -78,7 +76,6 @@ class Stiefel(Manifold):
             )
 
     def nearness(self, shape: tuple[int, ...], numpy: bool) -> tuple[str, str]:
-        """Orthonormal columns, or rows."""
         side = "rows" if _wide(shape) else "columns"
         svd = "U, _, Vh = numpy.linalg.svd(x0, full_matrices=False); x0 = U @ Vh"
         nearest = svd if numpy else "x0 = ortholand.geometry.polar_projection(x0)"
@@ -88,7 +85,6 @@ class Stiefel(Manifold):
         )
 
     def geometry(self, X: Any, numpy: bool) -> Geometry:  # noqa: ARG002
-        """The geometry; square matrices have their own coordinates."""
         return SquareStiefel() if X.shape[-1] == X.shape[-2] else TallStiefel()
 
 
@@ -100,7 +96,6 @@ class Grassmann(Stiefel):
     """
 
     def geometry(self, X: Any, numpy: bool) -> Geometry:  # noqa: ARG002
-        """The geometry without rotations of the columns."""
         return Subspaces()
 
 
@@ -108,13 +103,11 @@ class Rotations(Stiefel):
     """Square matrices with determinant 1, or stacks of them: steps never change the sign."""
 
     def check_shape(self, shape: tuple[int, ...], name: str) -> None:
-        """Raise unless the matrices are square."""
         super().check_shape(shape, name)
         if shape[-1] != shape[-2]:
             raise ValueError(f"{name} on ol.Rotations() must be square, got shape {shape}.")
 
     def check_component(self, X: Any, name: str) -> None:
-        """Raise unless all determinants are 1."""
         library: Any = np if isinstance(X, np.ndarray) else torch
         determinant = library.linalg.det(X)
         if bool((abs(determinant - abs(determinant)) > 0.1).any()):
@@ -128,15 +121,12 @@ class Sphere(Manifold):
     """Arrays of any shape with Euclidean norm 1."""
 
     def inward(self, x: Any, gradient: bool = False) -> Any:  # noqa: ARG002
-        """The array as one column."""
         return x.reshape(-1, 1)
 
     def outward(self, X: Any, shape: tuple[int, ...], gradient: bool = False) -> Any:  # noqa: ARG002
-        """The column in the user's shape."""
         return X.reshape(shape)
 
     def nearness(self, shape: tuple[int, ...], numpy: bool) -> tuple[str, str]:  # noqa: ARG002
-        """Length 1."""
         library = "numpy" if numpy else "torch"
         return (
             "have length 1 up to | ||x||^2 - 1 |",
@@ -144,7 +134,6 @@ class Sphere(Manifold):
         )
 
     def geometry(self, X: Any, numpy: bool) -> Geometry:  # noqa: ARG002
-        """The geometry of a single column."""
         return TallStiefel()
 
 
@@ -184,7 +173,6 @@ class GeneralizedStiefel(Manifold):
 
     @property
     def changes_variables(self) -> bool:
-        """Whether this is the Cholesky form."""
         if self.form is None:
             return is_dense(self.B) and len(self.B) <= CHOLESKY_UP_TO
         return self.form == "cholesky"
@@ -226,18 +214,15 @@ class GeneralizedStiefel(Manifold):
         return norm(residual), roundings(X) * max(1.0, largest * inner(X, X) / columns)
 
     def check_shape(self, shape: tuple[int, ...], name: str) -> None:
-        """Raise unless the shape is tall and fits B."""
         check_size(self.B, shape, name)
 
     def nearness(self, shape: tuple[int, ...], numpy: bool) -> tuple[str, str]:  # noqa: ARG002
-        """``X^H B X = I``."""
         return (
             "satisfy X^H B X = I up to ||X^H B X - I||",
             "Take the nearest such matrix: x0 = manifold.project(x0).",
         )
 
     def geometry(self, X: Any, numpy: bool) -> Geometry:
-        """Orthonormal columns in new variables; or products with B, which are checked."""
         if self.changes_variables:
             return SquareStiefel() if X.shape[-1] == X.shape[-2] else TallStiefel()
         operator = operator_for(self.B, X, numpy)
@@ -271,7 +256,6 @@ class Euclidean(Manifold):
     """Arrays of any shape without a constraint, for the rest of a product."""
 
     def geometry(self, X: Any, numpy: bool) -> Geometry:  # noqa: ARG002
-        """Flat space."""
         return Geometry()
 
 
@@ -281,7 +265,6 @@ def default_manifold(x: Array, alone: bool) -> Manifold:
 
 
 def variables_on(x0: Any, manifold: Any = None, *, torch_inside: bool = False) -> Variables:
-    """Variables for a start on a manifold; None: the default one of each block."""
     return Variables(x0, manifold, default_manifold, torch_inside=torch_inside)
 
 

@@ -61,7 +61,6 @@ class GeneralizedColumns(MatrixGeometry):
         return self._known(X).Y
 
     def know(self, X: Array, Y: Any) -> None:
-        """Remember ``Y = B X``."""
         self.known = [one for one in self.known if not _same(one.X, X)][-KEPT + 1 :]
         self.known.append(Known(X, Y))
 
@@ -73,18 +72,15 @@ class GeneralizedColumns(MatrixGeometry):
         return self.known[-1]
 
     def _eigen(self, X: Array) -> tuple[Any, Any]:
-        """Eigenvalues and eigenvectors of ``K = Y^H Y``."""
         one = self._known(X)
         if one.eigen is None:
             one.eigen = _eigh(adjoint(one.Y) @ one.Y)
         return one.eigen
 
     def columns(self, X: Array) -> float:
-        """``||X||^2``: step lengths are relative to that of X."""
         return inner(X, X)
 
     def residual(self, X: Array) -> Array:
-        """``X^H B X - I``, by a new product."""
         self.know(X, self.operator.apply(X))
         return self._residual(X)
 
@@ -92,11 +88,9 @@ class GeneralizedColumns(MatrixGeometry):
         return sym(adjoint(X) @ self.product(X)) - identity(X)
 
     def normal_norm(self, X: Array, multiplier: Any, size: float) -> float:  # noqa: ARG002
-        """``||B X M||``."""
         return norm(self.product(X) @ multiplier)
 
     def feasible(self, X: Array) -> float:
-        """100 roundings of the products in the residual."""
         columns = X.shape[-1] * math.prod(X.shape[:-2])
         return roundings(X) * max(1.0, self.operator.norm * inner(X, X) / columns)
 
@@ -106,22 +100,18 @@ class GeneralizedColumns(MatrixGeometry):
         return minus_product(G, self.product(X), M), M, half_inner(M, D)
 
     def _multiplier(self, X: Array, G: Array) -> Array:
-        """M with ``K M + M K = Y^H G + G^H Y``."""
         P = adjoint(self.product(X)) @ G
         w, Q = self._eigen(X)
         rotated = adjoint(Q) @ (P + adjoint(P)) @ Q
         return Q @ (rotated / (w[..., :, None] + w[..., None, :])) @ adjoint(Q)
 
     def tangent(self, X: Array, A: Array) -> Array:
-        """A without its normal part at X."""
         return minus_product(A, self.product(X), self._multiplier(X, A))
 
     def hessian(self, X: Array, multiplier: Any, A: Array, W: Array) -> Array:
-        """``W - B A M`` without its normal part."""
         return self.tangent(X, minus_product(W, self.operator.apply(A), multiplier))
 
     def line(self, X: Array, D: Any, A: Array) -> "GeneralizedLine":
-        """The line along A, by one product with B."""
         self.lines += 1
         return GeneralizedLine(self, X, self.residual(X) if self.lines % MEASURED == 0 else D, A)
 
@@ -185,7 +175,6 @@ class GeneralizedLine(LandedLine):
         return combine(combine(self.S0, t * t, self.quadratic), t, self.linear)
 
     def at(self, t: float, near: float) -> tuple[Array, Any]:
-        """The point at t."""
         C, E = self.landing(t, near)
         X = combine(self.X, t, self.V) @ C
         self.geometry.know(X, combine(self.BX, t, self.BV) @ C)

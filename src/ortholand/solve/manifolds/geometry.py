@@ -100,7 +100,6 @@ class Geometry:
         return W
 
     def line(self, X: Array, D: Residual, A: Array) -> Line:  # noqa: ARG002
-        """The line along A."""
         return Line(X, A)
 
     def settle(self, X: Array) -> tuple[Array, Residual]:
@@ -117,7 +116,6 @@ class MatrixGeometry(Geometry):
     bounded = True
 
     def size(self, residual: Residual) -> float:
-        """Frobenius norm."""
         return norm(residual)
 
     def settle(self, X: Array) -> tuple[Array, Residual]:
@@ -169,7 +167,6 @@ class LandedLine(Line):
         return gram_product(self.Y, self.Y)
 
     def at(self, t: float, near: float) -> tuple[Array, Any]:
-        """The point at t."""
         C, E = self.landing(t, near)
         return product(self.Y, C), E
 
@@ -205,5 +202,4 @@ def roundings(X: Array) -> float:
 
 
 def half_inner(A: Any, B: Any) -> float:
-    """``Re <A, B> / 2``."""
     return inner(A, B) / 2

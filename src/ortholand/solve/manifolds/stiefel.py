@@ -23,15 +23,12 @@ class OrthonormalColumns(MatrixGeometry):
     """What the three share; stacks of matrices are one point."""
 
     def columns(self, X: Array) -> int:
-        """The columns of all matrices."""
         return X.shape[-1] * math.prod(X.shape[:-2])
 
     def residual(self, X: Array) -> Array:
-        """``X^H X - I``."""
         return gram_product(X, X) - identity(X)
 
     def feasible(self, X: Array) -> float:
-        """100 roundings."""
         return roundings(X)
 
 
@@ -49,15 +46,12 @@ class TallStiefel(OrthonormalColumns):
         return minus_product(G, X, multiplier), multiplier, half_inner(multiplier, D)
 
     def tangent(self, X: Array, A: Array) -> Array:
-        """A without its normal part at X."""
         return minus_product(A, X, sym(gram_product(X, A)))
 
     def hessian(self, X: Array, multiplier: Any, A: Array, W: Array) -> Array:
-        """``W - A multiplier`` without its normal part."""
         return self.tangent(X, minus_product(W, A, multiplier))
 
     def line(self, X: Array, D: Any, A: Array) -> LandedLine:  # noqa: ARG002
-        """The line along A itself."""
         return LandedLine(X, A)
 
 
@@ -75,11 +69,9 @@ class SquareStiefel(OrthonormalColumns):
         return P - Q, P + Q, half_inner(G, product(X, D))
 
     def ambient(self, X: Array, A: Array) -> Array:
-        """``A X``."""
         return product(A, X)
 
     def coordinates(self, X: Array, A: Array) -> Array:
-        """``Skew(A X^H)``."""
         return skew(product(A, adjoint(X)))
 
     def hessian(self, X: Array, multiplier: Any, A: Array, W: Array) -> Array:
@@ -87,7 +79,6 @@ class SquareStiefel(OrthonormalColumns):
         return skew(minus_product(product(W, adjoint(X)), multiplier, A))
 
     def line(self, X: Array, D: Any, A: Array) -> LandedLine:  # noqa: ARG002
-        """The line along ``A X``."""
         return LandedLine(X, product(A, X))
 
 
@@ -102,7 +93,6 @@ class Subspaces(TallStiefel):
         return minus_product(G, X, P), multiplier, half_inner(multiplier, D)
 
     def tangent(self, X: Array, A: Array) -> Array:
-        """A without its part in the span of X."""
         return minus_product(A, X, gram_product(X, A))
 
     def check_first(self, X: Array, G: Array) -> None:
