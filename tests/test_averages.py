@@ -21,14 +21,17 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm2d(6)
         self.mix = ol.orthogonal(nn.Linear(6, 6), scale=2.0)
         self.wide = ol.orthogonal(nn.Linear(6, 4))
+        self.blocks = ol.orthogonal(nn.Linear(4, 12), blocks=(3, 1))
+        self.rows = ol.orthogonal(nn.Linear(12, 4), view="rows", scale=0.5)
         self.head = nn.Linear(4, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.norm(self.stem(x)).mean((-2, -1))
-        return self.head(self.wide(torch.tanh(self.mix(x))))
+        x = torch.tanh(self.wide(torch.tanh(self.mix(x))))
+        return self.head(self.rows(torch.tanh(self.blocks(x))))
 
 
-MARKED = ["stem.weight", "mix.weight", "wide.weight"]
+MARKED = ["stem.weight", "mix.weight", "wide.weight", "blocks.weight", "rows.weight"]
 RULES = {
     "decay": ({"decay": 0.9}, {"multi_avg_fn": get_ema_multi_avg_fn(0.9)}),
     "ema": ({"multi_avg_fn": get_ema_multi_avg_fn(0.9)},) * 2,
@@ -171,5 +174,5 @@ def test_what_cannot_be_averaged():
     groups = ol.orthogonalize_(ol.param_groups(nn.Linear(3, 3), "weight"))
     with pytest.raises(ValueError, match=r"shape \(3, 3\) in the groups is none of this Seq"):
         AveragedModel(model, orthogonal=ol.LandingSGD(groups, lr=0.1))
-    with pytest.raises(ValueError, match="Groups state their own view and scale"):
+    with pytest.raises(ValueError, match="Groups state their own constraints"):
         AveragedModel(model, orthogonal=ol.param_groups(model, "0"), scale=2.0)
