@@ -1,4 +1,4 @@
-"""``ol.AveragedModel``: EMA and SWA whose orthogonal weights are orthogonal."""
+"""``ortholand.averages``: EMA and SWA whose orthogonal weights are orthogonal."""
 
 import copy
 import io
@@ -7,9 +7,11 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn, update_bn
+from torch.optim import swa_utils
+from torch.optim.swa_utils import get_ema_avg_fn, get_ema_multi_avg_fn, update_bn
 
 import ortholand as ol
+from ortholand.averages import AveragedModel
 
 
 class Net(nn.Module):
@@ -19,14 +21,17 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm2d(6)
         self.mix = ol.orthogonal(nn.Linear(6, 6), scale=2.0)
         self.wide = ol.orthogonal(nn.Linear(6, 4))
+        self.blocks = ol.orthogonal(nn.Linear(4, 12), blocks=(3, 1))
+        self.rows = ol.orthogonal(nn.Linear(12, 4), view="rows", scale=0.5)
         self.head = nn.Linear(4, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.norm(self.stem(x)).mean((-2, -1))
-        return self.head(self.wide(torch.tanh(self.mix(x))))
+        x = torch.tanh(self.wide(torch.tanh(self.mix(x))))
+        return self.head(self.rows(torch.tanh(self.blocks(x))))
 
 
-MARKED = ["stem.weight", "mix.weight", "wide.weight"]
+MARKED = ["stem.weight", "mix.weight", "wide.weight", "blocks.weight", "rows.weight"]
 RULES = {
     "decay": ({"decay": 0.9}, {"multi_avg_fn": get_ema_multi_avg_fn(0.9)}),
     "ema": ({"multi_avg_fn": get_ema_multi_avg_fn(0.9)},) * 2,
@@ -57,8 +62,8 @@ def train(model, averages=(), steps=30, lr=0.05):
 @pytest.mark.parametrize("use_buffers", [False, True])
 def test_averages_land_and_all_else_is_as_in_torch(rule, use_buffers):
     model, (own, theirs) = net(), RULES[rule]
-    average = ol.AveragedModel(model, use_buffers=use_buffers, **own)
-    plain = AveragedModel(model, use_buffers=use_buffers, **theirs)
+    average = AveragedModel(model, use_buffers=use_buffers, **own)
+    plain = swa_utils.AveragedModel(model, use_buffers=use_buffers, **theirs)
     train(model, [average, plain])
     errors = ol.orthogonality_error(average.module, reduce=None)
     assert list(errors) == MARKED
@@ -81,7 +86,7 @@ def test_averages_land_and_all_else_is_as_in_torch(rule, use_buffers):
 
 def test_the_average_of_one_weight_is_that_weight():
     model = net()
-    average = ol.AveragedModel(model, decay=0.5)
+    average = AveragedModel(model, decay=0.5)
     for _ in range(3):
         average.update_parameters(model)
     for p, q in zip(average.module.parameters(), model.parameters(), strict=True):
@@ -92,9 +97,9 @@ def test_the_average_of_one_weight_is_that_weight():
 def test_an_average_resumes_from_its_state(rule):
     own, _ = RULES[rule]
     model = net()
-    average = ol.AveragedModel(model, **own)
+    average = AveragedModel(model, **own)
     train(model, [average], steps=5)
-    resumed = ol.AveragedModel(net(), **own)
+    resumed = AveragedModel(net(), **own)
     memory = io.BytesIO()
     torch.save(average.state_dict(), memory)
     resumed.load_state_dict(torch.load(io.BytesIO(memory.getvalue()), weights_only=True))
@@ -107,7 +112,7 @@ def test_an_average_resumes_from_its_state(rule):
 @pytest.mark.parametrize("rule", ["decay", "swa"])
 def test_averages_are_copied_and_pickled(change, rule):
     model = net()
-    average = ol.AveragedModel(model, **RULES[rule][0])
+    average = AveragedModel(model, **RULES[rule][0])
     train(model, [average], steps=3)
     other = change(average)
     train(model, [average, other], steps=3)
@@ -123,7 +128,7 @@ def test_weights_that_selectors_groups_or_an_optimizer_name():
     optimizer = ol.LandingSGD(groups, lr=0.1)
     plain = ol.LandingSGD(optimizer.param_groups[0]["params"], lr=0.1, scale=2.0)
     makers = [which, *({"orthogonal": each} for each in (groups, optimizer, plain))]
-    averages = [ol.AveragedModel(model, **options) for options in makers]
+    averages = [AveragedModel(model, **options) for options in makers]
     for _ in range(5):
         optimizer.zero_grad()
         model(torch.ones(3, 6)).square().sum().backward()
@@ -139,7 +144,7 @@ def test_weights_that_selectors_groups_or_an_optimizer_name():
 
 def test_batch_norm_is_updated_as_in_torch():
     model = net()
-    average = ol.AveragedModel(model)
+    average = AveragedModel(model)
     train(model, [average], steps=3)
     before = average.module.norm.running_mean.clone()
     update_bn([torch.randn(8, 2, 6, 6)], average)
@@ -149,7 +154,7 @@ def test_batch_norm_is_updated_as_in_torch():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64])
 def test_types(dtype):
     model = ol.orthogonal(nn.Linear(6, 4, dtype=dtype))
-    average = ol.AveragedModel(model)
+    average = AveragedModel(model)
     for seed in range(3):
         ol.orthogonal(model, init="random", seed=seed)
         average.update_parameters(model)
@@ -161,13 +166,13 @@ def test_types(dtype):
 def test_what_cannot_be_averaged():
     model = nn.Sequential(nn.Linear(3, 3))
     with pytest.raises(ValueError, match="say which parameters are orthogonal"):
-        ol.AveragedModel(model)
+        AveragedModel(model)
     with pytest.raises(ValueError, match=r"decay must be in \[0, 1\), got 1.0"):
-        ol.AveragedModel(model, decay=1.0, orthogonal="0")
+        AveragedModel(model, decay=1.0, orthogonal="0")
     with pytest.raises(ValueError, match="One rule makes the average"):
-        ol.AveragedModel(model, decay=0.9, avg_fn=get_ema_avg_fn(), orthogonal="0")
+        AveragedModel(model, decay=0.9, avg_fn=get_ema_avg_fn(), orthogonal="0")
     groups = ol.orthogonalize_(ol.param_groups(nn.Linear(3, 3), "weight"))
     with pytest.raises(ValueError, match=r"shape \(3, 3\) in the groups is none of this Seq"):
-        ol.AveragedModel(model, orthogonal=ol.LandingSGD(groups, lr=0.1))
-    with pytest.raises(ValueError, match="Groups state their own view and scale"):
-        ol.AveragedModel(model, orthogonal=ol.param_groups(model, "0"), scale=2.0)
+        AveragedModel(model, orthogonal=ol.LandingSGD(groups, lr=0.1))
+    with pytest.raises(ValueError, match="Groups state their own constraints"):
+        AveragedModel(model, orthogonal=ol.param_groups(model, "0"), scale=2.0)

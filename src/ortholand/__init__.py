@@ -24,7 +24,6 @@ This module exports what most programs need. The rest is in its submodules:
 from importlib.metadata import PackageNotFoundError, version
 
 from ortholand import nn as nn
-from ortholand.averages import AveragedModel
 from ortholand.fields import landing_field
 from ortholand.geometry import distance, msign, random_orthogonal
 from ortholand.optim import (
@@ -70,7 +69,6 @@ __all__ = [
     "L1",
     "L21",
     "PLAM",
-    "AveragedModel",
     "Box",
     "Constraint",
     "Covariance",

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, swa_utils
 
 from ortholand.geometry.scales import Scale
-from ortholand.geometry.views import View
+from ortholand.geometry.views import Blocks, ViewName
+from ortholand.optim.options import CONSTRAINT
 from ortholand.parameters import Selectors, orthogonalize_, param_groups
 
 
@@ -29,14 +30,16 @@ class AveragedModel(swa_utils.AveragedModel):
             pickled, unlike torch's functions. Without it and the functions, all updates
             count equally.
         orthogonal: which weights are orthogonal, as in :func:`ortholand.param_groups`; an optimizer
-            or its groups, which know view and scale; or None for the marks of the model.
+            or its groups, which know view, blocks and scale; or None for the marks of the model.
         view: as in :func:`ortholand.param_groups`.
+        blocks: as in :func:`ortholand.param_groups`.
         scale: as in :func:`ortholand.param_groups`.
 
     >>> import ortholand as ol
+    >>> from ortholand.averages import AveragedModel
     >>> from torch import nn
     >>> model = nn.Sequential(ol.orthogonal(nn.Linear(4, 4)), nn.Linear(4, 2))
-    >>> average = ol.AveragedModel(model, decay=0.99)
+    >>> average = AveragedModel(model, decay=0.99)
     >>> average.update_parameters(model)  # after each step of the optimizer
     >>> ol.orthogonality_error(average.module) < 1e-5
     True
@@ -52,7 +55,8 @@ class AveragedModel(swa_utils.AveragedModel):
         *,
         decay: float | None = None,
         orthogonal: Selectors | Optimizer | list[dict[str, Any]] | None = None,
-        view: View | None = None,
+        view: ViewName | None = None,
+        blocks: Blocks | None = None,
         scale: Scale | None = None,
     ) -> None:
         if decay is not None:
@@ -63,7 +67,7 @@ class AveragedModel(swa_utils.AveragedModel):
             if not 0 <= decay < 1:
                 raise ValueError(f"decay must be in [0, 1), got {decay!r}. Example: decay=0.999.")
             multi_avg_fn = partial(_decay, decay)
-        self._landed = _named_groups(model, orthogonal, view=view, scale=scale)
+        self._landed = _named_groups(model, orthogonal, view=view, blocks=blocks, scale=scale)
         super().__init__(model, device, avg_fn, multi_avg_fn, use_buffers)
 
     def update_parameters(self, model: nn.Module) -> None:
@@ -77,12 +81,12 @@ class AveragedModel(swa_utils.AveragedModel):
 def _named_groups(
     model: nn.Module, orthogonal: Any, **given: Any
 ) -> list[tuple[list[str], dict[str, Any]]]:
-    """The names of orthogonal weights in a model, with their view and scale."""
+    """The names of orthogonal weights in a model, with their constraints."""
     groups = orthogonal.param_groups if isinstance(orthogonal, Optimizer) else orthogonal
     if not (isinstance(groups, list) and groups and isinstance(groups[0], Mapping)):
         groups = param_groups(model, orthogonal, **given)
     elif any(value is not None for value in given.values()):
-        raise ValueError(f"Groups state their own view and scale, but got {given}. Leave them out.")
+        raise ValueError(f"Groups state their own constraints, but got {given}. Leave them out.")
     names = {p: name for name, p in model.named_parameters()}
     found = []
     for group in groups:
@@ -95,7 +99,7 @@ def _named_groups(
                 f"{tuple(missing[0].shape)} in the groups is none of this "
                 f"{type(model).__name__}'s. Average the model that the optimizer trains."
             )
-        constraint = {key: group[key] for key in ("view", "scale") if key in group}
+        constraint = {key: group[key] for key in CONSTRAINT if key in group}
         found.append(([names[p] for p in members], constraint))
     return found
 

@@ -284,3 +284,41 @@ def test_pytorch_optimizer():
     optimizer = package.create_optimizer(model, "LandingAdam", lr=0.01, weight_decay=DECAY)
     decayed = lambda name, p: not (name.startswith("norm") or name.endswith("bias"))  # noqa: E731
     check(train(model, optimizer), by_hand(decayed))
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_the_average_of_lightning_is_projected_by_the_module():
+    pytest.importorskip("lightning")
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.callbacks import EMAWeightAveraging
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class Module(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch, _):
+            return self.net(*batch)["loss"]
+
+        def configure_optimizers(self):
+            return ol.LandingAdam(self.parameters(), lr=0.05)
+
+        def on_train_end(self):
+            self.error_before = ol.orthogonality_error(self)
+            ol.orthogonalize_(self)
+
+    module = Module()
+    trainer = Trainer(
+        accelerator="cpu",
+        max_epochs=2,
+        callbacks=[EMAWeightAveraging(decay=0.9)],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, DataLoader(TensorDataset(*data()), batch_size=8))
+    assert module.error_before > 1e-3
+    assert ol.orthogonality_error(module) < 1e-5

@@ -67,22 +67,30 @@ METHODS = {
 SHAPES = [(4, 4), (40, 40), (60, 20), (20, 60), (300, 40), (64, 32, 3, 3)]
 
 
+each_type = pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.thorough)]
+)
+
+
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_type
 @pytest.mark.parametrize("foreach", [None, False])
 def test_steps(method, dtype, foreach):
     cls, options = METHODS[method]
     weights = [nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in SHAPES]
     kernels = nn.Parameter(torch.zeros(5, 4, 3, 3, dtype=dtype))
+    grids = [nn.Parameter(torch.zeros(12, 8, dtype=dtype)) for _ in range(4)]
+    constraints = [{"blocks": (3, 2)}, {"view": "rows"}, {"view": "columns"}, {"view": "vector"}]
     free = [nn.Parameter(torch.zeros(7, dtype=dtype))]
     groups = [
         {"params": weights},
         {"params": [kernels], "view": "kernel", "scale": 2.0},
+        *({"params": [p], **each} for p, each in zip(grids, constraints, strict=True)),
         {"params": free, "orthogonal": False},
     ]
     optimizer = cls(groups, lr=0.1, foreach=foreach, **options)
     for _ in range(2):
-        for p in (*weights, kernels, *free):
+        for p in (*weights, kernels, *grids, *free):
             p.grad = torch.zeros_like(p)
         optimizer.step()
     assert {t.dtype for s in optimizer.state.values() for t in s.values()}.isdisjoint(WIDE)
@@ -91,12 +99,13 @@ def test_steps(method, dtype, foreach):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each_type
 def test_projections_and_distances(shape, dtype):
     weight = torch.zeros(shape, dtype=dtype)
-    project_([(weight, 1.0), (weight, 2.0)], "matrix")
-    for spectral in (False, True):
-        distances(weight, "matrix", spectral=spectral, scale=2.0)
+    for view in ("matrix", (2, 1), "rows", "columns", "vector"):
+        project_([(weight, 1.0), (weight, 2.0)], view)
+        for spectral in (False, True):
+            distances(weight, view, spectral=spectral, scale=2.0)
     if len(shape) == 2:
         msign(weight)
         ol.landing_field(weight, weight)
