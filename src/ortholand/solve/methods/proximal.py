@@ -19,9 +19,9 @@ from ortholand.solve.method import Method, Progress
 from ortholand.solve.objective import Objective
 from ortholand.solve.prox import Prox
 
-CORRECTIONS = 6  # of the multiplier in a step, at most,
-ACCURATE = 0.1  # until the linearised constraint is missed by less than this share of V
-FORGETTING = 0.85  # as in Barzilai-Borwein's method
+CORRECTIONS = 8  # of the multiplier in a step, at most,
+ACCURATE = 0.01  # until the linearised constraint is missed by less than this share of V
+FORGETTING = 0.95  # the safeguard looks back on about 1 / (1 - this) merits
 LONGEST = 0.3  # step for each column
 
 
