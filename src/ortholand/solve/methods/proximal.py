@@ -133,8 +133,8 @@ class ProximalCost(ManifoldCost):
         if one is None:
             return W
         variables = self.objective.variables
-        moved = one.prox(variables.show(i, W), self.t / self.objective.scale)
-        return variables.take(i, moved, "prox")
+        shown = variables.outward(W) if variables.plain else variables.show(i, W)
+        return variables.take(i, one.prox(shown, self.t / self.objective.scale), "prox")
 
     def _learn(self, X: Any, G: Any) -> None:
         """The long Barzilai-Borwein step, multipliers included; their mean if f bends down."""
