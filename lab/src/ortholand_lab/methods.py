@@ -14,7 +14,7 @@ from ortholand.geometry.views import View, as_matrices, as_weight, is_fixed
 from ortholand.optim import LandingSGD, RiemannianSGD
 from ortholand.parameters import Predicate, orthogonalize_, param_groups
 from ortholand.trivializations import trivialize_
-from ortholand_lab.textbook import RETRACTION_FORMS, textbook
+from ortholand_lab.textbook import RETRACTION_FORMS, MatrixExponential, textbook
 
 TRAINING_METHODS = (
     "landing",
@@ -164,6 +164,9 @@ def prepare(
         base = "identity" if from_identity else "weight"
         moving = {name for name, _ in groups[0]["params"]}
         trivialize_(model, lambda name, _: name in moving, view=view, base=base)
+        for name in moving if from_identity else ():
+            module, attribute = _place(model, name)
+            module.get_submodule(f"parametrizations.{attribute}")[0] = MatrixExponential()
         groups = [_for_torch(group) for group in groups]
     optimizer = _OPTIMIZERS[method](groups, lr=lr)
     return Trainee(model, optimizer, tuple(_place(model, name) for name in chosen), view)

@@ -4,7 +4,7 @@ The library's own retractions compute the same maps, but faster and with less dr
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ortholand.geometry import polar_projection
 from ortholand.geometry.manifold import orthonormal_factor
@@ -46,6 +46,15 @@ RETRACTION_FORMS: dict[str, str | Retraction] = {
     **{name: name for name in RETRACTION_NAMES},
     **{f"{name}-textbook": function for name, function in TEXTBOOK_RETRACTIONS.items()},
 }
+
+
+class MatrixExponential(nn.Module):
+    """The trivialization ``W = exp(A)`` of square weights, A = L - L^T, L the lower triangle."""
+
+    def forward(self, V: Tensor) -> Tensor:
+        """The weight, or a weight for each of the last two dimensions."""
+        L = V.tril()
+        return torch.linalg.matrix_exp(L - L.mT)
 
 
 def textbook(method: str) -> str:

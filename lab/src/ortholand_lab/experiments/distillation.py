@@ -400,7 +400,8 @@ def figure_ends_nearer(
     errors = {m: median(late(r, "orthogonality_error") for r in rs) for m, rs in runs.items()}
     iterations = _iterations(runs[method][0])
     seeds = min(map(len, runs.values()))
-    measured = f"last tenth of {iterations} iterations, {seeds} seeds: {_listed(errors, '.1e')}"
+    counted = "1 seed" if seeds == 1 else f"{seeds} seeds"
+    measured = f"last tenth of {iterations} iterations, {counted}: {_listed(errors, '.1e')}"
     if iterations < FIGURE_ITERATIONS:
         return Finding(f"{measured}; the paper iterates longer", Verdict.OPEN)
     away = min(errors[m] for m in retractions)

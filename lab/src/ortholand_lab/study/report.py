@@ -167,14 +167,14 @@ def _tallies(runs: Sequence[Run]) -> str:
     paper = [pair for run in runs for pair in of_paper(run)]
     ours = [f.verdict for run in runs for c, f in run.findings() if c.source != "paper"]
     errata = [c.erratum for c, f in paper if c.erratum and f.verdict is Verdict.FAILS]
-    named = f" Of those that do not hold, {len(errata)} are errata: {', '.join(errata)}."
+    named = f"Of those that do not hold, {len(errata)} are errata: {', '.join(errata)}."
     lines = [
         ("The paper’s claims, on its own baselines", [f.verdict for _, f in paper]),
         ("Corrections of it, and claims beyond it", ours),
     ]
     return "".join(
         f'<p class="tally"><span class="what">{what}</span> {_chips(verdicts, words=True)}'
-        f"{escape(named) if errata and verdicts is not ours else ''}</p>\n"
+        f"{f'<br>{escape(named)}' if errata and verdicts is not ours else ''}</p>\n"
         for what, verdicts in lines
         if verdicts
     )
@@ -183,7 +183,7 @@ def _tallies(runs: Sequence[Run]) -> str:
 def _gallery(runs: Sequence[Run], figures: Sequence[Sequence[Drawn]]) -> str:
     """The paper's figures, small, with the verdicts on what it says of them; each is a link."""
     cards = [
-        _card(run, drawn[0])
+        _card(run, next((figure for figure in drawn if figure.svg), drawn[0]))
         for run, drawn in zip(runs, figures, strict=True)
         if run.study.paper_figure and drawn
     ]
@@ -196,7 +196,7 @@ def _card(run: Run, drawn: Drawn) -> str:
     picture = (
         f'<svg {box[0]} aria-hidden="true"><use href="#{drawn.stem}-figure_1"/></svg>'
         if box
-        else '<span class="where">not drawn: runs are missing</span>'
+        else '<span class="undrawn">not drawn: runs are missing</span>'
     )
     verdicts = _chips([finding.verdict for _, finding in of_paper(run)])
     return (
@@ -499,7 +499,8 @@ figure svg { display: block; width: 100%; height: auto; }
 .card { display: block; border: 1px solid var(--line); border-radius: .4rem; padding: .6rem;
   color: inherit; text-decoration: none; font-size: .88rem; }
 .card:hover { border-color: var(--link); }
-.card svg { display: block; width: 100%; height: 11rem; margin-bottom: .4rem; }
+.card svg, .undrawn { display: block; width: 100%; height: 11rem; margin-bottom: .4rem; }
+.undrawn { color: var(--soft); height: auto; }
 figcaption { font-size: .88rem; margin-top: .4rem; }
 pre { background: var(--pale); padding: .7rem 1rem; white-space: pre-wrap;
   overflow-wrap: anywhere; }
