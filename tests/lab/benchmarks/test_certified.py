@@ -14,6 +14,7 @@ from ortholand_lab.benchmarks.certified import (
     CONTENDERS,
     FREE,
     LANDING,
+    MUON,
     RADII,
     RESHAPED,
     chosen_rates,
@@ -40,7 +41,9 @@ from ortholand_lab.study.spec import Verdict
 SETTINGS = CERTIFIED.settings["smoke"]
 
 
-def made_up(*, certified: float = 0.3, changed: float = 0.0, excess: float = 1e-5) -> Records:
+def made_up(
+    *, certified: float = 0.3, changed: float = 0.0, excess: float = 1e-5, step: float = 0.01
+) -> Records:
     """Records of all methods, in which landing has these values."""
     records = {}
     methods = tuple(method for method, _ in CERTIFIED.whole.best)
@@ -49,9 +52,13 @@ def made_up(*, certified: float = 0.3, changed: float = 0.0, excess: float = 1e-
             ours = method == LANDING
             shares = [(certified if ours else 0.3) + 0.01 * seed] * len(RADII)
             series = {"radius": RADII, "said": shares, "certified": shares}
-            values = {"accuracy": 0.5, "bound": 1.0, "said_bound": 1.0 + excess * ours}
+            values = {
+                "accuracy": 0.5,
+                "bound": 1.0,
+                "said_bound": 1.0 + excess * (ours or method == MUON),
+            }
             values |= {"attacked": 5_000.0, "changed": changed, "parameters": 9.0}
-            values |= {"step": 0.01 if ours else 0.02}
+            values |= {"step": {LANDING: step, MUON: 0.01}.get(method, 0.02)}
             values |= {f"robust_{r}": 0.4 for r in (36, 72, 108)}
             unit = f"{method}-seed{seed}"
             configuration = {"method": method, "lr": 0.1}
@@ -67,14 +74,15 @@ def made_up(*, certified: float = 0.3, changed: float = 0.0, excess: float = 1e-
         (made_up(), None),
         (made_up(certified=0.295), None),
         (made_up(certified=0.28), 0),
-        (made_up(changed=1.0), 1),
-        (made_up(excess=-1e-9), 2),
-        (made_up(excess=0.01), 2),
+        (made_up(step=0.017), 1),
+        (made_up(changed=1.0), 4),
+        (made_up(excess=-1e-9), 5),
+        (made_up(excess=0.01), 5),
     ],
 )
 def test_claims_can_hold_and_fail(records, failing):
     verdicts = [claim.judge(records).verdict for claim in CERTIFIED.claims]
-    assert verdicts == [Verdict.FAILS if i == failing else Verdict.HOLDS for i in range(4)]
+    assert verdicts == [Verdict.FAILS if i == failing else Verdict.HOLDS for i in range(6)]
     assert CERTIFIED.claims[0].judge(Records({})).verdict == Verdict.OPEN
 
 

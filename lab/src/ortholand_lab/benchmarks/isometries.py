@@ -104,7 +104,7 @@ def ratio(records: Records, layer: str, quantity: str, rival: str = AOC) -> floa
 def is_at_most(quantity: str, share: float, records: Records) -> Finding:
     """The ratios of all layers against a share."""
     ratios = {layer: ratio(records, layer, quantity) for layer in LAYERS}
-    words = ", ".join(f"{layer} {r:.2f}" for layer, r in ratios.items())
+    words = ", ".join(f"{layer} {r:.3f}" for layer, r in ratios.items())
     few = min(records[layer].configuration["settings"]["repetitions"] for layer in LAYERS) < ENOUGH
     return Finding.of(words, max(ratios.values()) <= share, "too few repetitions" if few else "")
 
