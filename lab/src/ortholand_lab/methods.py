@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ortholand.geometry.manifold import distance
-from ortholand.geometry.views import View, as_matrices, is_fixed
+from ortholand.geometry.views import ViewName, as_matrices, is_fixed
 from ortholand.optim import LandingSGD, RiemannianSGD
 from ortholand.parameters import Predicate, orthogonalize_, param_groups
 from ortholand.retractions import RETRACTIONS
@@ -57,7 +57,7 @@ class Trainee:
     model: nn.Module
     optimizer: Optimizer
     orthogonal: tuple[tuple[nn.Module, str], ...]
-    view: View
+    view: ViewName
 
     def step(self, loss: Tensor) -> None:
         """Step down the gradient of the loss."""
@@ -89,7 +89,7 @@ def prepare(
     method: str,
     *,
     orthogonal: Predicate,
-    view: View,
+    view: ViewName,
     lr: float,
     momentum: float = 0.9,
     retraction_momentum: float = 0.0,
