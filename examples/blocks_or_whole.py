@@ -27,7 +27,7 @@ import ortholand as ol
 from orthogonal_attention import Settings, Text, Transformer, bits, read_text, sample, validate
 from showing import make_table
 
-SETTINGS = Settings(steps=300)
+SETTINGS = Settings(steps=250)
 QUICK = Settings(steps=20, width=16, layers=1, heads=2, context=16, batch=8)
 WEIGHTS = ("blocks", "whole", "free")  # what is orthogonal
 RATE, ANGLE = 1e-2, 5e-2  # of all other weights, and of orthogonal ones, by which they turn
