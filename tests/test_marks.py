@@ -504,6 +504,51 @@ def test_a_group_of_marked_and_free_weights_is_split_with_its_options():
     assert len(optimizer.param_groups) == before
 
 
+@pytest.mark.parametrize("with_names", ["pairs", "beside"])
+def test_names_of_a_group_go_where_their_parameters_go(with_names):
+    model = net()
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    group = {"params": list(model.named_parameters())}
+    if with_names == "beside":  # as torchtitan writes it
+        group = {"params": list(parameters), "param_names": list(names)}
+    optimizer = ol.LandingSGD([group], lr=0.1)
+    seen = [
+        pair
+        for group in optimizer.param_groups
+        for pair in zip(group["param_names"], group["params"], strict=True)
+    ]
+    assert len(optimizer.param_groups) == 4
+    assert sorted(name for name, _ in seen) == sorted(names)
+    assert all(p is model.get_parameter(name) for name, p in seen)
+
+
+class Adapter(nn.Module):
+    """A layer and a low-rank correction of it, as LoRA adds."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Parameter(torch.full((2, base.in_features), 0.1))
+        self.up = nn.Parameter(torch.zeros(base.out_features, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + x @ self.down.T @ self.up.T
+
+
+def test_wrapped_layers_keep_their_marks_and_what_is_added_is_free():
+    models = net(), net()
+    for model in models:
+        model.mix = Adapter(model.mix)
+    train(models[0])
+    optimizer = train_bare(models[1], models[1].parameters())
+    for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(p, q)
+    free = {p for g in optimizer.param_groups if not g["orthogonal"] for p in g["params"]}
+    assert {models[1].mix.up, models[1].mix.down} <= free
+    assert models[1].mix.up.abs().max() > 0
+    assert ol.orthogonality_error(models[1]) < 1e-4
+
+
 def test_weight_decay_of_marked_weights_is_ignored_with_one_warning():
     models = net(), net()
     with pytest.warns(UserWarning, match=r"weight_decay=0.3 is ignored for 3 marked") as caught:

@@ -118,7 +118,7 @@ def add_product_(C: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0) -> Tensor:
 def sharp_gram_minus_identity(X: Tensor) -> Tensor:
     """:func:`gram_minus_identity` of nearly orthogonal X, its diagonal summed in float64."""
     D = gram_minus_identity(X)
-    if torch.finfo(X.dtype).bits <= 32 and X.device.type != "mps":
+    if torch.finfo(X.dtype).bits <= 32 and has_float64(X):
         D.diagonal(dim1=-2, dim2=-1).copy_(squared_column_norms(X) - 1)
     return D
 
@@ -172,7 +172,7 @@ def frobenius_norm(M: Tensor) -> Tensor:
 
     Squares of float32 entries overflow from 1e19, so they are summed in float64.
     """
-    if M.device.type == "mps":
+    if not has_float64(M):
         return bounded_norm(M)
     wide = wide_dtype(M)
     if M.numel() <= WIDENED_AT_ONCE or not in_parts(M):
@@ -198,7 +198,15 @@ def parts(M: Tensor) -> tuple[Tensor, ...]:
 
 def sum_dtype(M: Tensor) -> torch.dtype | None:
     """The type in which real numbers are summed: float64 if the device has it."""
-    return None if M.device.type == "mps" else torch.float64
+    return torch.float64 if has_float64(M) else None
+
+
+WITHOUT_FLOAT64 = {"mps"}  # types of devices
+
+
+def has_float64(M: Tensor) -> bool:
+    """Whether the matrix's device knows float64."""
+    return M.device.type not in WITHOUT_FLOAT64
 
 
 def wide_dtype(M: Tensor) -> torch.dtype:

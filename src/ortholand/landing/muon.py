@@ -24,6 +24,7 @@ from ortholand.geometry.matrices import (
     add_product_,
     frobenius_norm,
     gram_matrix,
+    has_float64,
     identity_like,
     is_square,
     largest_norm,
@@ -305,4 +306,4 @@ def _unless_noise(A: Tensor, norm: Tensor, noise: Tensor | float) -> Tensor:
 
 def _widened(M: Tensor) -> Tensor:
     """The matrices in double precision, on devices that have it."""
-    return M if M.device.type == "mps" else cast(M, wide_dtype(M))
+    return cast(M, wide_dtype(M)) if has_float64(M) else M

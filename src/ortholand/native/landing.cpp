@@ -370,7 +370,7 @@ struct Step {
     // Forms the field pull X D + R, whose norm is at most `norm`, and measures its norm. Then Q is
     // its Gram matrix, in units of norm^2, if that is wanted.
     void measure(double pull, bool with_square) {
-        const Numbers whole = at_least(norm, TINY);
+        const Numbers whole = at_least(norm, TINY * at_least(unit, 1));  // Adam's unit may be large
         set_field(pull / whole, 1 / whole);
         const Numbers squares = rows.measure(a, second(), with_square ? &Q : nullptr);
         const Each<T> inverse = rounded(choice(squares > 0, 1 / squares, 0));
@@ -493,6 +493,8 @@ struct Step {
         const Numbers drift = curved && !square ? unit * norms(E) : Numbers(0);
         const Numbers unknown = (1 + d) * (1 + d) * roundoff + (curved ? 0 * d : 4 * d);
         norm = unit * root(at_least(trace(Q), 0) + unknown * size * size), eta = o.lr;
+        // Longer moves land at the same point, but Y + Y U would lose all of its digits.
+        if (o.rule == UNSAFE) eta = at_most(eta, 1 / (std::sqrt(roundoff) * norm));
         derive(unit);
         Numbers end = centre(Z, mean) + mean + unknown * longest * longest;
         if (o.rule == FROBENIUS) end = d + o.lr * norm * (o.lr * norm);

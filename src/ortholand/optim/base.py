@@ -132,7 +132,7 @@ class OrthogonalOptimizer(Optimizer):
             for group in self.param_groups:  # they had no values when they were added
                 self._check_group(group)
             self._awaits_values = any(p.device.type == "meta" for p in self._weights())
-        if not compiling and journal.begins(self.state):
+        if not compiling and journal.begins(self.param_groups, self.state):
             self._compare_ranks()
         only, runs = len(self.param_groups) == 1, []
         for group in self.param_groups:  # all checks first: an error leaves everything as it was
