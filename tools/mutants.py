@@ -69,7 +69,7 @@ class Mutant(NamedTuple):
 
 
 LANDING = SRC + "native/landing.cpp"
-GATHERING, DERIVATIVES = SRC + "optim/gathering.py", SRC + "geometry/derivatives.py"
+GATHERING, DERIVATIVES = SRC + "optim/weights.py", SRC + "geometry/derivatives.py"
 GRAM_PY, MOMENTS, MUON = (SRC + f"landing/{name}.py" for name in ("gram", "moments", "muon"))
 SHARDED, EXCHANGE = SRC + "optim/engines/sharded.py", SRC + "sharding/exchange.py"
 AGREEMENT = SRC + "sharding/agreement.py"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack
 
-from ortholand.geometry.precision import without_autocast
+from ortholand.geometry.matrices import without_autocast
 from ortholand.geometry.scales import Scale, check_scale, check_scale_fits, scale_of
 from ortholand.geometry.views import (
     Blocks,

@@ -206,7 +206,9 @@ class AdamMoments:
     ) -> tuple[Direction, State]:
         """As :meth:`Buffered.advance`, but the mean needs no ``keep``."""
         B = make(point.X, G) if make else self.generator(point, G)
-        length, numbers = self.length(point.norm(B), B.shape[-1], state)
+        norm, p = point.norm(B), B.shape[-1]
+        is_read = point.may_look and not norm.ndim and self.eps > 0  # numbers of Python are quicker
+        length, numbers = (self.length_read if is_read else self.length)(norm, p, state)
         # A generator of the library is in new memory.
         out = None if make else B
         mean = torch.lerp(state["exp_avg"], B, 1 - self.betas[0], out=out)
@@ -231,6 +233,15 @@ class AdamMoments:
         root = (square / (1 - torch.pow(beta2, step))).sqrt() + self.eps
         length = (root * (1 - torch.pow(beta1, step))).reciprocal()
         return length, {"exp_avg_sq": square, "step": step}
+
+    def length_read(self, norm: Tensor, p: int, state: State) -> tuple[float, State]:
+        """:meth:`length` of one matrix on the CPU."""
+        beta1, beta2, step = *map(float, self.betas), float(state["step"]) + 1
+        mean = min(float(norm), 1e18 * math.sqrt(p)) ** 2 / p
+        square = beta2 * float(state["exp_avg_sq"]) + (1 - beta2) * mean
+        root = math.sqrt(square / (1 - beta2**step)) + float(self.eps)
+        new = norm.new_tensor([square, step])
+        return 1 / (root * (1 - beta1**step)), {"exp_avg_sq": new[0], "step": new[1]}
 
     def gram_step(
         self, options: LandingOptions, X: Tensor, G: Tensor, state: State, rows: Rows

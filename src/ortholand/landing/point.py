@@ -91,7 +91,7 @@ class Direction(NamedTuple):
     """The direction that the generator ``length (B + X V)`` represents."""
 
     B: Tensor
-    length: Tensor | None = None  # a number for each matrix; None: 1
+    length: Tensor | float | None = None  # a number for each matrix, or of one; None: 1
     W: Tensor | None = None  # X^H (B + X V), if that is known to be without multipliers
     K: Tensor | None = None  # the multiplier that has been taken from B, if so
     V: Tensor | None = None  # p x p; None: 0
@@ -102,7 +102,10 @@ class Direction(NamedTuple):
             return Direction(add_product(self.B, X, self.V), W=self.W)
         if self.length is None:
             return self
-        return Direction(self.B * per_matrix(self.length, self.B))
+        length = self.length
+        return Direction(
+            self.B * (length if isinstance(length, float) else per_matrix(length, self.B))
+        )
 
     def tangency_error(self, X: Tensor, d: Any, norm: Callable[[Tensor], Any]) -> Any:
         """Bound of ``||Sym(X^H R)||``, which is rounding relative to B before K was taken."""

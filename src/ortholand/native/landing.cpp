@@ -701,7 +701,9 @@ extern "C" void ortholand_landing(const Options* o, Parameter* parameters, int c
     int64_t total = 0;
     for (int i = 0; i < count; ++i) total += parameters[i].count;
     if (p < 1 || n < p || total < 1) return;
-    const int64_t together = n > p && Rows::in_slices(n, total) ? 1 : W;
+    // Matrices that lie side by side in memory are read side by side, however long they are.
+    const bool beside = parameters->inner_stride == 1 && parameters->inner >= W;
+    const int64_t together = n > p && !beside && Rows::in_slices(n, total) ? 1 : W;
     // A thread is worth starting for a tenth of a millisecond of work at least.
     const double work = (6.0 * n * p + (n > p ? 10.0 * p * p : 0)) * p + 60.0 * n * p;
     const int64_t useful = int64_t(double(total) * work / (1 << 22));

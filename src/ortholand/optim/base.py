@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from ortholand.geometry.precision import without_autocast
+from ortholand.geometry.matrices import without_autocast
 from ortholand.geometry.views import plain_blocks
 from ortholand.landing.attraction import redefined
 from ortholand.landing.description import LandingStep, Moments
@@ -69,10 +69,6 @@ class OrthogonalOptimizer(Optimizer):
     def start_radius(self, group: Group) -> float:
         """How far from the manifold an orthogonal parameter may start."""
         raise NotImplementedError
-
-    def is_ball_spectral(self, group: Group) -> bool:  # noqa: ARG002
-        """Whether :meth:`start_radius` is in the spectral norm, not the Frobenius norm."""
-        return False
 
     def moments(self, group: Group) -> Moments:
         """What makes directions of gradients, with the group's options."""
@@ -250,8 +246,9 @@ class OrthogonalOptimizer(Optimizer):
 
     def _check_group(self, group: Group) -> None:
         self._check_all_options(group)
-        radius, spectral = self.start_radius(group), self.is_ball_spectral(group)
-        self._awaits_values |= check_group(group, radius, spectral=spectral)
+        landing = self.landing_step(group)
+        spectral = landing is not None and getattr(landing.options.rule, "spectral", False)
+        self._awaits_values |= check_group(group, self.start_radius(group), spectral=spectral)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, bit for bit and without sharing memory with ``state_dict``.

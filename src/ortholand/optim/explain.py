@@ -91,8 +91,7 @@ def _rows(optimizer: OrthogonalOptimizer, group: dict[str, Any]) -> Iterator[Wei
         reason = "orthogonal=False" + ", on each rank its own part" * is_dtensor(p)
         if plan.orthogonal:
             matrices = number_of_matrices(p, plan.view)
-            slot, alone = _slot(optimizer, p, plan), len(group["params"]) == 1
-            engine, form, reason = _who(slot, plan, alone=alone)
+            engine, form, reason = _who(_slot(optimizer, p, plan), plan)
             limited = optimizer._journal.limited_share(p, optimizer.state.get(p, {}), matrices)
         yield WeightExplained(
             weight=name_of(group, i).strip("'"),
@@ -113,11 +112,11 @@ class _Everything(set[str]):
         return True
 
 
-def _who(slot: Slot, plan: Plan, *, alone: bool) -> tuple[str, str, str]:
+def _who(slot: Slot, plan: Plan) -> tuple[str, str, str]:
     """Engine, form and reason."""
     refusals: list[str] = []
     for engine in ENGINES:
-        refusal = engine.refusal(slot, plan, alone=alone)
+        refusal = engine.refusal(slot, plan)
         if refusal is None:
             form = "" if plan.landing or engine.name != "reference" else "matrix_step"
             return engine.name, form, "; ".join(refusals)

@@ -30,7 +30,7 @@ from ortholand.solve.arrays import (
 )
 from ortholand.solve.manifold_cost import Point
 from ortholand.solve.manifolds import Product
-from ortholand.solve.manifolds.stiefel import SquareStiefel, Subspaces, TallStiefel
+from ortholand.solve.manifolds.geometry import SquareStiefel, Subspaces, TallStiefel
 
 AGREEMENT = 0.5  # correlation of two probes above which the diagonal is believed
 SPREAD = 0.4  # standard deviation relative to the mean below which scaling gains nothing

@@ -11,9 +11,14 @@ from ortholand.solve.arrays import precision
 from ortholand.solve.loop import Loop
 from ortholand.solve.manifold_cost import ManifoldCost
 from ortholand.solve.manifolds import Sphere, geometry_of, variables_on
-from ortholand.solve.manifolds.geometry import Geometry, MatrixGeometry
+from ortholand.solve.manifolds.geometry import (
+    Geometry,
+    MatrixGeometry,
+    SquareStiefel,
+    Subspaces,
+    TallStiefel,
+)
 from ortholand.solve.manifolds.product import Product
-from ortholand.solve.manifolds.stiefel import SquareStiefel, Subspaces, TallStiefel
 from ortholand.solve.method import Method, check_method
 from ortholand.solve.methods.automatic import Automatic
 from ortholand.solve.methods.bb import BarzilaiBorwein

@@ -33,7 +33,8 @@ class L1(Prox):
         super().__init__(lambda X: weight * abs(X).sum(), self._shrink)
 
     def _shrink(self, V: Any, t: float) -> Any:
-        return _shortened(V, abs(V), t * self.weight)
+        by, size = t * self.weight, abs(V)
+        return V - V.clip(-by, by) if size.dtype == V.dtype else _shortened(V, size, by)
 
 
 class L21(Prox):

@@ -20,9 +20,8 @@ from ortholand.landing.decoupled import Decoupled
 from ortholand.landing.moments import AdamMoments, Momentum
 from ortholand.landing.step import COUNTS, LIMITED, SKIPPED, Slot, count_of
 from ortholand.native import PLAIN_TYPES
-from ortholand.optim.gathering import States, Tensors, gathered
 from ortholand.optim.plan import Plan
-from ortholand.optim.weights import check_memory
+from ortholand.optim.weights import States, Tensors, check_memory, gathered
 from ortholand.safe_step import Frobenius, Spectral, farthest_before_landing
 
 # Parts that have a compiled twin (steps.h), by exact type: a subclass may do something else.
@@ -60,12 +59,12 @@ class CompiledEngine:
 
     name = "compiled"
 
-    def refusal(self, slot: Slot, plan: Plan, *, alone: bool) -> str | None:  # noqa: ARG002
+    def refusal(self, slot: Slot, plan: Plan) -> str | None:
         """Why compiled code cannot step a weight."""
         _, refused = _checked([slot], plan)
         return refused[0][1] if refused else None
 
-    def claim(self, slots: list[Slot], plan: Plan, *, alone: bool) -> Claim:  # noqa: ARG002
+    def claim(self, slots: list[Slot], plan: Plan) -> Claim:
         """The step of all weights that compiled code can step, and those that it cannot."""
         taken, refused = _checked(slots, plan)
         return (partial(_run, taken, plan) if taken else None), [slot for slot, _ in refused]

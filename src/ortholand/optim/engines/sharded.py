@@ -67,11 +67,11 @@ class ShardedEngine:
     def __init__(self, step_whole: StepWhole) -> None:
         self.step_whole = step_whole
 
-    def refusal(self, slot: Slot, plan: Plan, *, alone: bool) -> str | None:  # noqa: ARG002
+    def refusal(self, slot: Slot, plan: Plan) -> str | None:  # noqa: ARG002
         """The reason if the weight is not spread over ranks, else None."""
         return None if is_dtensor(slot.weight) else "not a DTensor"
 
-    def claim(self, slots: list[Slot], plan: Plan, *, alone: bool) -> Claim:  # noqa: ARG002
+    def claim(self, slots: list[Slot], plan: Plan) -> Claim:
         """The step of DTensors that this rank has a part of, and the weights that are not any."""
         spread = [slot for slot in slots if is_dtensor(slot.weight)]
         whole = [slot for slot in slots if not is_dtensor(slot.weight)]

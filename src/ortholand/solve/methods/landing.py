@@ -20,7 +20,7 @@ from ortholand.safe_step import DEFAULT_RULE, find_rule
 from ortholand.solve.arrays import as_tensor, back_from_tensor, norm
 from ortholand.solve.manifold_cost import ManifoldCost, Point, Targets
 from ortholand.solve.manifolds.generalized import GeneralizedColumns
-from ortholand.solve.manifolds.stiefel import OrthonormalColumns
+from ortholand.solve.manifolds.geometry import OrthonormalColumns
 from ortholand.solve.method import Method, Progress
 from ortholand.solve.options import BALL_RULES, MOMENTUM_RULE, Rule, is_function_or_none, is_number
 

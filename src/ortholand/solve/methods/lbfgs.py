@@ -26,7 +26,7 @@ from ortholand.solve.curvature import BlockUnits, units_for
 from ortholand.solve.line_search import Descent, Search, Trial
 from ortholand.solve.manifold_cost import RECENT, ManifoldCost, Point, Targets
 from ortholand.solve.manifolds import geometry
-from ortholand.solve.manifolds.stiefel import SquareStiefel, Subspaces, TallStiefel
+from ortholand.solve.manifolds.geometry import SquareStiefel, Subspaces, TallStiefel
 from ortholand.solve.method import Method, Passed, Progress
 from ortholand.solve.methods import search as compiled
 from ortholand.solve.options import Rule, is_count

@@ -19,9 +19,9 @@ from ortholand.solve.method import Method, Progress
 from ortholand.solve.objective import Objective
 from ortholand.solve.prox import Prox
 
-CORRECTIONS = 6  # of the multiplier in a step, at most,
-ACCURATE = 0.1  # until the linearised constraint is missed by less than this share of V
-FORGETTING = 0.85  # as in Barzilai-Borwein's method
+CORRECTIONS = 8  # of the multiplier in a step, at most,
+ACCURATE = 0.01  # until the linearised constraint is missed by less than this share of V
+FORGETTING = 0.95  # the safeguard looks back on about 1 / (1 - this) merits
 LONGEST = 0.3  # step for each column
 
 
@@ -133,8 +133,8 @@ class ProximalCost(ManifoldCost):
         if one is None:
             return W
         variables = self.objective.variables
-        moved = one.prox(variables.show(i, W), self.t / self.objective.scale)
-        return variables.take(i, moved, "prox")
+        shown = variables.outward(W) if variables.plain else variables.show(i, W)
+        return variables.take(i, one.prox(shown, self.t / self.objective.scale), "prox")
 
     def _learn(self, X: Any, G: Any) -> None:
         """The long Barzilai-Borwein step, multipliers included; their mean if f bends down."""
