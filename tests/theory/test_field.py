@@ -85,3 +85,17 @@ def test_singular_matrix_can_be_a_spurious_zero(randn):
     assert distance(X) == pytest.approx(2**0.5)
     assert norm(landing_field(X, G)) < 1e-14
     assert norm(landing_field(X + 1e-3 * U[:, 2:] @ kernel, G)) > 1e-4  # full rank: no zero
+
+
+def test_all_beta_metrics_agree_on_costs_of_the_span(randn):
+    """The gradient in the beta-metric is (I - X X^T) G + X Skew(X^T G) / beta."""
+    X, M = random_orthogonal(9, 4, seed=0, dtype=torch.float64), randn(9, 9, seed=1)
+    spans, others = sym(M) @ X, randn(9, 4, seed=2)  # PCA's gradient, and any
+
+    def gradient(G, beta):
+        return G - X @ sym(X.mT @ G) - (1 - 1 / beta) * X @ (X.mT @ G - G.mT @ X) / 2
+
+    for beta in (0.25, 0.5, 1.0):
+        torch.testing.assert_close(gradient(spans, beta), 2 * landing_field(X, spans, 0.0))
+    torch.testing.assert_close(gradient(others, 0.5), 2 * landing_field(X, others, 0.0))
+    assert norm(gradient(others, 1.0) - gradient(others, 0.5)) > 0.1

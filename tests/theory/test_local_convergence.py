@@ -92,7 +92,7 @@ def test_local_rate_of_the_flow(ratio, randn):
 
 @pytest.mark.parametrize("ratio", [0.125, 0.25, 1.0, 2.0])
 def test_local_rate_of_the_algorithm(ratio, randn):
-    """Corrected: error times 1 - eta min(mu_min, 2 lam) per step, for eta at most 1 / L."""
+    """Corrected: error times 1 - eta min(mu_min, 2 lam) per step, for eta < 1 / L."""
     problem = Procrustes.gaussian(4, seed=0)
     spectrum, target = relative_spectrum(problem), problem.solution()
     mu, lam = spectrum[0].item(), ratio * spectrum[0].item()
@@ -105,6 +105,29 @@ def test_local_rate_of_the_algorithm(ratio, randn):
             break
     seen = (errors[-1] / errors[-11]) ** 0.1
     assert 1 - seen == pytest.approx(eta * min(mu, 2 * lam), rel=0.01)
+
+
+@pytest.mark.thorough
+def test_at_the_best_step_lam_has_a_plateau():
+    """Every lam in [mu_min / 2, mu_max / 2] gives (kappa - 1) / (kappa + 1) per step.
+
+    The paper's best lam, mu_min, lies on the plateau: it is not the only best one.
+    """
+    problem = Procrustes.gaussian(4, seed=0)
+    spectrum = relative_spectrum(problem)
+    low, high = spectrum[0].item(), spectrum[-1].item()
+    best = (high - low) / (high + low)
+
+    def rate(lam):
+        eta = 2 / (min(low, 2 * lam) + max(high, 2 * lam))
+        (a, b), (c, d) = jacobian(problem, lam)
+        J = torch.cat([torch.cat([a, b], 1), torch.cat([c, d], 1)])
+        return torch.linalg.eigvals(torch.eye(len(J), dtype=J.dtype) - eta * J).abs().max().item()
+
+    for lam in (low / 2, low, (low * high) ** 0.5 / 2, high / 2):
+        assert rate(lam) == pytest.approx(best, abs=1e-6)
+    for lam in (low / 4, low / 2.2, high / 1.8, 2 * high):
+        assert rate(lam) > best + 0.01
 
 
 def test_best_attraction_is_half_the_smallest_curvature():
