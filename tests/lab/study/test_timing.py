@@ -8,6 +8,7 @@ from time import perf_counter, sleep
 import pytest
 import torch
 
+from ortholand_lab.study.environment import torch_threads
 from ortholand_lab.study.records import Record, Request, RunOptions
 from ortholand_lab.study.spec import Context
 from ortholand_lab.study.timing import (
@@ -167,3 +168,10 @@ def test_another_clock_may_tell_the_time():
     readings = iter(range(100))
     times = time_in_turn({"a": Action(lambda: None)}, repetitions=3, clock=lambda: next(readings))
     assert times == {"a": [1, 1, 1]}
+
+
+@pytest.mark.parametrize(("threads", "slept"), [(1, False), (2, True)])
+def test_one_thread_is_timed_by_the_processor_which_waiting_does_not_use(threads, slept):
+    with torch_threads(threads):
+        times = time_in_turn({"nap": Action(lambda: sleep(0.05))}, repetitions=3)
+    assert (min(times["nap"]) > 0.04) == slept
