@@ -40,7 +40,10 @@ LIBRARY = --ignore tests/lab --ignore tests/examples tests src
 pytest: .venv/dev.stamp
 	HYPOTHESIS_PROFILE=core $(BIN)/python -m pytest -n 2 -m "not (thorough or $(APART))" $(LIBRARY)
 
-test-ecosystem: .venv/ecosystem.stamp  ## in Lightning, Accelerate, the Trainer and Hydra
+# timm without torchvision: PyPI's is compiled for CUDA, and beside another build of torch it keeps
+# transformers, too, from being imported.
+test-ecosystem: .venv/ecosystem.stamp  ## in frameworks, and in hubs that take an optimizer's name
+	$(PIP) --no-deps timm
 	$(BIN)/python -m pytest -m ecosystem tests/ecosystem
 
 SHARDED = tests/distributed tests/lab/benchmarks/test_sharded.py

@@ -2,4 +2,6 @@
 
 from importlib.util import find_spec
 
-collect_ignore = [] if find_spec("peft") else ["src/ortholand/integrations/peft"]
+_FOLDER = "src/ortholand/integrations"
+_HOSTS = {"peft": "peft", "lightning": "lightning.py", "transformers": "transformers.py"}
+collect_ignore = [f"{_FOLDER}/{path}" for host, path in _HOSTS.items() if not find_spec(host)]

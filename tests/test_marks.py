@@ -61,9 +61,9 @@ def test_a_model_says_itself_which_of_its_weights_are_orthogonal():
     options = [{k: v for k, v in group.items() if k != "params"} for group in groups]
     common = {"orthogonal": True, "momentum": 0.9}
     assert options == [
-        {**common, "view": "kernel", "scale": 1.0, "lr": 0.5},
-        {**common, "view": "matrix", "scale": 1.0, "lr": 0.02},
-        {**common, "view": "matrix", "scale": "fan", "lr": 0.5},
+        {**common, "view": "kernel", "blocks": None, "scale": 1.0, "lr": 0.5},
+        {**common, "view": "matrix", "blocks": None, "scale": 1.0, "lr": 0.02},
+        {**common, "view": "matrix", "blocks": None, "scale": "fan", "lr": 0.5},
         {"orthogonal": False, "lr": 0.1},
     ]
     assert orthogonal_names(model) == MARKED
@@ -171,7 +171,7 @@ def test_a_shallow_copy_is_marked_on_its_own():
     ol.orthogonal(other)
     assert marks_of(layer) == {}
     ol.orthogonal(layer, options={"lr": 0.5})
-    assert marks_of(other) == {"weight": {"view": "matrix", "scale": 1.0}}
+    assert marks_of(other) == {"weight": {"view": "matrix", "blocks": None, "scale": 1.0}}
     unmark(layer)
     assert "weight" in marks_of(other)
 
@@ -254,7 +254,7 @@ def test_meta_device_marks_now_and_projects_later():
 def test_a_second_mark_replaces_the_first_and_unmarked_weights_are_free():
     layer = ol.orthogonal(nn.Linear(3, 3), options={"lr": 0.1})
     ol.orthogonal(layer, scale=2.0)
-    assert marks_of(layer) == {"weight": {"view": "matrix", "scale": 2.0}}
+    assert marks_of(layer) == {"weight": {"view": "matrix", "blocks": None, "scale": 2.0}}
     assert ol.orthogonality_error(layer) < 1e-5
     unmark(layer)
     with pytest.raises(ValueError, match="say which parameters are orthogonal"):
@@ -370,7 +370,23 @@ def with_nan() -> nn.Module:
         (lambda: nn.Conv2d(2, 2, 1), {"view": "kernel"}, ValueError, 'Use view="matrix"'),
         (frozen_integers, {}, TypeError, r"'weight' of this Linear is torch.int8.*Convert it"),
         (with_nan, {}, ValueError, r"'weight' of this Linear has NaN.*Initialise it again"),
-        (lambda: nn.Linear(3, 3), {"view": "rows"}, ValueError, "view must be one of"),
+        (lambda: nn.Linear(3, 3), {"view": "row"}, ValueError, "view must be one of"),
+        (lambda: nn.Linear(3, 9), {"blocks": "qkv"}, ValueError, "'qkv' for 'weight' of a Linear"),
+        (lambda: nn.Linear(3, 9), {"blocks": (2, 1)}, ValueError, "9 is not a multiple of 2"),
+        (
+            lambda: nn.Linear(3, 9),
+            {"blocks": (3, 1), "view": "kernel"},
+            ValueError,
+            "Leave one of them out",
+        ),
+        (lambda: nn.Linear(3, 9), {"blocks": (9, 3)}, ValueError, "1 x 1 orthogonal matrix"),
+        (lambda: nn.Linear(3, 9), {"options": {"blocks": (3, 1)}}, ValueError, "'blocks' is not"),
+        (
+            lambda: nn.LSTM(3, 4),
+            {"name": "bias_hh_l0", "blocks": "gates"},
+            ValueError,
+            "'gates' for 'bias_hh_l0' of a LSTM",
+        ),
         (lambda: nn.Linear(3, 3), {"scale": -1.0}, ValueError, "scale must be a positive"),
         (lambda: nn.Linear(3, 3), {"scale": 1e39}, ValueError, "Use another scale"),
         (lambda: nn.Linear(3, 3), {"init": "zero"}, ValueError, "init must be one of"),
@@ -488,6 +504,51 @@ def test_a_group_of_marked_and_free_weights_is_split_with_its_options():
     assert len(optimizer.param_groups) == before
 
 
+@pytest.mark.parametrize("with_names", ["pairs", "beside"])
+def test_names_of_a_group_go_where_their_parameters_go(with_names):
+    model = net()
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    group = {"params": list(model.named_parameters())}
+    if with_names == "beside":  # as torchtitan writes it
+        group = {"params": list(parameters), "param_names": list(names)}
+    optimizer = ol.LandingSGD([group], lr=0.1)
+    seen = [
+        pair
+        for group in optimizer.param_groups
+        for pair in zip(group["param_names"], group["params"], strict=True)
+    ]
+    assert len(optimizer.param_groups) == 4
+    assert sorted(name for name, _ in seen) == sorted(names)
+    assert all(p is model.get_parameter(name) for name, p in seen)
+
+
+class Adapter(nn.Module):
+    """A layer and a low-rank correction of it, as LoRA adds."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Parameter(torch.full((2, base.in_features), 0.1))
+        self.up = nn.Parameter(torch.zeros(base.out_features, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + x @ self.down.T @ self.up.T
+
+
+def test_wrapped_layers_keep_their_marks_and_what_is_added_is_free():
+    models = net(), net()
+    for model in models:
+        model.mix = Adapter(model.mix)
+    train(models[0])
+    optimizer = train_bare(models[1], models[1].parameters())
+    for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(p, q)
+    free = {p for g in optimizer.param_groups if not g["orthogonal"] for p in g["params"]}
+    assert {models[1].mix.up, models[1].mix.down} <= free
+    assert models[1].mix.up.abs().max() > 0
+    assert ol.orthogonality_error(models[1]) < 1e-4
+
+
 def test_weight_decay_of_marked_weights_is_ignored_with_one_warning():
     models = net(), net()
     with pytest.warns(UserWarning, match=r"weight_decay=0.3 is ignored for 3 marked") as caught:
@@ -537,3 +598,76 @@ def test_a_mark_keeps_no_module_alive():
         assert weight() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "blocks", "grid"),
+    [
+        (lambda: nn.LSTM(5, 6), "weight_hh_l0", "gates", (4, 1)),
+        (lambda: nn.LSTM(5, 6, proj_size=3), "weight_hh_l0", "gates", (4, 1)),
+        (lambda: nn.LSTMCell(5, 6), "weight_ih", "gates", (4, 1)),
+        (lambda: nn.GRU(5, 6, bidirectional=True), "weight_ih_l0_reverse", "gates", (3, 1)),
+        (lambda: nn.GRUCell(5, 6), "weight_hh", "gates", (3, 1)),
+        (lambda: nn.MultiheadAttention(8, 2), "in_proj_weight", "qkv", (3, 1)),
+        (lambda: nn.MultiheadAttention(8, 2).out_proj, "weight", (1, 2), (1, 2)),
+        (lambda: nn.Linear(6, 8), "weight", [2, 1], (2, 1)),
+    ],
+)
+@pytest.mark.parametrize("init", ["project", "random"])
+def test_blocks_of_a_module_are_marked_in_one_call(module, name, blocks, grid, init):
+    built = module()
+    seed = {"seed": 0} if init == "random" else {}
+    assert ol.orthogonal(built, name, blocks=blocks, init=init, **seed) is built
+    assert marks_of(built)[name]["blocks"] == grid
+    W = getattr(built, name)
+    for rows in W.detach().chunk(grid[0]):
+        for block in rows.chunk(grid[1], dim=1):
+            assert ol.orthogonality_error(block) < 1e-5
+    assert ol.orthogonality_error(built) < 1e-5
+    copied = pickle.loads(pickle.dumps(built))
+    optimizer = ol.LandingAdam(copied.parameters(), lr=0.01)
+    twin = ol.LandingAdam(ol.param_groups(built), lr=0.01)
+    (group,) = [g for g in optimizer.param_groups if g["orthogonal"]]
+    assert group["blocks"] == twin.param_groups[0]["blocks"] == grid
+    for model, own in ((copied, optimizer), (built, twin)):
+        for i, p in enumerate(model.parameters()):
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(i))
+        own.step()
+    assert all(map(torch.equal, copied.parameters(), built.parameters()))
+    assert ol.orthogonality_error(copied) < 1e-5
+
+
+def test_shared_weights_have_one_grid():
+    one, other = nn.Linear(6, 8, bias=False), nn.Linear(6, 8, bias=False)
+    other.weight = one.weight
+    ol.orthogonal(one, blocks=(2, 1))
+    ol.orthogonal(other, blocks=(4, 1))
+    before = one.weight.detach().clone()
+    for use in (ol.param_groups, ol.orthogonalize_, lambda m: ol.LandingSGD(m.parameters(), lr=1)):
+        with pytest.raises(ValueError, match=r"one mark, but .*\(2, 1\).*\(4, 1\)"):
+            use(nn.Sequential(one, other))
+    assert torch.equal(one.weight, before)
+    ol.orthogonal(other, blocks=(2, 1))
+    assert ol.param_groups(nn.Sequential(one, other))[0]["blocks"] == (2, 1)
+
+
+def test_grids_that_contradict_a_mark_or_do_not_fit_are_refused():
+    model = nn.Sequential(ol.orthogonal(nn.Linear(6, 8), blocks=(2, 1)), nn.Linear(8, 5))
+    with pytest.raises(ValueError, match=r"one blocks, but .* is marked with blocks=.2, 1. and"):
+        ol.param_groups(model, nn.Linear, blocks=(1, 1))
+    with pytest.raises(ValueError, match=r"'1.weight' of shape .5, 8. has 5 rows"):
+        ol.param_groups(model, "1.weight", blocks=(2, 1))
+    with pytest.raises(ValueError, match=r"blocks belongs to weights that orthogonal=... selects"):
+        ol.orthogonalize_(model, blocks=(2, 1))
+    groups = ol.param_groups(model, "1.weight", blocks=(1, 2))
+    assert [group["blocks"] for group in groups[:2]] == [(1, 2), (2, 1)]
+
+
+def test_quantised_weights_have_no_blocks():
+    built = nn.LSTM(4, 4)
+    built.weight_hh_l0 = nn.Parameter(torch.zeros(16, 4, dtype=torch.int8), requires_grad=False)
+    with pytest.raises(TypeError, match=r"'weight_hh_l0' of this LSTM is torch.int8.*Convert it"):
+        ol.orthogonal(built, "weight_hh_l0", blocks="gates")
+    nn.utils.parametrizations.weight_norm(parametrized := nn.LSTM(4, 4), "weight_hh_l0")
+    with pytest.raises(ValueError, match="must be a parameter of its module"):
+        ol.orthogonal(parametrized, "weight_hh_l0", blocks="gates")

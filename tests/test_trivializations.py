@@ -326,7 +326,7 @@ def test_a_module_used_twice_is_fine_but_a_shared_parameter_is_not():
     [
         ("*", {"map": "polar"}, "map must be one of"),
         ("*", {"base": "zero"}, "base must be one of"),
-        ("*", {"view": "rows"}, "view must be one of"),
+        ("*", {"view": "row"}, "view must be one of"),
         ("nothing", {}, "selects no trainable parameter"),
         ([], {}, "names no parameter"),
         ("2.*", {"base": "identity"}, "needs square matrices, but 2.weight"),

@@ -68,8 +68,8 @@ class Mutant(NamedTuple):
     tests: str
 
 
-LANDING, BALL_H = SRC + "native/landing.cpp", SRC + "native/ball.h"
-GATHERING, DERIVATIVES = SRC + "optim/gathering.py", SRC + "geometry/derivatives.py"
+LANDING = SRC + "native/landing.cpp"
+GATHERING, DERIVATIVES = SRC + "optim/weights.py", SRC + "geometry/derivatives.py"
 GRAM_PY, MOMENTS, MUON = (SRC + f"landing/{name}.py" for name in ("gram", "moments", "muon"))
 SHARDED, EXCHANGE = SRC + "optim/engines/sharded.py", SRC + "sharding/exchange.py"
 AGREEMENT = SRC + "sharding/agreement.py"
@@ -115,10 +115,10 @@ MUTANTS = [
     Mutant("rounding of coupled", COUPLED, "alpha=1 / (1 - options.eps)", "alpha=0", NORMAL),
     Mutant("moduli", SRC + "geometry/polar.py", "if M.is_complex() else", "if False else", MODULI),
     # Compiled code: what all share.
-    Mutant("C++ longest", BALL_H, "1 / (2 * o.lam)", "1 / o.lam", NOT_BEYOND),
-    Mutant("C++ edge", BALL_H, "EDGE = 16;", "EDGE = 0;", AT_THE_EDGE),
-    Mutant("C++ root", BALL_H, "(reach + slope) / P", "reach / P", ENGINES),
-    Mutant("C++ distance 1", BALL_H, "distance < FARTHEST)", "distance < 2)", ZEROS),
+    Mutant("C++ longest", LANDING, "1 / (2 * o.lam)", "1 / o.lam", NOT_BEYOND),
+    Mutant("C++ edge", LANDING, "EDGE = 16;", "EDGE = 0;", AT_THE_EDGE),
+    Mutant("C++ root", LANDING, "(reach + slope) / P", "reach / P", ENGINES),
+    Mutant("C++ distance 1", LANDING, "distance < FARTHEST)", "distance < 2)", ZEROS),
     Mutant("C++ gentle pull", LANDING, "at_least(inside / squares, 0)", "o.omega", ENGINES),
     Mutant("C++ finite", LANDING, "kept < LARGEST_NORM", "kept < INFINITY", INFINITE),
     Mutant("C++ bias", LANDING, "steps, l) + 1.0;", "steps, l) + 2.0;", ENGINES),
@@ -127,14 +127,14 @@ MUTANTS = [
     ),
     Mutant("C++ maximize", LANDING, "o.maximize ? -1 : 1", "1", ENGINES),
     Mutant("C++ count", LANDING, "finite[l] && eta[l] < o.lr)", "eta[l] > o.lr)", ENGINES),
-    Mutant("C++ free bound", BALL_H, "pulled) + length *", "pulled) + length / 4 *", LARGE_VALUE),
+    Mutant("C++ free bound", LANDING, "pulled) + length *", "pulled) + length / 4 *", LARGE_VALUE),
     Mutant("C++ centring", LANDING, "c = 1 / root(1 + mean)", "c = 1", ENGINES),
     Mutant(
         "C++ follow", SRC + "native/rows.h", "T(1) ? own.X : own.K", "T(1) ? own.X : own.X", CREEPS
     ),
     Mutant("C++ little", LANDING, "LITTLE = 0.125", "LITTLE = 1e6", SMALL),
-    Mutant("C++ share", BALL_H, "at_least(room, 0) / at_least", "1 / at_least", ENGINES),
-    Mutant("C++ longer share", BALL_H, "/ P, away), 1)", "/ P, away), 9)", NO_LONGER),
+    Mutant("C++ share", LANDING, "at_least(room, 0) / at_least", "1 / at_least", ENGINES),
+    Mutant("C++ longer share", LANDING, "/ P, away), 1)", "/ P, away), 9)", NO_LONGER),
     # Square matrices.
     Mutant("square damping", LANDING, "> 0, 1 - o.dampening, 1)", "> 0, 1, 1)", ENGINES),
     Mutant("square Nesterov", LANDING, "ahead = T(o.nesterov)", "ahead = T(0)", ENGINES),

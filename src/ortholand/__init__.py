@@ -10,6 +10,7 @@ This module exports what most programs need. The rest is in its submodules:
 - :mod:`ortholand.landing`: what a landing step is; the attractions, or your own.
 - :mod:`ortholand.optim`: the optimizers.
 - :mod:`ortholand.parameters`: marks, groups, projection and errors of a model's parameters.
+- :mod:`ortholand.averages`: EMA and SWA of orthogonal weights.
 - :mod:`ortholand.sharding`: weights spread over ranks, and what their steps cost.
 - :mod:`ortholand.solve`: minimisation of a function, or of a sum of many terms.
 - :mod:`ortholand.nn`: convolutions that are isometries, and networks with certificates.
@@ -17,7 +18,7 @@ This module exports what most programs need. The rest is in its submodules:
 - :mod:`ortholand.trivializations`: weights as exp(A), for any Euclidean optimizer.
 - :mod:`ortholand.native`: compiled code, or why there is none.
 - :mod:`ortholand.about`: what a bug report needs.
-- :mod:`ortholand.integrations.peft`: adapters of Hugging Face PEFT; not imported here.
+- :mod:`ortholand.integrations`: adapters of PEFT, and callbacks of trainers; not imported here.
 """
 
 from importlib.metadata import PackageNotFoundError, version

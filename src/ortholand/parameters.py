@@ -10,9 +10,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import Unpack
 
-from ortholand.geometry.precision import without_autocast
+from ortholand.geometry.matrices import without_autocast
 from ortholand.geometry.scales import Scale, check_scale, check_scale_fits, scale_of
-from ortholand.geometry.views import VIEWS, View, check_view, check_weight
+from ortholand.geometry.views import (
+    Blocks,
+    View,
+    ViewName,
+    check_weight,
+    plain_blocks,
+    view_of,
+)
 from ortholand.marks import Computed, Marked, computed_weights, mark, marked, own_parameter
 from ortholand.weights import all_finite, distances, project_, randomize_
 
@@ -24,14 +31,16 @@ Reduce = Literal["max", "mean"]
 T = TypeVar("T")
 Module = TypeVar("Module", bound=nn.Module)
 
-RESERVED = ("params", "param_names", "orthogonal", "view", "scale")  # no options of a mark
+# No options of a mark.
+RESERVED = ("params", "param_names", "orthogonal", "view", "blocks", "scale")
 
 
 class Which(TypedDict, total=False):
     """Which weights a function means, and how it views them."""
 
     orthogonal: Selectors | None
-    view: View | None
+    view: ViewName | None
+    blocks: Blocks | None
     scale: Scale | None
 
 
@@ -42,7 +51,8 @@ def orthogonal(
     *,
     init: Init = "project",
     seed: int | torch.Generator | None = None,
-    view: View = "matrix",
+    view: ViewName = "matrix",
+    blocks: Blocks | Literal["gates", "qkv"] | None = None,
     scale: Scale = 1.0,
     options: Mapping[str, Any] | None = None,
 ) -> Module:
@@ -58,7 +68,11 @@ def orthogonal(
         init: ``"project"``: the nearest orthonormal matrices. ``"random"``: new ones, uniformly
             distributed. ``"keep"``: unchanged, for a weight that is orthogonal already.
         seed: for ``init="random"``: an integer, or a generator on the weight's device.
-        view: how the weight is viewed as matrices.
+        view: how the weight is viewed as matrices: ``"matrix"``, ``"kernel"``, ``"rows"``,
+            ``"columns"`` or ``"vector"``.
+        blocks: (r, c), if the weight is a grid of r x c equal blocks, each orthogonal by itself;
+            ``"gates"`` for those of ``nn.LSTM``, ``nn.GRU`` and their cells; ``"qkv"`` for
+            ``in_proj_weight`` of ``nn.MultiheadAttention``.
         scale: the multiple of an orthonormal matrix that the weight is: a positive number, or
             ``"fan"``.
         options: further options of its group, such as ``lr``; they override those given to
@@ -97,30 +111,48 @@ def orthogonal(
     if reserved := [key for key in RESERVED if key in further]:
         raise ValueError(
             f"options of a mark are further options of its group, but {reserved[0]!r} is not one. "
-            "view and scale are separate arguments."
+            "view, blocks and scale are separate arguments."
         )
-    check_view(view)
     check_scale(scale)
     _reshard(module)
     weight = own_parameter(module, name, name)
     label = f"{name!r} of this {type(module).__name__}"
-    check_weight(weight, label, view)
-    number = scale_of(scale, weight.shape, view)
+    grid = _named_blocks(blocks, module, name) if isinstance(blocks, str) else plain_blocks(blocks)
+    constraint = {"view": view, "blocks": grid, "scale": scale}
+    seen = view_of(constraint)
+    check_weight(weight, label, seen)
+    number = scale_of(scale, weight.shape, seen)
     check_scale_fits(number, weight.dtype, label)
     if weight.device.type != "meta":
         if init == "project":
-            orthogonalize_([{"params": [(label, weight)], "view": view, "scale": scale}])
+            orthogonalize_([{"params": [(label, weight)], **constraint}])
         elif seed is not None:
-            randomize_(weight, seed, view, number)
-    mark(module, name, {"view": view, "scale": scale, **further})
+            randomize_(weight, seed, seen, number)
+    mark(module, name, {**constraint, **further})
     return module
+
+
+def _named_blocks(blocks: str, module: nn.Module, name: str) -> Blocks:
+    """The grid that a name means for a weight of a module."""
+    is_gated = isinstance(module, nn.RNNBase | nn.RNNCellBase) and name.startswith("weight_")
+    if blocks == "gates" and is_gated and not name.startswith("weight_hr"):
+        bias_free: Any = module
+        return getattr(module, name).shape[0] // bias_free.hidden_size, 1
+    if blocks == "qkv" and isinstance(module, nn.MultiheadAttention) and name == "in_proj_weight":
+        return 3, 1
+    raise ValueError(
+        'blocks must be (r, c), "gates" for weight_ih and weight_hh of an nn.LSTM or nn.GRU, or '
+        f'"qkv" for in_proj_weight of an nn.MultiheadAttention, got {blocks!r} for {name!r} of a '
+        f"{type(module).__name__}. Say how many blocks it has, such as blocks=(3, 1)."
+    )
 
 
 def param_groups(
     model: nn.Module,
     orthogonal: Selectors | None = None,
     *,
-    view: View | None = None,
+    view: ViewName | None = None,
+    blocks: Blocks | None = None,
     scale: Scale | None = None,
     options: Mapping[str, Any] | None = None,
     other_options: Mapping[str, Any] | None = None,
@@ -138,6 +170,7 @@ def param_groups(
             parametrization, ``weight_norm``, ``spectral_norm``) is refused.
         view: how the selected weights are viewed as matrices, ``"matrix"`` if not given. Marked
             weights have their own.
+        blocks: (r, c), if they are grids of blocks, each orthogonal by itself (:func:`orthogonal`).
         scale: the multiple of orthonormal matrices that the selected weights are, as in the
             optimizers: a positive number, or ``"fan"``; None leaves it to the optimizer. Marked
             weights have their own.
@@ -157,10 +190,11 @@ def param_groups(
     True ['0.weight']
     False ['0.bias', '2.weight', '2.bias']
     """
-    given = _given(view=view, scale=scale)
+    given = _given(view=view, blocks=blocks, scale=scale)
     _reshard(model)
     marks = _marks(model)
-    chosen = _select(model, orthogonal) if orthogonal is not None else set()
+    seen = view_of(given)
+    chosen = _select(model, orthogonal, seen) if orthogonal is not None else set()
     _check_agreement(marks, chosen if orthogonal is not None else None, given)
     selected: dict[str, Any] = {"orthogonal": True, "view": "matrix", **given, **(options or {})}
     rest: dict[str, Any] = {"orthogonal": False, **(other_options or {})}
@@ -189,7 +223,8 @@ def orthogonalize_(
     target: T,
     *,
     orthogonal: Selectors | None = None,
-    view: View | None = None,
+    view: ViewName | None = None,
+    blocks: Blocks | None = None,
     scale: Scale | None = None,
 ) -> T:
     """Replace orthogonal weights, in place, by the nearest matrices with orthonormal columns.
@@ -200,6 +235,7 @@ def orthogonalize_(
         orthogonal: for a model, as in :func:`param_groups`.
         view: how tensors or a model's weights are viewed as matrices, ``"matrix"`` if not given.
             Groups, optimizers and marks have their own.
+        blocks: (r, c), if weights are grids of blocks, as for :func:`orthogonal`.
         scale: the multiple of orthonormal matrices to make them: a number, 1 if not given, or
             ``"fan"``. Groups, optimizers and marks have their own.
 
@@ -218,7 +254,8 @@ def orthogonalize_(
     tensor([[1., 0.],
             [0., 1.]])
     """
-    weights = _checked_weights(target, orthogonal, view, scale)
+    given = _given(view=view, blocks=blocks, scale=scale)
+    weights = _checked_weights(target, orthogonal, given)
     for weight in weights:
         if not all_finite(weight.tensor):
             raise ValueError(
@@ -226,7 +263,7 @@ def orthogonalize_(
                 "entries. Initialise it again."
             )
     with without_autocast(w.tensor for w in weights):
-        for this in VIEWS:
+        for this in dict.fromkeys(w.view for w in weights):
             project_([(w.tensor, w.scale) for w in weights if w.view == this], this)
     return target
 
@@ -244,7 +281,8 @@ def orthogonality_error(
     target: Any,
     *,
     orthogonal: Selectors | None = None,
-    view: View | None = None,
+    view: ViewName | None = None,
+    blocks: Blocks | None = None,
     scale: Scale | None = None,
     reduce: Reduce | None = "max",
     spectral: bool = False,
@@ -255,6 +293,7 @@ def orthogonality_error(
         target: as for :func:`orthogonalize_`; for an optimizer, its orthogonal groups.
         orthogonal: for a model, as in :func:`param_groups`.
         view: as for :func:`orthogonalize_`.
+        blocks: as for :func:`orthogonalize_`.
         scale: as for :func:`orthogonalize_`; the error is that of X = weight / scale.
         reduce: ``"max"`` or ``"mean"`` over all matrices, or ``None`` for a dictionary from each
             parameter's name to the largest error of its matrices.
@@ -270,7 +309,8 @@ def orthogonality_error(
     """
     if reduce not in ("max", "mean", None):
         raise ValueError(f"reduce must be 'max', 'mean' or None, got {reduce!r}.")
-    weights = _checked_weights(target, orthogonal, view, scale)
+    given = _given(view=view, blocks=blocks, scale=scale)
+    weights = _checked_weights(target, orthogonal, given)
     with without_autocast(w.tensor for w in weights):
         each = [
             distances(w.tensor, w.view, spectral=spectral, scale=w.scale).flatten().cpu().double()
@@ -308,10 +348,12 @@ def _trainable(
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """Those options, of view and scale, that the user gave; checked."""
+    """Those options, of view, blocks and scale, that the user gave; checked."""
     given = {name: value for name, value in options.items() if value is not None}
-    for name, value in given.items():
-        {"view": check_view, "scale": check_scale}[name](value)
+    if "blocks" in given:
+        given["blocks"] = plain_blocks(given["blocks"])
+    view_of(given)
+    check_scale(given.get("scale", 1.0))
     return given
 
 
@@ -326,7 +368,7 @@ def _marks(model: nn.Module) -> dict[nn.Parameter, Marked]:
                     f"A weight has one mark, but {first.name} and {each.name} are one parameter, "
                     f"marked with {first.options} and {each.options}. Mark it once, or identically."
                 )
-            check_weight(each.parameter, each.name, each.options["view"])
+            check_weight(each.parameter, each.name, view_of(each.options))
     except ValueError as error:
         raise ValueError(f"{error}{_advice_on_flat_weights(model)}") from None
     return marks
@@ -352,10 +394,10 @@ def _check_agreement(
                 f"ortholand.orthogonal(module, {key}={value!r})."
             )
         for each in (marks[p] for p in selected & marks.keys()):
-            if value != each.options[key]:
+            if value != each.options.get(key):
                 raise ValueError(
                     f"A weight has one {key}, but {each.name} is marked with "
-                    f"{key}={each.options[key]!r} and selected with {key}={value!r}. Do not "
+                    f"{key}={each.options.get(key)!r} and selected with {key}={value!r}. Do not "
                     f"select it, or mark it again: ortholand.orthogonal(module, {key}={value!r})."
                 )
 
@@ -368,19 +410,19 @@ class _Weight(NamedTuple):
 
 
 def _checked_weights(
-    target: Any, orthogonal: Selectors | None, view: View | None, scale: Scale | None
+    target: Any, orthogonal: Selectors | None, given: dict[str, Any]
 ) -> list[_Weight]:
     """The orthogonal weights of whatever the user passed, all of them matrices with values."""
     weights = []
-    for g, group in enumerate(_groups_of(target, orthogonal, view, scale)):
+    for g, group in enumerate(_groups_of(target, orthogonal, given)):
         if not group.get("orthogonal", True):
             continue
-        seen, scale_there = group.get("view", "matrix"), group.get("scale", 1.0)
+        seen, scale_there = view_of(group), group.get("scale", 1.0)
         check_scale(scale_there)
         for i, member in enumerate(_as_list(group["params"])):
             name, tensor = member if isinstance(member, tuple) else (f"{g}.{i}", member)
             name = group["param_names"][i] if group.get("param_names") else name
-            check_weight(tensor, name)
+            check_weight(tensor, name, seen, moves=False)
             if tensor.device.type == "meta":
                 raise ValueError(
                     f"A weight must have values, but {name} is on the meta device. Initialise it "
@@ -393,12 +435,11 @@ def _checked_weights(
 
 
 def _groups_of(
-    target: Any, orthogonal: Selectors | None, view: View | None, scale: Scale | None
+    target: Any, orthogonal: Selectors | None, given: dict[str, Any]
 ) -> Iterable[Mapping[str, Any]]:
     """Parameter groups for whatever the user passed."""
     if isinstance(target, nn.Module):
-        return param_groups(target, orthogonal, view=view, scale=scale)
-    given = _given(view=view, scale=scale)
+        return param_groups(target, orthogonal, **given)
     if orthogonal is not None:
         raise ValueError(f"orthogonal=... selects from a model, but got {type(target).__name__}.")
     groups = target.param_groups if isinstance(target, Optimizer) else _as_list(target)
@@ -419,7 +460,7 @@ def _as_list(target: Any) -> list[Any]:
     return [target] if isinstance(target, Tensor | Mapping) else list(target)
 
 
-def _select(model: nn.Module, orthogonal: Selectors) -> set[nn.Parameter]:
+def _select(model: nn.Module, orthogonal: Selectors, view: View = "matrix") -> set[nn.Parameter]:
     """The parameters that any selector matches; each must match at least one."""
     single = isinstance(orthogonal, str | nn.Module) or not isinstance(orthogonal, Iterable)
     computed = list(computed_weights(model))
@@ -440,7 +481,7 @@ def _select(model: nn.Module, orthogonal: Selectors) -> set[nn.Parameter]:
             if not found.keys().isdisjoint(weight.ingredients):
                 raise weight.error(weight.label)
         for p, name in found.items():
-            check_weight(p, repr(name))
+            check_weight(p, repr(name), view, moves=False)
         chosen |= found.keys()
     return chosen
 

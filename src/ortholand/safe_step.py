@@ -180,8 +180,10 @@ def spectral_bound(D: Tensor, *, sharp: bool = False) -> Tensor:
 
     At most ``p^(1/4) ||D||_2``; a sharp one, with another product, ``p^(1/8) ||D||_2``.
     """
-    square = D @ D
-    return frobenius_norm(square @ square).sqrt().sqrt() if sharp else frobenius_norm(square).sqrt()
+    square = gram_matrix(D)
+    if sharp:
+        return frobenius_norm(gram_matrix(square)).sqrt().sqrt()
+    return frobenius_norm(square).sqrt()
 
 
 def centred_bound(D: Tensor) -> Tensor:
@@ -259,19 +261,6 @@ def largest_root(bound: Tensor, b: Tensor, room: Tensor) -> Tensor:
     step = torch.where(slope >= 0, (slope + reach) / bound, away)
     # Tiny fields allow more than a float can hold; lr bounds the step anyway.
     return step.clamp(min=0, max=torch.finfo(room.dtype).max)
-
-
-def paper_step_size(
-    relative_gradient_norm: Tensor, d: Tensor, *, lam: float = 1.0, eps: float = 0.5
-) -> Tensor:
-    """The safe step as printed in the paper, kept for comparison only: it is not safe.
-
-    It lacks the hypothesis ``eta <= 1 / (2 lam)``; d may be N, as in its statement, or ``||D||``.
-    """
-    a = relative_gradient_norm
-    alpha = 2 * lam * d - 2 * a * d - 2 * lam * d**2
-    beta = a**2 + lam**2 * d**3 + 2 * lam * a * d**2 + a**2 * d
-    return (alpha + (alpha**2 + 4 * beta * (eps - d)).sqrt()) / (2 * beta)
 
 
 def check_ball(lam: float, eps: float) -> None:

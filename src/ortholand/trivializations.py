@@ -22,8 +22,8 @@ from ortholand.geometry.matrices import (
     newton_schulz,
     to_working_dtype,
     wide_dtype,
+    without_autocast,
 )
-from ortholand.geometry.precision import without_autocast
 from ortholand.geometry.rotations import cayley, skew_cayley, skew_exponential
 from ortholand.geometry.views import View, as_matrices, as_weight, check_view, check_weight
 from ortholand.parameters import Selectors, selected_parameters

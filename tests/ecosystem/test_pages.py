@@ -29,6 +29,8 @@ def test_the_page_runs_from_top_to_bottom():
     assert namespace["optimizer"].param_groups[0]["betas"] == (0.9, 0.99)
     assert ol.orthogonality_error(namespace["module"].optimizers()) < 1e-3
     assert namespace["trainer"].global_step == 24
+    assert namespace["trainer"].callback_metrics["orthogonality_error"] < 1e-3
+    assert ol.orthogonality_error(namespace["hugging_face"].optimizer) < 1e-3
 
 
 def test_the_recipe_for_peft_runs():

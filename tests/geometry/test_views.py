@@ -43,5 +43,5 @@ def test_weights_that_are_no_matrices(weight, error, message):
 
 
 def test_unknown_view():
-    with pytest.raises(ValueError, match=r"one of \('matrix', 'kernel'\), got 'rows'"):
-        check_view("rows")
+    with pytest.raises(ValueError, match=r"one of \('matrix', 'kernel', .*, got 'row'.*blocks="):
+        check_view("row")

@@ -22,7 +22,7 @@ def gaussian(*shape, seed=0, dtype=EXACT):
 
 def direction(X, G, steps=STEPS):
     """``R = A X`` as the library has it, from a generator that it makes."""
-    B = MuonMoments(steps=steps).polar_direction(Point(X), generator(X, G), G).of_length_one(X).B
+    B = MuonMoments(steps=steps).direction(Point(X), generator(X, G), G).of_length_one(X).B
     return B @ X if X.shape[-2] == X.shape[-1] else relative_gradient_times_x(X, B)
 
 
@@ -250,7 +250,7 @@ def test_the_generator_from_gram_matrices(shape, dtype):
     D = X.mH @ X - torch.eye(shape[-1])
     polar = polar_gram(D, X.mH @ B, B.mH @ B, MuonMoments().sign, 1e-15, 1e-15)
     ours = X @ polar.of_X + B @ polar.of_B
-    direction = MuonMoments().polar_direction(Point(X), B, B)
+    direction = MuonMoments().direction(Point(X), B, B)
     whole = direction.of_length_one(X).B
     assert (ours - whole).abs().max() < 1e-8
     assert (X.mH @ ours - polar.M).abs().max() < 1e-8

@@ -36,6 +36,8 @@ SETTINGS = [
     0.0,
     0.0,
     0.0,
+    1.0,
+    1.0,
 ]
 NO_MOMENTS, MOMENTUM, ADAM = range(3)
 
@@ -191,7 +193,7 @@ def test_lists_that_do_not_fit(moved, gradients, moments, only_check):
 @pytest.mark.parametrize(
     "bad",
     [
-        lambda x: x[:17],
+        lambda x: x[:19],
         lambda x: x.float(),
         lambda x: torch.stack([x, x], dim=1)[:, 0],
         freed,
@@ -199,7 +201,7 @@ def test_lists_that_do_not_fit(moved, gradients, moments, only_check):
     ],
 )
 def test_settings_that_do_not_fit(bad):
-    with pytest.raises(RuntimeError, match="settings are 18 numbers"):
+    with pytest.raises(RuntimeError, match="settings are 20 numbers"):
         native.operations().landing_step([eye()], [torch.ones(6, 4)], bad(settings()), False)
 
 

@@ -418,7 +418,7 @@ class TestWhatCannotBeMade:
         def refuse(_):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr(build, "_write_seal", refuse)
+        monkeypatch.setattr(build, "write_seal", refuse)
         assert "No space left on device" in why_not()
         assert list(fresh.iterdir()) == []
 

@@ -188,19 +188,18 @@ def strided(draw):
     tensors=st.lists(strided(), min_size=1, max_size=6),
     same=st.sampled_from(["all", "first", "none"]),
     moments=st.integers(0, 2),
-    kernels=st.booleans(),
+    kind=st.integers(0, 3),
+    blocks=st.tuples(st.integers(-1, 5), st.integers(-1, 5)),
 )
-def test_whatever_the_border_is_given(tensors, same, moments, kernels):
+def test_whatever_the_border_is_given(tensors, same, moments, kind, blocks):
     """It steps, or refuses, or torch does; and never touches other memory."""
     states = (0, 1, 3)[moments]
     if same == "all":
         tensors = [tensors[0]] * (2 + states)
     if same == "first":
         tensors = [*[tensors[0]] * 3, *tensors[1:]]
-    settings = torch.tensor(
-        [0.1, 1, 1, 0.5, 0.5, 0.6, 0.5, 0.9, 0, 0.9, 0.99, 1e-8, 0, 1, 0, moments, 0, kernels],
-        dtype=torch.float64,
-    )
+    options = 0.1, 1, 1, 0.5, 0.5, 0.6, 0.5, 0.9, 0, 0.9, 0.99, 1e-8, 0, 1, 0, moments, 0
+    settings = torch.tensor([*options, kind, *blocks], dtype=torch.float64)
     moved, gradients = tensors[: 1 + states], tensors[1 + states : 2 + states]
     with suppress(RuntimeError):  # lists that do not fit
         native.operations().landing_step(moved, gradients, settings, False)
@@ -217,7 +216,15 @@ def sizes(dtype, largest=LARGEST):
 @st.composite
 def weights(draw, dtype):
     """A shape of weights with its view: matrices, stacks, convolutions."""
-    kind = draw(st.sampled_from(["square", "tall", "wide", "stack", "kernels", "convolution"]))
+    kinds = ["square", "tall", "wide", "stack", "kernels", "convolution", "grid", "sphere"]
+    kind = draw(st.sampled_from(kinds))
+    if kind == "grid":
+        blocks, size = draw(st.tuples(st.integers(1, 9), st.integers(2, 9))), draw(sizes(dtype, 20))
+        across = draw(st.integers(1 if size > 1 else 2, 20))
+        return (blocks[0] * size, blocks[1] * across), blocks
+    if kind == "sphere":
+        shape = draw(st.integers(2, 60)), draw(st.integers(2, 60))
+        return shape, draw(st.sampled_from(["rows", "columns", "vector"]))
     if kind == "square":
         return (draw(sizes(dtype)),) * 2, "matrix"
     if kind == "stack":
@@ -273,11 +280,17 @@ def gradient(shape, dtype, layout, seed):
     return noise(*shape)
 
 
+def option(view):
+    return {"view": view} if isinstance(view, str) else {"blocks": view}
+
+
 def guarded(shape, view, dtype, seed, offset, scale=1.0):
     """A weight somewhere in memory that has more in it, and that memory."""
     rows, columns = shape[-2:] if view == "kernel" else (shape[0], torch.Size(shape[1:]).numel())
     stack = shape[:-2] if view == "kernel" else ()
     X = ol.random_orthogonal(*stack, rows, columns, seed=seed, scale=scale)
+    if view not in ("matrix", "kernel"):
+        ol.orthogonalize_(X, scale=scale, **option(view))
     memory = torch.full((X.numel() + 2 * offset,), GUARD, dtype=dtype)
     inner = memory[offset : offset + X.numel()]
     inner.copy_(X.flatten())
@@ -325,9 +338,9 @@ def step_all(make, run, **options):
         (guarded(shape, view, dtype, run["seed"] + i, run["offset"], scale), view)
         for i, (shape, view) in enumerate(run["shapes"])
     ]
-    groups = [{"params": [X], "view": view} for (X, _), view in held]
+    groups = [{"params": [X], **option(view)} for (X, _), view in held]
     if len({view for _, view in run["shapes"]}) == 1:  # all in one
-        groups = [{"params": [X for (X, _), _ in held], "view": held[0][1]}]
+        groups = [{"params": [X for (X, _), _ in held], **option(held[0][1])}]
     optimizer = make(groups, fused=True, **run["options"], **options)
     for number, layout in enumerate([*run["layouts"], "plain"]):
         for (X, _), _ in held:

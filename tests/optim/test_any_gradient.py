@@ -194,3 +194,20 @@ def test_adam_in_plain_groups_keeps_its_second_moment_finite(size):
     optimizer.step()
     assert is_finite(optimizer)
     assert (p < 0.95).all()
+
+
+@each_engine
+@pytest.mark.parametrize("rule", ["spectral", "frobenius"])
+def test_a_gradient_of_zeros_is_a_step_of_length_zero(rule, fused):
+    """Beside others that move, and where the first unit of Adam is 1 / adam_eps."""
+    X = nn.Parameter(ol.random_orthogonal(4, 2, 2, seed=0))
+    optimizer = ol.LandingAdam(
+        [X], lr=1.0, lam=0.0, attraction="coupled", safe_step=rule, view="kernel", fused=fused
+    )
+    before = X.detach().clone()
+    X.grad = torch.randn(4, 2, 2, generator=torch.Generator().manual_seed(1))
+    X.grad[3] = 0.0
+    optimizer.step()
+    assert optimizer.skipped_steps() == 0
+    assert torch.equal(X[3], before[3])
+    assert not torch.equal(X[:3], before[:3])

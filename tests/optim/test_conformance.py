@@ -390,7 +390,7 @@ def test_groups_can_be_added_and_bad_ones_leave_no_trace(case: Case):
     with pytest.raises(ValueError, match="at least 2 dimensions"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
     with pytest.raises(ValueError, match="view must be one of"):
-        optimizer.add_param_group({"params": [nn.Parameter(torch.eye(3))], "view": "rows"})
+        optimizer.add_param_group({"params": [nn.Parameter(torch.eye(3))], "view": "row"})
     assert len(optimizer.param_groups) == 5
     added = nn.Parameter(torch.eye(3))
     optimizer.add_param_group({"params": [added], "lr": 0.01})

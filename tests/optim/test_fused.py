@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ortholand as ol
+from ortholand.geometry import relative_gradient, remove_normal
+from ortholand.geometry.matrices import is_square, tall
 from ortholand.native import LARGEST_SIZE, why_no_code
 from tests.grids import examples
 from tests.native.agreement import assert_same
@@ -240,6 +242,15 @@ def random_configuration(seed):
     )
 
 
+def normal_share(shape, dtype, seed):
+    """How much longer the first gradients in :func:`run` are than their tangent parts."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    G = tall(torch.randn(shape, generator=generator, dtype=torch.float64))
+    X = tall(start(shape, dtype, seed).detach().double())
+    tangent = relative_gradient(X, G) if is_square(X) else remove_normal(X, G)
+    return (torch.linalg.matrix_norm(G) / torch.linalg.matrix_norm(tangent)).clamp(min=1)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("block", range(20))
 def test_one_step_of_random_configurations_agrees(block):
@@ -252,5 +263,7 @@ def test_one_step_of_random_configurations_agrees(block):
         tolerance = 1e-6 if dtype == torch.float32 else 1e-14
         if state["limited"] or others["limited"]:
             tolerance *= 100
-        assert (X - Y).abs().max() <= tolerance, (seed, shape, dtype, options)
+        if options.get("adam"):  # it magnifies what rounding leaves of nearly normal gradients
+            tolerance *= normal_share(shape, dtype, seed)[..., None, None]
+        assert ((X - Y).abs() <= tolerance).all(), (seed, shape, dtype, options)
         assert state["skipped"] == others["skipped"], (seed, shape, dtype, options)

@@ -254,7 +254,7 @@ class TestStatesOfOtherOptimizers:
     def test_invalid_options_are_refused(self, method):
         ours = OURS[method](two_groups())
         run(ours, 1)
-        for options, error in (({"lr": -1.0}, ValueError), ({"view": "rows"}, ValueError)):
+        for options, error in (({"lr": -1.0}, ValueError), ({"view": "row"}, ValueError)):
             state = copy.deepcopy(ours.state_dict())
             state["param_groups"][0].update(options)
             assert_refused(ours, state, next(iter(options)), error=error)

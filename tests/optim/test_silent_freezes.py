@@ -6,8 +6,10 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import ortholand as ol
+from ortholand.optim import journal
 
 SHAPES = {
     "small": ((4, 4), "matrix"),
@@ -332,3 +334,39 @@ def test_the_root_of_what_rounding_leaves_at_the_edge_is_no_step(fused):
     optimizer.step()
     assert optimizer.skipped_steps() == 1
     assert torch.equal(X.detach(), start)
+
+
+class Device(TorchFunctionMode):
+    """Lets meta tensors stand in for a device with values: answers reads, and notes them."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.answer, self.reads = answer, []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.tolist:
+            self.reads.append(args[0].shape)
+            return [self.answer] * args[0].numel()
+        return func(*args, **(kwargs or {}))  # any other read of a meta tensor raises
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+def test_a_device_is_read_once_after_20_steps_and_after_each_100(monkeypatch, capturable):
+    monkeypatch.setattr(journal, "is_readable", lambda count: isinstance(count, torch.Tensor))
+    weights = [nn.Parameter(torch.eye(n, device="meta")) for n in (4, 7, 7)]
+    optimizer = ol.LandingSGD(weights, lr=0.1, capturable=capturable)
+    optimizer._awaits_values = False  # meta tensors have none
+    with Device(answer=0) as device, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        seen = []
+        for k in range(1, 301):
+            for p in weights:
+                p.grad = torch.ones_like(p)
+            device.answer = 99 * (k > 200)
+            optimizer.step()
+            seen += [k] * len(device.reads)
+            device.reads.clear()
+    assert seen == ([] if capturable else [20, 100, 200, 300])
+    assert [str(w.message).split(",")[0] for w in caught] == [
+        "parameter 0 of the group of shape (4"
+    ] * (not capturable)

@@ -56,7 +56,25 @@ def fixed_sums():
     )
 
 
+def flat_ellipsoid():
+    """Axes from 1 to 30: Gauss-Newton's steps overshoot from far away."""
+    random, d = np.random.default_rng(0), np.logspace(0, 3, 50)
+    A, b, x0 = random.standard_normal((50, 50)), random.standard_normal(50), np.ones(50)
+    A = A + A.T
+    return (
+        lambda x: (float(x @ A @ x / 2 + b @ x), A @ x + b),
+        lambda x: np.array([x @ (d * x) - 1]),
+        lambda x: (2 * d * x)[None],
+        x0 / np.sqrt(x0 @ (d * x0)),
+    )
+
+
 PROBLEMS = [ellipsoid, two_coupled_norms, trace_one_factor, fixed_sums]
+
+
+@pytest.mark.parametrize("method", [None, "lbfgs", "bb"])
+def test_a_flat_ellipsoid(method):
+    test_against_slsqp(method, flat_ellipsoid)
 
 
 @methods

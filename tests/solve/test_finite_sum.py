@@ -9,10 +9,10 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, T
 
 import ortholand as ol
 from ortholand.geometry import polar_projection, relative_gradient, riemannian_gradient
+from ortholand.solve.batches import FiniteSum, GradientTable, generator
 from ortholand.solve.finite_sum import minimize_finite_sum
 from ortholand.solve.manifolds import one_matrix
 from ortholand.solve.options import Status
-from ortholand.solve.sums import FiniteSum, GradientTable, generator
 
 N = 200
 

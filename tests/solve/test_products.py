@@ -9,7 +9,7 @@ import torch
 
 import ortholand as ol
 from ortholand.solve import METHODS
-from ortholand.solve.block_units import BlockUnits, units_for
+from ortholand.solve.curvature import BlockUnits, units_for
 from ortholand.solve.manifolds.geometry import Geometry
 from ortholand.solve.manifolds.product import Product
 from ortholand.solve.variables import Packing

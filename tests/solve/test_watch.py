@@ -49,10 +49,21 @@ def test_a_wrong_jac(method, kind):
 @methods
 @pytest.mark.parametrize("factor", [0.5, 1.5, math.nan])
 def test_a_wrong_hessp(method, factor):
-    """Differences of gradients take its place, and the result is right."""
+    """It is soon not called any more, differences of gradients take its place."""
     f = Quadratic(60, 8)
-    wrong = lambda X, V: factor * f.hessp(X, V)  # noqa: E731
-    result = ol.minimize(f.fun, f.x0, jac=f.jac, hessp=wrong, method=method)
+    calls = {"fun": 0, "hessp": 0, "until": 0}
+
+    def fun(X):
+        calls["fun"] += 1
+        return f.fun(X)
+
+    def wrong(X, V):
+        calls["hessp"] += 1
+        calls["until"] = calls["fun"] + calls["hessp"]
+        return factor * f.hessp(X, V)
+
+    result = ol.minimize(fun, f.x0, jac=f.jac, hessp=wrong, method=method)
+    assert calls["until"] <= 50
     assert result.success
     assert result.fun == pytest.approx(ol.minimize(f.fun, f.x0, jac=f.jac).fun)
     assert "Hessp" in result.message
@@ -145,6 +156,13 @@ def test_unbounded(method, kind):
     assert result.status == 7
     assert "unbounded" in result.message
     assert result.nfev <= 50
+
+
+def test_a_cost_that_falls_for_ever():
+    """Squares of its gradients' changes underflow."""
+    fun = lambda x: (np.exp(-x).sum(), -np.exp(-x))  # noqa: E731
+    result = ol.minimize(fun, np.ones(3), jac=True, manifold=ol.Euclidean(), gtol=0.0)
+    assert result.x.min() > 100
 
 
 def test_a_far_minimum_is_not_unbounded():

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-import ortholand_lab.rules  # noqa: F401  (registers "tight")
 from ortholand.fields import landing_field, plam_field
 from ortholand.flow import landing_flow
 from ortholand.geometry import (
@@ -30,8 +29,9 @@ from ortholand.geometry import (
 )
 from ortholand.optim import LandingSGD
 from ortholand.retractions import retract
-from ortholand.safe_step import paper_step_size, safe_step_size
+from ortholand.safe_step import safe_step_size
 from ortholand_lab.problems import Procrustes
+from ortholand_lab.rules import paper_step_size  # which also registers "tight"
 
 
 @dataclass(frozen=True)

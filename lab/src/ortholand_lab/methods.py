@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ortholand.geometry.manifold import distance
-from ortholand.geometry.views import View, as_matrices, as_weight, is_fixed
+from ortholand.geometry.views import ViewName, as_matrices, as_weight, is_fixed
 from ortholand.optim import LandingSGD, RiemannianSGD
 from ortholand.parameters import Predicate, orthogonalize_, param_groups
 from ortholand.trivializations import trivialize_
@@ -80,7 +80,7 @@ class Trainee:
     model: nn.Module
     optimizer: Optimizer
     orthogonal: tuple[tuple[nn.Module, str], ...]
-    view: View
+    view: ViewName
 
     def step(self, loss: Tensor) -> None:
         """Step down the gradient of the loss."""
@@ -112,7 +112,7 @@ def prepare(
     method: str,
     *,
     orthogonal: Predicate,
-    view: View,
+    view: ViewName,
     lr: float,
     momentum: float = 0.9,
     retraction_momentum: float = 0.0,
@@ -194,7 +194,7 @@ def _momentum(method: str, momentum: float, retraction_momentum: float) -> float
 
 
 @torch.no_grad()
-def _make_rotations_(weights: list[nn.Parameter], view: View) -> None:
+def _make_rotations_(weights: list[nn.Parameter], view: ViewName) -> None:
     """Reverse a column of every matrix of determinant -1, which no ``exp(A)`` reaches."""
     for p in weights:
         X = as_matrices(p, view).clone()

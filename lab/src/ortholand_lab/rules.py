@@ -1,6 +1,7 @@
-"""The rule "tight" of the safe step, which experiments compare with: importing this registers it.
+"""Safe steps that experiments compare with: the paper's, and the rule "tight".
 
-It stood between the free rule "frobenius" and the rule "spectral", which took its place.
+"tight" stood between the free rule "frobenius" and the rule "spectral", which took its place.
+Importing this registers it.
 """
 
 import torch
@@ -23,3 +24,16 @@ class Tight(SafeStepRule):
 
 
 RULES["tight"] = Tight()
+
+
+def paper_step_size(
+    relative_gradient_norm: Tensor, d: Tensor, *, lam: float = 1.0, eps: float = 0.5
+) -> Tensor:
+    """The safe step as printed in the paper, kept for comparison only: it is not safe.
+
+    It lacks the hypothesis ``eta <= 1 / (2 lam)``; d may be N, as in its statement, or ``||D||``.
+    """
+    a = relative_gradient_norm
+    alpha = 2 * lam * d - 2 * a * d - 2 * lam * d**2
+    beta = a**2 + lam**2 * d**3 + 2 * lam * a * d**2 + a**2 * d
+    return (alpha + (alpha**2 + 4 * beta * (eps - d)).sqrt()) / (2 * beta)

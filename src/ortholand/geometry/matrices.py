@@ -1,7 +1,8 @@
 """Elementary operations on batches of matrices ``(..., n, p)``, real or complex."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -117,14 +118,14 @@ def add_product_(C: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0) -> Tensor:
 def sharp_gram_minus_identity(X: Tensor) -> Tensor:
     """:func:`gram_minus_identity` of nearly orthogonal X, its diagonal summed in float64."""
     D = gram_minus_identity(X)
-    if torch.finfo(X.dtype).bits <= 32 and X.device.type != "mps":
+    if torch.finfo(X.dtype).bits <= 32 and has_float64(X):
         D.diagonal(dim1=-2, dim2=-1).copy_(squared_column_norms(X) - 1)
     return D
 
 
 def squared_column_norms(X: Tensor) -> Tensor:
     """``sum_i |X_ij|^2`` for each column, summed in float64."""
-    if X.numel() <= PART or not in_parts(X):
+    if X.numel() <= WIDENED_AT_ONCE or not in_parts(X):
         squares = X.square() if not X.is_complex() else torch.view_as_real(X).square().sum(-1)
         return squares.sum(-2, dtype=sum_dtype(X))
     sums = [squared_column_norms(part) for part in parts(X)]
@@ -171,16 +172,17 @@ def frobenius_norm(M: Tensor) -> Tensor:
 
     Squares of float32 entries overflow from 1e19, so they are summed in float64.
     """
-    if M.device.type == "mps":
+    if not has_float64(M):
         return bounded_norm(M)
     wide = wide_dtype(M)
-    if M.numel() <= PART or not in_parts(M):
+    if M.numel() <= WIDENED_AT_ONCE or not in_parts(M):
         return torch.linalg.vector_norm(M, dim=(-2, -1), dtype=wide)
     norms = [torch.linalg.vector_norm(part, dtype=wide) for part in parts(M)]
     return torch.linalg.vector_norm(torch.stack(norms))
 
 
-PART = 2**20  # entries of a matrix that torch widens at once: it makes a copy for that
+# Up to so many entries torch widens a matrix at once, and else parts: it makes a copy for that.
+WIDENED_AT_ONCE, PART = 2**18, 2**16
 
 
 def in_parts(M: Tensor) -> bool:
@@ -196,7 +198,15 @@ def parts(M: Tensor) -> tuple[Tensor, ...]:
 
 def sum_dtype(M: Tensor) -> torch.dtype | None:
     """The type in which real numbers are summed: float64 if the device has it."""
-    return None if M.device.type == "mps" else torch.float64
+    return torch.float64 if has_float64(M) else None
+
+
+WITHOUT_FLOAT64 = {"mps"}  # types of devices
+
+
+def has_float64(M: Tensor) -> bool:
+    """Whether the matrix's device knows float64."""
+    return M.device.type not in WITHOUT_FLOAT64
 
 
 def wide_dtype(M: Tensor) -> torch.dtype:
@@ -240,6 +250,27 @@ def to_working_dtype(X: Tensor) -> Tensor:
 
 
 HALF_TYPES = (torch.float16, torch.bfloat16)
+
+_NOTHING = nullcontext()
+# A quick answer for the common case, where this torch has one.
+_is_any_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+
+
+def without_autocast(
+    tensors: Iterable[Tensor] | Callable[[], Iterable[Tensor]],
+) -> AbstractContextManager[object]:
+    """A context without automatic casts on the devices of some tensors: they are for networks."""
+    if not torch.compiler.is_compiling() and not _is_any_enabled():
+        return _NOTHING
+    found = tensors() if callable(tensors) else tensors
+    devices = {tensor.device.type for tensor in found}
+    casting = [device for device in devices if torch.is_autocast_enabled(device)]
+    if not casting:
+        return _NOTHING
+    stack = ExitStack()
+    for device in casting:
+        stack.enter_context(torch.autocast(device, enabled=False))
+    return stack
 
 
 # --- different methods for matrices of different sizes, whatever else is in their batch

@@ -23,8 +23,8 @@ from ortholand.geometry.matrices import (
     skew,
     tall,
     to_working_dtype,
+    without_autocast,
 )
-from ortholand.geometry.precision import without_autocast
 
 
 class Level(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ortholand.geometry.matrices import to_working_dtype
-from ortholand.geometry.views import View
+from ortholand.geometry.views import Grid, View
 
 FAN = "fan"  # sqrt(max(1, out / in)), as modular norms prescribe
 Scale = float | Literal["fan"]
@@ -44,7 +44,7 @@ def scale_of(scale: Scale, shape: torch.Size, view: View) -> float:
     """The number that the option means for a weight of this shape."""
     if not isinstance(scale, str):
         return float(scale)
-    out, inner = (shape[0], shape[1:].numel()) if view == "matrix" else shape[-2:]
+    _, _, out, inner = Grid.of(shape, view)
     return math.sqrt(max(1.0, out / inner))
 
 

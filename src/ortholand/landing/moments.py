@@ -43,8 +43,6 @@ State = dict[str, Tensor]
 Hook = Callable[[Tensor, Tensor], Tensor]  # of X and another matrix: what an optimizer redefines
 DOUBLE_FROM = 32  # rows per column from which p x p algebra is done in double precision
 
-# --- formulas that every shape shares
-
 
 def generator(X: Tensor, G: Tensor) -> Tensor:
     """A generator of the relative gradient: psi itself for square X, G for tall X."""
@@ -68,11 +66,6 @@ def accumulate(
 def transport(X: Tensor, buffer: Tensor) -> Tensor:
     """The buffer to keep for the next step: without its multipliers if X is tall."""
     return buffer if is_square(X) else remove_normal(X, buffer)
-
-
-def one_minus_power(beta: float, step: Tensor) -> Tensor:
-    """``1 - beta^step``; the step is in double precision, because the power may be almost 1."""
-    return 1 - torch.pow(beta, step)
 
 
 # --- moments
@@ -213,7 +206,9 @@ class AdamMoments:
     ) -> tuple[Direction, State]:
         """As :meth:`Buffered.advance`, but the mean needs no ``keep``."""
         B = make(point.X, G) if make else self.generator(point, G)
-        length, numbers = self.length(point.norm(B), B.shape[-1], state)
+        norm, p = point.norm(B), B.shape[-1]
+        is_read = point.may_look and not norm.ndim and self.eps > 0  # numbers of Python are quicker
+        length, numbers = (self.length_read if is_read else self.length)(norm, p, state)
         # A generator of the library is in new memory.
         out = None if make else B
         mean = torch.lerp(state["exp_avg"], B, 1 - self.betas[0], out=out)
@@ -232,12 +227,21 @@ class AdamMoments:
         The second moment is the mean squared norm of the p columns, bounded against overflow.
         """
         beta1, beta2 = self.betas
-        step = state["step"].to(norm.dtype) + 1
+        step = state["step"].to(norm.dtype) + 1  # in double: powers may be almost 1
         norm = norm.clamp(max=1e18 * math.sqrt(p))
         square = torch.addcmul(beta2 * state["exp_avg_sq"], norm, norm, value=(1 - beta2) / p)
-        root = (square / one_minus_power(beta2, step)).sqrt() + self.eps
-        length = (root * one_minus_power(beta1, step)).reciprocal()
+        root = (square / (1 - torch.pow(beta2, step))).sqrt() + self.eps
+        length = (root * (1 - torch.pow(beta1, step))).reciprocal()
         return length, {"exp_avg_sq": square, "step": step}
+
+    def length_read(self, norm: Tensor, p: int, state: State) -> tuple[float, State]:
+        """:meth:`length` of one matrix on the CPU."""
+        beta1, beta2, step = *map(float, self.betas), float(state["step"]) + 1
+        mean = min(float(norm), 1e18 * math.sqrt(p)) ** 2 / p
+        square = beta2 * float(state["exp_avg_sq"]) + (1 - beta2) * mean
+        root = math.sqrt(square / (1 - beta2**step)) + float(self.eps)
+        new = norm.new_tensor([square, step])
+        return 1 / (root * (1 - beta1**step)), {"exp_avg_sq": new[0], "step": new[1]}
 
     def gram_step(
         self, options: LandingOptions, X: Tensor, G: Tensor, state: State, rows: Rows

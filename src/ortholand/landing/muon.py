@@ -24,6 +24,7 @@ from ortholand.geometry.matrices import (
     add_product_,
     frobenius_norm,
     gram_matrix,
+    has_float64,
     identity_like,
     is_square,
     largest_norm,
@@ -63,17 +64,13 @@ class MuonMoments(Buffered):
         total = torch.lerp(buffer, B, 1 - self.momentum)
         return (torch.lerp(B, total, self.momentum) if self.nesterov else total), total
 
-    def direction(self, point: Point, B: Tensor, G: Tensor) -> Direction:
-        """The polar factor."""
-        return self.polar_direction(point, B, G)
-
     def sign(self, psi: Tensor, columns: int | None = None, *, may_look: bool = False) -> Tensor:
         """The polar factor of skew matrices, or its first columns: by ``msign``, or by our own."""
         if self.msign is None:
             return skew_polar_factor(psi, self.steps, columns, may_look=may_look)
         return called(self.msign, psi)[..., :columns]
 
-    def polar_direction(self, point: Point, B: Tensor, G: Tensor) -> Direction:
+    def direction(self, point: Point, B: Tensor, G: Tensor) -> Direction:
         """The direction ``msign(psi) X`` of a generator B; what G's rounding hides is zero."""
         X, sign = point.X, partial(self.sign, may_look=point.may_look)
         if is_square(X):
@@ -138,7 +135,8 @@ class MuonMoments(Buffered):
                 polar = second_pass(first.M, L, solved(first.K, XW), WW, self.sign, roundoff)
                 return move(W, D, polar_at(first.K, polar), sums)
 
-            return PendingStep(GramSums.of(X.mH @ W, gram_matrix(W)), finish_second)
+            products, nothing = (X.mH @ W, gram_matrix(W)), W[..., :0, :0]
+            return PendingStep(GramSums((nothing, nothing), products), finish_second)
 
         return PendingStep(sums, finish)
 
@@ -308,4 +306,4 @@ def _unless_noise(A: Tensor, norm: Tensor, noise: Tensor | float) -> Tensor:
 
 def _widened(M: Tensor) -> Tensor:
     """The matrices in double precision, on devices that have it."""
-    return M if M.device.type == "mps" else cast(M, wide_dtype(M))
+    return cast(M, wide_dtype(M)) if has_float64(M) else M

@@ -14,7 +14,6 @@ from torch import Tensor
 from ortholand.fields import tangency_bound
 from ortholand.geometry.derivatives import gram_factor, multiplier_from
 from ortholand.geometry.matrices import (
-    PART,
     add_product,
     add_product_,
     frobenius_norm,
@@ -26,7 +25,8 @@ from ortholand.geometry.matrices import (
 )
 
 LANDED = 16  # units of rounding within which X counts as on the manifold
-INEXACT = 1.001  # norms that are read are summed in the matrix's own type
+# Norms that are read are summed in the matrix's own type, up to so many entries.
+INEXACT, SUMMED_AS_IT_IS = 1.001, 2**20
 
 
 class Point:
@@ -70,7 +70,7 @@ class Point:
 
     def norm(self, M: Tensor) -> Tensor:
         """The Frobenius norm of each matrix, in float64; quicker where it may be read."""
-        if self.may_look and M.ndim == 2 and M.numel() <= PART:
+        if self.may_look and M.ndim == 2 and M.numel() <= SUMMED_AS_IT_IS:
             norm = torch.linalg.vector_norm(M)
             if 1e-12 < float(norm) < 1e18:  # squares neither overflow nor vanish
                 return norm.double()
@@ -91,7 +91,7 @@ class Direction(NamedTuple):
     """The direction that the generator ``length (B + X V)`` represents."""
 
     B: Tensor
-    length: Tensor | None = None  # a number for each matrix; None: 1
+    length: Tensor | float | None = None  # a number for each matrix, or of one; None: 1
     W: Tensor | None = None  # X^H (B + X V), if that is known to be without multipliers
     K: Tensor | None = None  # the multiplier that has been taken from B, if so
     V: Tensor | None = None  # p x p; None: 0
@@ -102,7 +102,10 @@ class Direction(NamedTuple):
             return Direction(add_product(self.B, X, self.V), W=self.W)
         if self.length is None:
             return self
-        return Direction(self.B * per_matrix(self.length, self.B))
+        length = self.length
+        return Direction(
+            self.B * (length if isinstance(length, float) else per_matrix(length, self.B))
+        )
 
     def tangency_error(self, X: Tensor, d: Any, norm: Callable[[Tensor], Any]) -> Any:
         """Bound of ``||Sym(X^H R)||``, which is rounding relative to B before K was taken."""

@@ -65,12 +65,6 @@ class GramSums(NamedTuple):
     hermitian: tuple[Tensor, Tensor]  # X^H X - I (the share of it) and B^H B, (..., p, p)
     others: tuple[Tensor, ...]  # X^H B and the like, and numbers per matrix
 
-    @classmethod
-    def of(cls, *others: Tensor) -> "GramSums":
-        """Sums without a pair of Hermitian matrices."""
-        nothing = others[0][..., :0, :0]
-        return cls((nothing, nothing), others)
-
 
 class PendingStep(NamedTuple):
     """A step of tall matrices that waits for sums over all their rows, on several ranks or here.
@@ -80,8 +74,3 @@ class PendingStep(NamedTuple):
 
     sums: GramSums
     finish: "Callable[[GramSums], MatrixStep | PendingStep]"
-
-    def alone(self) -> MatrixStep:
-        """The step, if all rows are local."""
-        step = self.finish(self.sums)
-        return step.alone() if isinstance(step, PendingStep) else step

@@ -23,8 +23,14 @@ from typing import Any
 
 from ortholand.native import prebuilt
 from ortholand.native.recipe import FLAGS, FOLDER, OLDEST_TORCH, Unit
-from ortholand.native.safekeeping import ELSEWHERE, NoCodeError, is_sealed, own_folder, seal_path
-from ortholand.native.safekeeping import write_seal as _write_seal
+from ortholand.native.safekeeping import (
+    ELSEWHERE,
+    NoCodeError,
+    is_sealed,
+    own_folder,
+    seal_path,
+    write_seal,
+)
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +97,11 @@ def compile_command(unit: Unit) -> list[str]:
             raise NoCodeError(f"compiled steps need torch {wanted} or newer, and this is {found}")
         spec = importlib.util.find_spec("torch")
         folder = Path(spec.origin or "").parent if spec else folder
-    flags = *FLAGS, *_machine_flags(), *_sanitize_flags()
+    # Tuned for Zen, GCC breaks up chains of multiply-adds: tall steps take a quarter longer.
+    machine = ["-march=native", "-mtune=generic"]
+    if platform.machine() in ("arm64", "aarch64"):
+        machine = ["-mcpu=native"]
+    flags = *FLAGS, *machine, *_sanitize_flags()
     return [compiler(), *flags, *unit.arguments(folder / "include", folder / "lib")]
 
 
@@ -114,7 +124,7 @@ def _made(unit: Unit, path: Path, functions: Functions) -> ctypes.CDLL:
             made = Path(folder) / path.name
             _compile(compile_command(unit), made)
             made.chmod(0o700)
-            _write_seal(made)
+            write_seal(made)
             library = _opened(made, functions)
             made.replace(path)
             seal_path(made).replace(seal_path(path))
@@ -192,13 +202,6 @@ def compiler() -> str:
         if name and (path := shutil.which(name)):
             return path
     raise NoCodeError("no C++ compiler found (CXX, c++, g++, clang++)")
-
-
-def _machine_flags() -> tuple[str, ...]:
-    if platform.machine() in ("arm64", "aarch64"):
-        return ("-mcpu=native",)
-    # Tuned for Zen, GCC breaks up chains of multiply-adds: tall steps take a quarter longer.
-    return ("-march=native", "-mtune=generic")
 
 
 def _sanitize_flags() -> tuple[str, ...]:

@@ -18,9 +18,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <new>
 
-#include "ball.h"
 #include "rows.h"
 #include "steps.h"
 #include "tiles.h"
@@ -36,6 +36,70 @@ constexpr double MUCH = 1e-4, SHAKY = 1e-3;
 constexpr double GENERIC = 16;
 // How long columns of a generator may be for what rounding does to them not to be seen.
 constexpr double COARSE = 2;
+
+// How far a step may go, as ortholand/safe_step.py says ---------------------------------------------
+
+// Norms by which numbers can be divided, and the quotients squared, without overflow.
+constexpr double SMALLEST = 1e-100;
+constexpr double TINY = 1e-30;  // the same for floats
+constexpr double EDGE = 16;     // units of rounding within which a matrix counts as on the edge
+constexpr double FARTHEST = 1 - 0x1p-20;  // distance from which X may be singular, up to rounding
+
+// ortholand.geometry.matrices.largest_norm: below it a few products do not overflow.
+constexpr double LARGEST_NORM = std::numeric_limits<T>::max() / 4.0;
+
+// Whether something moves, or will: not from FARTHEST on. Where no step is safe for now, a matrix
+// that is pulled back stays and goes on with its moments; with no pull it would stay for ever. With
+// lr = 0 nothing shall move.
+inline Flags is_a_step(const Options& o, const Numbers& eta, const Numbers& distance, double pull) {
+    const Flags moves = (eta > 0) | (o.lr == 0 || pull > 0);
+    return moves & ((distance < FARTHEST) | (o.rule == UNSAFE));
+}
+
+// lr, or less where the pull of a coupled step would overshoot.
+inline double longest_step(const Options& o) {
+    return o.lam > 0 ? std::min(o.lr, 1 / (2 * o.lam)) : o.lr;
+}
+
+// The largest theta <= 1 for which theta^2 P - 2 theta slope <= room: the share of a trial move that
+// is safe (share_of_pulled_move, share_of_tangent_move and largest_root of ortholand.safe_step).
+// Nothing cancels for negative slopes either.
+inline Numbers safe_share(const Numbers& move, const Numbers& slope, const Numbers& room) {
+    const Numbers P = at_least(move, SMALLEST);
+    const Numbers reach = root(at_least(slope * slope + P * room, 0));
+    const Numbers away = at_least(room, 0) / at_least(reach - slope, SMALLEST);
+    return at_most(choice(slope >= 0, (reach + slope) / P, away), 1);
+}
+
+// ortholand.safe_step.trial_step: no longer move is safe, and none of it overflows.
+inline Numbers trial_step(double longest, const Numbers& norm, int p) {
+    return at_most(std::sqrt(2.0 * p) / norm, longest);
+}
+
+// "spectral": a trial move by t is measured, and shortened where it leads too far. Comparisons are
+// written such that NaN is never safe.
+
+// Whether the norm of the field L = R + lam X D alone shows that a move by t is safe. "frobenius"
+// holds in that norm, in which the pull is weaker.
+inline Flags coupled_is_safe(const Options& o, const Numbers& t, const Numbers& norm,
+                             const Numbers& d, const Numbers& astray) {
+    const Numbers length = t * norm, pulled = o.rule == FROBENIUS ? 1 - d : Numbers(1);
+    return (d <= o.aim) & (d * (1 - 2 * o.lam * t * pulled) + length * length + astray <= o.aim);
+}
+
+// The same for a move by t R + omega X D.
+inline Flags decoupled_is_safe(const Options& o, const Numbers& t, const Numbers& norm,
+                               const Numbers& d, const Numbers& normal, const Numbers& astray) {
+    const Numbers length = t * norm + o.omega * normal, inside = d * (1 - d);
+    return (d <= o.aim) & (o.omega * normal * normal <= inside) &
+           (d - 2 * o.omega * inside + length * length + astray <= o.aim);
+}
+
+// Whether nothing attracts, so that bounds of distances must be sharp: a matrix inside the ball must
+// not look as if it were at the edge.
+inline bool is_sharp(const Options& o) {
+    return (o.attraction == DECOUPLED ? o.omega : o.lam) == 0;
+}
 
 // A step of W matrices.
 struct Step {
@@ -306,7 +370,7 @@ struct Step {
     // Forms the field pull X D + R, whose norm is at most `norm`, and measures its norm. Then Q is
     // its Gram matrix, in units of norm^2, if that is wanted.
     void measure(double pull, bool with_square) {
-        const Numbers whole = at_least(norm, TINY);
+        const Numbers whole = at_least(norm, TINY * at_least(unit, 1));  // Adam's unit may be large
         set_field(pull / whole, 1 / whole);
         const Numbers squares = rows.measure(a, second(), with_square ? &Q : nullptr);
         const Each<T> inverse = rounded(choice(squares > 0, 1 / squares, 0));
@@ -429,6 +493,8 @@ struct Step {
         const Numbers drift = curved && !square ? unit * norms(E) : Numbers(0);
         const Numbers unknown = (1 + d) * (1 + d) * roundoff + (curved ? 0 * d : 4 * d);
         norm = unit * root(at_least(trace(Q), 0) + unknown * size * size), eta = o.lr;
+        // Longer moves land at the same point, but Y + Y U would lose all of its digits.
+        if (o.rule == UNSAFE) eta = at_most(eta, 1 / (std::sqrt(roundoff) * norm));
         derive(unit);
         Numbers end = centre(Z, mean) + mean + unknown * longest * longest;
         if (o.rule == FROBENIUS) end = d + o.lr * norm * (o.lr * norm);
@@ -635,7 +701,9 @@ extern "C" void ortholand_landing(const Options* o, Parameter* parameters, int c
     int64_t total = 0;
     for (int i = 0; i < count; ++i) total += parameters[i].count;
     if (p < 1 || n < p || total < 1) return;
-    const int64_t together = n > p && Rows::in_slices(n, total) ? 1 : W;
+    // Matrices that lie side by side in memory are read side by side, however long they are.
+    const bool beside = parameters->inner_stride == 1 && parameters->inner >= W;
+    const int64_t together = n > p && !beside && Rows::in_slices(n, total) ? 1 : W;
     // A thread is worth starting for a tenth of a millisecond of work at least.
     const double work = (6.0 * n * p + (n > p ? 10.0 * p * p : 0)) * p + 60.0 * n * p;
     const int64_t useful = int64_t(double(total) * work / (1 << 22));

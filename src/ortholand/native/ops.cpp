@@ -170,17 +170,31 @@ void set_matrix(Parameter& q, int64_t rows, int64_t columns, int64_t down, int64
     q.column_stride = columns == 1 ? 1 : across;  // means nothing for one column
 }
 
-// One matrix, (first dimension) x (all others), the latter dense in any order: that only permutes
-// the columns, and a step does not depend on it, if gradient and state have the same.
-bool set_flat(Parameter& q, const Seen& X) {
-    const int64_t rows = X.sizes[0], columns = X.numel / rows;
-    q.count = q.inner = 1;
-    if (rows == 1 || X.strides[0] == columns)
-        set_matrix(q, rows, columns, columns, 1);
-    else if (X.strides[0] == 1)
-        set_matrix(q, rows, columns, 1, rows);
-    else
-        return false;
+// How weights are matrices; named again in optim/engines/compiled.py.
+enum Kind : int64_t { ONE = 0, STACK = 1, VECTOR = 2, GRID = 3 };
+struct View {
+    int64_t kind;
+    int64_t size[2];  // of a grid: blocks down and across, or 0: each row, or column
+};
+
+// A grid of blocks of one matrix, (first dimension) x (all others), the latter dense in any order:
+// that only permutes the columns, and a step of whole rows does not depend on it, if gradient and
+// state have the same.
+bool set_grid(Parameter& q, const Seen& X, const int64_t* grid) {
+    const int64_t rows = X.sizes[0], columns = X.numel / rows, r = grid[0], c = grid[1];
+    if (r < 1 || c < 1 || rows % r || columns % c) return false;
+    const bool is_turned = rows > 1 && X.strides[0] != columns;
+    if (is_turned && X.strides[0] != 1) return false;
+    for (int64_t i = X.dim - 1, expected = is_turned ? rows : 1; c > 1 && i > 0; --i) {
+        if (X.sizes[i] != 1 && X.strides[i] != expected) return false;
+        expected *= X.sizes[i];
+    }
+    const int64_t down = is_turned ? 1 : columns, across = is_turned ? rows : 1;
+    const int64_t a = rows / r, b = columns / c;
+    q.count = r * c, q.inner = c > 1 ? c : r;
+    q.inner_stride = c > 1 ? b * across : a * down;
+    q.outer_stride = c > 1 && r > 1 ? a * down : q.inner * q.inner_stride;
+    set_matrix(q, a, b, down, across);
     return true;
 }
 
@@ -205,41 +219,52 @@ bool set_stack(Parameter& q, const Seen& X) {
     return true;
 }
 
-Options options_of(const Seen& seen) {
-    if (!seen.on_cpu || seen.dtype != Seen::DOUBLE || seen.numel != 18 || !seen.is_contiguous() ||
+Options options_of(const Seen& seen, View& view) {
+    if (!seen.on_cpu || seen.dtype != Seen::DOUBLE || seen.numel != 20 || !seen.is_contiguous() ||
         !seen.in_memory)
-        fail("ortholand: settings are 18 numbers of float64, on the CPU.");
+        fail("ortholand: settings are 20 numbers of float64, on the CPU.");
     const double* x = static_cast<const double*>(seen.start);
     const auto choice = [x](int i) { return int32_t(x[i]); };
+    view = {choice(17), {choice(18), choice(19)}};
     uint32_t threads;
     check(torch_get_num_threads(&threads));
     return {x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7], x[8], x[9], x[10], x[11], choice(12),
-            choice(13), choice(14), choice(15), choice(16), choice(17), int32_t(threads)};
+            choice(13), choice(14), choice(15), choice(16), int32_t(threads)};
 }
 
-// Why a tensor cannot go with a weight X: as large as X and in its layout, or, of fewer dimensions,
-// with a number for each matrix.
-Refusal misfit(const Seen& A, const Seen& X, int64_t dim) {
+// Why a tensor cannot go with a weight X: of these sizes, and in the layout of X or contiguous.
+Refusal misfit(const Seen& A, const Seen& X, int64_t dim, const int64_t* sizes, bool is_like_X) {
     if (!A.on_cpu) return DEVICE;
     if (A.dtype != X.dtype) return TYPE;
-    if (A.dim != dim || !std::equal(A.sizes, A.sizes + dim, X.sizes)) return STATE_SHAPE;
-    if (dim < X.dim ? !A.is_contiguous() : !A.has_layout_of(X)) return OTHER_LAYOUT;
+    if (A.dim != dim || !std::equal(A.sizes, A.sizes + dim, sizes)) return STATE_SHAPE;
+    if (is_like_X ? !A.has_layout_of(X) : !A.is_contiguous()) return OTHER_LAYOUT;
     return A.in_memory ? TAKEN : MEMORY;
 }
+Refusal misfit(const Seen& A, const Seen& X) { return misfit(A, X, X.dim, X.sizes, true); }
 
 // Reads a weight, its gradient and its state. `moved` has first all weights, then their state, one
 // kind after the other.
-Refusal read(const Tensors& moved, const Tensors& gradients, size_t i, bool kernels, Parameter& q) {
+Refusal read(const Tensors& moved, const Tensors& gradients, size_t i, const View& view,
+             Parameter& q) {
     const Seen X(moved[i]), G(gradients[i]);
     q = Parameter{};
     q.index = int64_t(i), q.is_double = !X.is_float();
     if (!X.on_cpu || !G.on_cpu) return DEVICE;
     if (!X.is_known() || G.dtype != X.dtype) return TYPE;
-    if (X.dim < 2 || !X.numel) return SIZE;
-    const Refusal of_gradient = misfit(G, X, X.dim);
+    if (X.dim < (view.kind == VECTOR ? 1 : 2) || !X.numel) return SIZE;
+    const Refusal of_gradient = misfit(G, X);
     if (of_gradient == STATE_SHAPE) return SHAPE;
-    if (!X.is_dense() || !(kernels || X.dim == 2 ? set_stack(q, X) : set_flat(q, X)))
+    if (!X.is_dense()) return LAYOUT;
+    const int64_t grid[2] = {view.size[0] ? view.size[0] : X.sizes[0],
+                             view.size[1] ? view.size[1] : X.numel / X.sizes[0]};
+    const bool is_stack = view.kind == STACK || (view.kind == ONE && X.dim == 2);
+    if (view.kind == VECTOR)
+        q.count = q.inner = 1, set_matrix(q, X.numel, 1, 1, 1);
+    else if (!(is_stack ? set_stack(q, X) : set_grid(q, X, grid)))
         return LAYOUT;
+    // There is a number for each matrix of a stack, or of a grid.
+    const bool is_grid = view.kind == GRID;
+    const int64_t numbers = view.kind == STACK ? X.dim - 2 : is_grid ? 2 : 0;
     if (q.p > LARGEST_P) return SIZE;
     if (!X.in_memory) return MEMORY;
     q.X = X.start, q.G = G.start;
@@ -247,7 +272,8 @@ Refusal read(const Tensors& moved, const Tensors& gradients, size_t i, bool kern
     void** starts[] = {&q.state, &q.squares, &q.steps};
     for (size_t kind = 0, n = gradients.size(); (2 + kind) * n <= moved.size() && !found; ++kind) {
         const Seen A(moved[(1 + kind) * n + i]);
-        found = misfit(A, X, kind == 0 ? X.dim : kernels ? X.dim - 2 : 0);
+        found = kind == 0 ? misfit(A, X)
+            : misfit(A, X, numbers, is_grid ? grid : X.sizes, false);
         *starts[kind] = A.start;
     }
     return found;
@@ -286,7 +312,7 @@ int64_t columns_of(const Parameter* q, size_t some) {
 // with 0 if none did, and for each weight a negative number, why it cannot step; or 0, if it can;
 // or 1 + the columns for which kernels must be added first, if there are any.
 std::vector<int64_t> landing_step(const Tensors& moved, const Tensors& gradients, const Options& o,
-                                  bool only_check) {
+                                  const View& view, bool only_check) {
     const size_t n = gradients.size(), states = o.moments == ADAM ? 3 : o.moments == MOMENTUM;
     if (moved.size() != (1 + states) * n)
         fail("ortholand: each weight must have a gradient and its state.");
@@ -296,7 +322,7 @@ std::vector<int64_t> landing_step(const Tensors& moved, const Tensors& gradients
     all.reserve(n);
     for (size_t i = 0; i < n; ++i) {
         Parameter q;
-        answers[1 + i] = read(moved, gradients, i, o.kernels, q);
+        answers[1 + i] = read(moved, gradients, i, view, q);
         if (answers[1 + i] == TAKEN) all.push_back(q);
     }
     by_shape(all, [&](const Parameter* some, size_t count) {
@@ -340,7 +366,7 @@ bool all_below(const Tensors& tensors, double limit, const Tensors& others) {
     for (size_t i = 0; i < others.size(); ++i) {
         if (!tensors.size()) return false;
         const Seen x(others[i]), like(tensors[i % tensors.size()]);
-        if (!like.on_cpu || misfit(x, like, like.dim) != TAKEN) return false;
+        if (!like.on_cpu || misfit(x, like) != TAKEN) return false;
     }
     for (AtenTensorHandle tensor : tensors) {
         const Seen x(tensor);
@@ -360,8 +386,10 @@ void boxed_landing_step(StableIValue* stack, uint64_t, uint64_t) {
     Tensors moved, gradients, settings;
     settings.take(stack[2]);
     moved.take_list(stack[0]), gradients.take_list(stack[1]);
+    View view;
+    const Options o = options_of(Seen(settings[0]), view);
     const std::vector<int64_t> answers =
-        landing_step(moved, gradients, options_of(Seen(settings[0])), as<bool>(stack[3]));
+        landing_step(moved, gradients, o, view, as<bool>(stack[3]));
     StableListHandle list;
     check(torch_new_list_reserve_size(answers.size(), &list));
     for (int64_t answer : answers) check(torch_list_push_back(list, from(answer)));

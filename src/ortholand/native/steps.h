@@ -9,7 +9,7 @@ extern "C" struct Options {
     double lr, scale, lam, eps, aim, farthest, omega;
     double momentum, dampening;
     double beta1, beta2, adam_eps;
-    int32_t attraction, rule, maximize, moments, nesterov, kernels, threads;
+    int32_t attraction, rule, maximize, moments, nesterov, threads;
 };
 
 // A parameter: `count` n x p matrices, n >= p, in memory that is the same for weight, gradient and

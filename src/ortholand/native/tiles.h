@@ -158,7 +158,16 @@ struct L {
         for (int l = 0; l < piece.filled && !same; ++l) {
             alike &= piece.strides(l) == piece.strides(0);
         }
-        if (alike && across == 1 && down == P) {
+        bool beside = alike;  // as columns are, that are vectors each
+        for (int l = 1; l < W && beside; ++l) beside = starts[l] == starts[0] + l;
+        if (beside) {
+            for (int r = 0; r < piece.rows; ++r)
+                for (int j = 0; j < P; ++j)
+                    for (int l = 0; l < W; l += V) {
+                        T *here = tile + at(r, j) + l, *there = starts[0] + r * down + j * across + l;
+                        loose(READ ? here : there) = loose(READ ? there : here);
+                    }
+        } else if (alike && across == 1 && down == P) {
             move_run<READ>([=](int e) { return tile + e * W; }, starts, piece.rows * P);
         } else if (alike && down == 1 && across == P && piece.rows == P) {
             // Squares lie in memory as one run, transposed.

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ortholand.geometry.matrices import is_plain_cpu
-from ortholand.geometry.precision import without_autocast
+from ortholand.geometry.matrices import is_plain_cpu, without_autocast
 from ortholand.nn.kernels import Factors, compose, norm_bound
 from ortholand.parameters import orthogonal
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from ortholand.geometry.precision import without_autocast
+from ortholand.geometry.matrices import without_autocast
+from ortholand.geometry.views import plain_blocks
 from ortholand.landing.attraction import redefined
 from ortholand.landing.description import LandingStep, Moments
 from ortholand.landing.moments import generator, transport
@@ -30,7 +31,7 @@ from ortholand.sharding.placement import is_dtensor
 
 
 class OrthogonalOptimizer(Optimizer):
-    """Base of the optimizers. Group options ``orthogonal`` and ``view`` say what is constrained."""
+    """Base of the optimizers. Options of groups (``CONSTRAINT``) say what is constrained."""
 
     # Options that constructors take beside their own arguments, with defaults.
     further_options: ClassVar[Mapping[str, Any]] = COMMON
@@ -58,9 +59,9 @@ class OrthogonalOptimizer(Optimizer):
     # What a method provides.
 
     @classmethod
-    def converted(cls, name: str, value: Any) -> Any:  # noqa: ARG003
+    def converted(cls, name: str, value: Any) -> Any:
         """The value of an option as a group keeps it."""
-        return value
+        return plain_blocks(value) if name == "blocks" else value
 
     def check_options(self, options: Group) -> None:
         """Raise on invalid options of this method, beyond those of :mod:`.options`."""
@@ -68,10 +69,6 @@ class OrthogonalOptimizer(Optimizer):
     def start_radius(self, group: Group) -> float:
         """How far from the manifold an orthogonal parameter may start."""
         raise NotImplementedError
-
-    def is_ball_spectral(self, group: Group) -> bool:  # noqa: ARG002
-        """Whether :meth:`start_radius` is in the spectral norm, not the Frobenius norm."""
-        return False
 
     def moments(self, group: Group) -> Moments:
         """What makes directions of gradients, with the group's options."""
@@ -135,7 +132,7 @@ class OrthogonalOptimizer(Optimizer):
             for group in self.param_groups:  # they had no values when they were added
                 self._check_group(group)
             self._awaits_values = any(p.device.type == "meta" for p in self._weights())
-        if not compiling and journal.begins(self.state):
+        if not compiling and journal.begins(self.param_groups, self.state):
             self._compare_ranks()
         only, runs = len(self.param_groups) == 1, []
         for group in self.param_groups:  # all checks first: an error leaves everything as it was
@@ -209,7 +206,7 @@ class OrthogonalOptimizer(Optimizer):
     def skipped_steps(self) -> int:
         """How many steps have been skipped because they would not have been finite or safe.
 
-        Counts matrices (each kernel of a convolution in the view "kernel"), and parameters in
+        Counts matrices (each kernel or block of a weight), and parameters in
         groups with ``orthogonal=False``. Reads from the device: for logging, not for every step.
         """
         return sum(int(state[SKIPPED]) for state in self.state.values() if SKIPPED in state)
@@ -249,8 +246,9 @@ class OrthogonalOptimizer(Optimizer):
 
     def _check_group(self, group: Group) -> None:
         self._check_all_options(group)
-        radius, spectral = self.start_radius(group), self.is_ball_spectral(group)
-        self._awaits_values |= check_group(group, radius, spectral=spectral)
+        landing = self.landing_step(group)
+        spectral = landing is not None and getattr(landing.options.rule, "spectral", False)
+        self._awaits_values |= check_group(group, self.start_radius(group), spectral=spectral)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, bit for bit and without sharing memory with ``state_dict``.

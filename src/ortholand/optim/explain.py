@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ortholand.geometry.views import described
 from ortholand.landing.step import Slot
 from ortholand.optim.base import OrthogonalOptimizer
 from ortholand.optim.engines import ENGINES, SHARDED
@@ -24,7 +25,7 @@ class WeightExplained:
     weight: str  # its name, or its place in its group
     shape: tuple[int, ...]
     dtype: str
-    view: str  # "matrix" or "kernel"; "" if unconstrained
+    view: str  # "matrix", "kernel", "4 x 1 blocks", ...; "" if unconstrained
     matrices: int  # how many the weight is; 0 if unconstrained
     engine: str  # "sharded", "compiled", "reference", or "torch" if unconstrained
     form: str  # "matrix_step" if the optimizer's own method steps it, because a part is overridden
@@ -90,14 +91,13 @@ def _rows(optimizer: OrthogonalOptimizer, group: dict[str, Any]) -> Iterator[Wei
         reason = "orthogonal=False" + ", on each rank its own part" * is_dtensor(p)
         if plan.orthogonal:
             matrices = number_of_matrices(p, plan.view)
-            slot, alone = _slot(optimizer, p, plan), len(group["params"]) == 1
-            engine, form, reason = _who(slot, plan, alone=alone)
+            engine, form, reason = _who(_slot(optimizer, p, plan), plan)
             limited = optimizer._journal.limited_share(p, optimizer.state.get(p, {}), matrices)
         yield WeightExplained(
             weight=name_of(group, i).strip("'"),
             shape=tuple(p.shape),
             dtype=str(p.dtype).removeprefix("torch."),
-            view=plan.view if plan.orthogonal else "",
+            view=described(plan.view) if plan.orthogonal else "",
             matrices=matrices,
             engine=engine,
             form=form,
@@ -112,11 +112,11 @@ class _Everything(set[str]):
         return True
 
 
-def _who(slot: Slot, plan: Plan, *, alone: bool) -> tuple[str, str, str]:
+def _who(slot: Slot, plan: Plan) -> tuple[str, str, str]:
     """Engine, form and reason."""
     refusals: list[str] = []
     for engine in ENGINES:
-        refusal = engine.refusal(slot, plan, alone=alone)
+        refusal = engine.refusal(slot, plan)
         if refusal is None:
             form = "" if plan.landing or engine.name != "reference" else "matrix_step"
             return engine.name, form, "; ".join(refusals)

@@ -4,8 +4,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ortholand.geometry.views import view_of
 from ortholand.landing.step import LIMITED, SKIPPED
 from ortholand.optim.options import Group
 from ortholand.optim.plan import Plan, name_of
@@ -38,11 +40,12 @@ class Journal:
         self._skipped: dict[Tensor, int] = {}  # at the last look
         self._limited: dict[Tensor, int] = {}  # in the run that was resumed
 
-    def begins(self, states: States) -> bool:
+    def begins(self, groups: Sequence[Group], states: States) -> bool:
         """Begin a step; whether ranks should compare their options."""
         self.terms.clear()
         if self.steps == 0:  # the counts of the run that is resumed
-            self._skipped, self._limited = _counts(SKIPPED, states), _counts(LIMITED, states)
+            self._skipped = _counts(SKIPPED, states, groups)
+            self._limited = _counts(LIMITED, states, groups)
         return self.steps % LATER_LOOKS == 0
 
     def ends(self) -> bool:
@@ -58,13 +61,13 @@ class Journal:
         return (int(count) - self._limited.get(p, 0)) / (self.steps * matrices)
 
     def look_for_frozen_weights(self, groups: Sequence[Group], states: States) -> None:
-        """Warn, once, about weights that skipped most recent steps, by counts in host memory."""
+        """Warn, once, about weights that skipped most recent steps; reads their counts."""
         window, before = self.steps - self._last_look, self._skipped
-        self._last_look, self._skipped = self.steps, _counts(SKIPPED, states)
+        self._last_look, self._skipped = self.steps, _counts(SKIPPED, states, groups)
         for group in groups:
             for i, p in enumerate(group["params"]):
                 is_whole = group["orthogonal"] and not is_dtensor(p)
-                matrices = number_of_matrices(p, group["view"]) if is_whole else 1
+                matrices = number_of_matrices(p, view_of(group)) if is_whole else 1
                 skipped = self._skipped.get(p, 0) - before.get(p, 0)
                 if skipped > matrices * window / 2 and FROZEN not in self.warned:
                     self.warned.add(FROZEN)
@@ -72,6 +75,18 @@ class Journal:
                     warnings.warn(message, stacklevel=4)
 
 
-def _counts(name: str, states: States) -> dict[Tensor, int]:
-    counts = [(p, state.get(name)) for p, state in states.items()]
-    return {p: int(c.numpy()) for p, c in counts if type(c) is Tensor and c.device.type == "cpu"}
+def is_readable(count: object) -> bool:
+    """Whether a count has a value that Python may read."""
+    return type(count) is Tensor and not count.is_meta
+
+
+def _counts(name: str, states: States, groups: Sequence[Group]) -> dict[Tensor, int]:
+    """The counts of weights, for which the host waits once per device."""
+    counts = [(p, state[name]) for p, state in states.items() if is_readable(state.get(name))]
+    if any(group.get("capturable") for group in groups):  # a device must not be read then
+        counts = [(p, count) for p, count in counts if count.is_cpu]
+    found: dict[Tensor, int] = {}
+    for device in {count.device for _, count in counts}:
+        here = {p: count for p, count in counts if count.device == device}
+        found.update(zip(here, torch.stack([*here.values()]).tolist(), strict=True))
+    return found

@@ -65,8 +65,6 @@ class LandingAdam(LandingWithAdam):
 
     keeps_generators = True
 
-    keeps_generators = True
-
     def generator(self, X: Tensor, G: Tensor) -> Tensor:
         """A generator of the relative gradient: for tall X, G without its normal part."""
         return AdamMoments.generator(Point(X), G)

@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from ortholand.geometry.matrices import working_dtype
 from ortholand.geometry.polar import SKEW_STEPS, check_steps
-from ortholand.geometry.views import matrices_shape
+from ortholand.geometry.views import matrices_shape, view_of
 from ortholand.landing.attraction import LandingOptions
 from ortholand.landing.muon import MuonMoments, called
 from ortholand.optim.landing_optimizer import LandingWithAdam
@@ -103,7 +103,7 @@ class LandingMuon(LandingWithAdam):
             raise TypeError(f"msign must be a function of skew matrices or None, got {msign!r}.")
         params = options.get("params", ()) if options["orthogonal"] else ()
         for p in (p for p in params if isinstance(p, Tensor) and not p.is_meta):
-            n, m = matrices_shape(p.shape, options["view"])[-2:]
+            n, m = matrices_shape(p.shape, view_of(options))[-2:]
             m = n if n == m else 2 * m
             key = m, working_dtype(p.dtype), p.device
             if tried.get(key) is not msign:

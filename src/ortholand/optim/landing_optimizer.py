@@ -41,11 +41,6 @@ class LandingOptimizer(OrthogonalOptimizer):
         """The radius of the ball, outside which no safe step holds; infinite without one."""
         return math.inf if group["safe_step"] is None else group["eps"]
 
-    def is_ball_spectral(self, group: Group) -> bool:
-        """Whether the safe-step rule uses the spectral norm."""
-        rule = self.how_it_lands(group).rule
-        return rule is not None and rule.spectral
-
     def move(self, X: Tensor, B: Tensor, group: Group) -> tuple[Tensor, Tensor]:
         """The landing step."""
         options = self.how_it_lands(group)
@@ -60,7 +55,7 @@ class LandingWithAdam(LandingOptimizer):
     @classmethod
     def converted(cls, name: str, value: Any) -> Any:
         """An option as it is kept: betas become a tuple."""
-        return plain_betas(value) if name == "betas" else value
+        return plain_betas(value) if name == "betas" else super().converted(name, value)
 
     def check_options(self, options: Group) -> None:
         """Check Adam's conditions."""

@@ -14,7 +14,7 @@ from ortholand.geometry.derivatives import relative_gradient
 from ortholand.geometry.matrices import is_square, working_dtype
 from ortholand.geometry.rounding import COMPENSATION, ROUNDING_STATE, SEED
 from ortholand.geometry.scales import scale_of, unscaled
-from ortholand.geometry.views import as_matrices, as_weight
+from ortholand.geometry.views import Grid, as_matrices, as_weight, described, view_of
 from ortholand.landing.step import COUNTS, StateKind
 from ortholand.optim.options import Group
 from ortholand.optim.plan import name_of
@@ -55,6 +55,8 @@ def load_bit_for_bit(
             kinds = optimizer.state_kinds(saved) if saved["orthogonal"] else {}
             named = {**saved, **{name: group[name] for name in NO_OPTIONS & group.keys()}}
             for i, (key, p) in enumerate(zip(saved["params"], group["params"], strict=True)):
+                if saved["orthogonal"] and group["orthogonal"]:
+                    _check_grids(saved, group, p, name_of(named, i))
                 if key in others:
                     weight = _Weight(p, named, kinds, name_of(named, i), key)
                     state = weight.checked(others[key])
@@ -110,6 +112,8 @@ def completed_groups(optimizer: Any, loaded: Mapping[str, Any]) -> list[dict[str
                 f"{kind}, without this state."
             )
         own = {name: value for name, value in group.items() if name not in NO_OPTIONS}
+        if "view" in saved:  # older versions had no blocks
+            own["blocks"] = None
         completed.append({**own, **options})
     sizes, saved_sizes = ([len(g["params"]) for g in each] for each in (groups, saved_groups))
     if sizes != saved_sizes:
@@ -150,6 +154,19 @@ def _is_adam(group: Group) -> bool:
     return "betas" in group and not group["orthogonal"]
 
 
+def _check_grids(saved: Group, group: Group, p: Tensor, name: str) -> None:
+    """Raise if other parts of a weight were matrices when its state was saved."""
+    there, here = view_of(saved), view_of(group)
+    is_grid = any(view not in ("matrix", "kernel") for view in (there, here))
+    if is_grid and Grid.of(p.shape, there) != Grid.of(p.shape, here):
+        raise ValueError(
+            "A state must be of the same blocks as its weight, but that of "
+            f"{name}, of shape {tuple(p.shape)}, was saved as {described(there)!r}, and the weight "
+            f"is {described(here)!r}. Make the groups as they were when it was saved, or train "
+            "the weights with a new optimizer, without this state."
+        )
+
+
 # --- state: whether it fits its weight
 
 
@@ -186,7 +203,7 @@ class _Weight:
         expected: Layout = dict.fromkeys((*GENERATORS, COMPENSATION), (shape, dtype))
         if not self.group["orthogonal"]:
             expected |= {"exp_avg_sq": (shape, dtype), "step": (NO_DIMENSIONS, torch.float32)}
-        expected |= state_layout(shape, dtype, self.kinds, self.group["view"])
+        expected |= state_layout(shape, dtype, self.kinds, view_of(self.group))
         return expected | {SEED: (NO_DIMENSIONS, torch.int64)}
 
     def _check(self, name: str, value: Any) -> None:
@@ -224,7 +241,7 @@ class _Weight:
             # torch counts Adam's steps on the host, in floating point; older versions in integers.
             value = value if value.is_floating_point() else value.float()
             return restored(value, p, torch.device("cpu"))
-        state = restored(value, p, p.device)
+        state = restored(value, p, p.device, view_of(self.group) if orthogonal else "matrix")
         if name not in self.expected or name in (*COUNTS, *ROUNDING_STATE):
             return state
         state = state.to(self.expected[name][1])
@@ -247,14 +264,15 @@ def _as_generator(state: Tensor, p: Tensor, group: Group) -> Tensor:
     """
     if is_dtensor(p) or p.device.type == "meta":
         return state
-    B = as_matrices(state, group["view"])
+    view = view_of(group)
+    B = as_matrices(state, view)
     if not is_square(B):
         return state
     size = torch.linalg.vector_norm(B, dim=(-2, -1), keepdim=True)
     is_skew = torch.linalg.vector_norm(B + B.mH, dim=(-2, -1), keepdim=True) <= 1e-3 * size
     if bool(is_skew.all()):
         return state
-    W = as_matrices(p.detach(), group["view"]).to(B.dtype)
-    X = unscaled(W, scale_of(group["scale"], p.shape, group["view"]))
+    W = as_matrices(p.detach(), view).to(B.dtype)
+    X = unscaled(W, scale_of(group["scale"], p.shape, view))
     skew = torch.where(is_skew, B, relative_gradient(X, B))
-    return as_weight(skew, p, group["view"]).contiguous()
+    return as_weight(skew, p, view).contiguous()

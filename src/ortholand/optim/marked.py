@@ -47,6 +47,9 @@ def _split(
 ) -> list[dict[str, Any]]:
     """A group for each set of options of marks, and one of the other parameters."""
     parts: list[dict[str, Any]] = []
+    if names := group.get("param_names"):  # they go where their parameters go
+        named = list(zip(names, group["params"], strict=True))
+        group = {**{k: v for k, v in group.items() if k != "param_names"}, "params": named}
     rest: dict[str, Any] = {**group, "orthogonal": False, "params": []}
     decay = group.get("weight_decay", defaults.get("weight_decay", 0.0))
     own = {**group, "weight_decay": 0.0} if decay else group

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from ortholand.geometry.rounding import check_rounding
 from ortholand.geometry.scales import NUMBERS, check_scale
-from ortholand.geometry.views import check_view
+from ortholand.geometry.views import check_view, plain_blocks
 from ortholand.landing import find_attraction
 from ortholand.safe_step import DEFAULT_RULE, check_ball, find_rule
 
 Group = Mapping[str, Any]  # or other options by name
-CONSTRAINT = ("orthogonal", "view", "scale")  # options that say what a weight must satisfy
+CONSTRAINT = ("orthogonal", "view", "blocks", "scale")  # what a weight must satisfy
 
 
 class GroupOptions(TypedDict, total=False):
@@ -28,7 +28,10 @@ class GroupOptions(TypedDict, total=False):
         orthogonal: whether the weights are orthogonal (True). Others take the step of
             ``torch.optim.SGD``, or AdamW in optimizers with ``betas``.
         view: ``"matrix"`` treats a convolution weight as ``(out, in * kh * kw)``, ``"kernel"``
-            each of its kh x kw slices as a matrix.
+            each of its kh x kw slices as a matrix; ``"rows"`` and ``"columns"`` of that matrix are
+            vectors of length 1, and ``"vector"`` is all entries as one.
+        blocks: (r, c): the weight is a grid of r x c equal blocks, each an orthogonal matrix of
+            its own, as gates and heads are (None).
         scale: weights are this multiple of orthonormal matrices: a positive number (1), or
             ``"fan"`` for ``sqrt(max(1, out / in))`` of each out x in matrix. lr refers to the
             weight, ball and attraction to X = weight / scale. See ``docs/scaled_weights.md``.
@@ -42,6 +45,7 @@ class GroupOptions(TypedDict, total=False):
 
     orthogonal: bool
     view: str
+    blocks: tuple[int, int] | None
     scale: float | str
     maximize: bool
     foreach: bool | None
@@ -96,6 +100,7 @@ class AdamGroupOptions(LandingGroupOptions, total=False):
 COMMON: GroupOptions = {
     "orthogonal": True,
     "view": "matrix",
+    "blocks": None,
     "scale": 1.0,
     "maximize": False,
     "foreach": None,
@@ -220,6 +225,7 @@ CHECKS: dict[str, Callable[[str, Any], object]] = {
     **dict.fromkeys(("momentum", "dampening"), check_finite),
     "sharded": check_sharded,
     "view": lambda _, value: check_view(value),
+    "blocks": lambda _, value: plain_blocks(value),
     "rounding": lambda _, value: check_rounding(value),
     "scale": lambda _, value: check_scale(value),
     "attraction": lambda _, value: find_attraction(value),

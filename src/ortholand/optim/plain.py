@@ -14,10 +14,9 @@ from ortholand.geometry.matrices import to_working_dtype, working_dtype
 from ortholand.geometry.rounding import exact_value, keep_
 from ortholand.landing.step import SKIPPED, Slot, count_of
 from ortholand.native import all_below
-from ortholand.optim.gathering import States, gathered
-from ortholand.optim.gathering import Tensors as Gathered
 from ortholand.optim.options import Group, scalar_lr
-from ortholand.optim.weights import device_of_steps
+from ortholand.optim.weights import States, device_of_steps, gathered
+from ortholand.optim.weights import Tensors as Gathered
 
 Tensors = list[Tensor]
 Agreement = Callable[[Tensor], Tensor]  # which may step here -> which may step on all ranks

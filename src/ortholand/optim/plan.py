@@ -1,13 +1,14 @@
 """How the weights of a group step: all that engines need to know about an optimizer."""
 
 from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ortholand.geometry.scales import NUMBERS, Scale, scale_of
-from ortholand.geometry.views import View
+from ortholand.geometry.views import View, view_of
 from ortholand.landing.description import LandingStep
 from ortholand.landing.step import MatrixStep, StateKind
 from ortholand.optim.options import CONSTRAINT, Group
@@ -23,7 +24,7 @@ class Plan:
         self._optimizer, self._group = optimizer, group
         self.constraint = {name: group[name] for name in CONSTRAINT}
         self.orthogonal: bool = group["orthogonal"]
-        self.view: View = group["view"]
+        self.view: View = view_of(group)
         self.maximize: bool = group["maximize"]
         self.foreach: bool | None = group["foreach"]
         self.fused: bool | None = group.get("fused", False)
@@ -44,6 +45,7 @@ class Plan:
         self.notes: dict[str, Any] = {}  # what engines have found out about the plan
         self.layouts: dict[tuple[torch.Size, torch.dtype], Any] = {}  # of state, by its weight's
         self._scaled: dict[float, Plan] = {}
+        self._seen: dict[View, Plan] = {}
 
     def matrix_step(self, X: Tensor, G: Tensor, state: dict[str, Tensor]) -> MatrixStep:
         """The optimizer's own step; engines may step by something faster."""
@@ -65,9 +67,19 @@ class Plan:
         if plan is None:
             group = self._optimizer.options_at_scale(self._group, scale)
             plan = Plan(self._optimizer, group, self.warned, scale)
+            plan.view = self.view
             if not isinstance(self._group["lr"], Tensor):
                 self._scaled[scale] = plan
         return plan
+
+    def seen_as(self, view: View) -> "Plan":
+        """The plan for parts of weights, which are viewed otherwise than the whole."""
+        if view == self.view:
+            return self
+        if view not in self._seen:
+            self._seen[view] = plan = copy(self)
+            plan.view, plan.notes, plan._scaled, plan._seen = view, {}, {}, {}
+        return self._seen[view]
 
 
 def name_of(group: Group, i: int | None) -> str:

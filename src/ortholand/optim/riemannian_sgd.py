@@ -59,7 +59,7 @@ class RiemannianSGD(OrthogonalSGD):
     def converted(cls, name: str, value: Any) -> Any:
         """An option as it is kept: a retraction that is a function is registered."""
         if name != "retraction" or isinstance(value, str):
-            return value
+            return super().converted(name, value)
         if not callable(value):
             find_retraction(value)  # raises
         name = getattr(value, "__name__", type(value).__name__)

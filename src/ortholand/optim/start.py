@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from ortholand.geometry.scales import FAN, check_scale_fits, scale_of
-from ortholand.geometry.views import View, check_weight, matrices_shape
+from ortholand.geometry.views import (
+    Grid,
+    View,
+    check_weight,
+    described,
+    matrices_shape,
+    view_of,
+)
 from ortholand.optim.options import Group
 from ortholand.optim.plan import Plan, name_of
 from ortholand.optim.weights import NOT_BUFFERS, check_entries_apart
@@ -24,7 +31,7 @@ def check_group(group: Group, radius: float, *, spectral: bool) -> bool:
     if not group["orthogonal"]:
         return False
     for i, p in enumerate(group["params"]):
-        name, view = name_of(group, i), group["view"]
+        name, view = name_of(group, i), view_of(group)
         check_weight(p, name, view)
         if p.device.type != "meta":
             scale = scale_of(group["scale"], p.shape, view)
@@ -42,7 +49,9 @@ def check_change(
     what = changed[0]
     values = f"was {before.constraint[what]!r} and is {group[what]!r} now"
     for i, p in enumerate(group["params"]) if what != "scale" else ():
-        if (p.ndim > 2 or what == "orthogonal") and not NOT_BUFFERS.issuperset(states.get(p, ())):
+        grids = [Grid.of(p.shape, view_of(options)) for options in (before.constraint, group)]
+        is_other = what == "orthogonal" or grids[0] != grids[1]
+        if is_other and not NOT_BUFFERS.issuperset(states.get(p, ())):
             raise ValueError(
                 f"The option {what!r} of a weight with state must not change, but that of "
                 f"{name_of(group, i)} {values}. Set it back, or remove the state: "
@@ -81,7 +90,7 @@ def check_start(
     raise ValueError(
         f"An orthogonal parameter must start within {radius} of the manifold "
         f"({norm}; eps, where that is an option), but {name} of shape {tuple(p.shape)}, "
-        f"view {view!r}, is at distance {d:.4g}. {_scale_advice(p, view, scale)}"
+        f"view {described(view)!r}, is at distance {d:.4g}. {_scale_advice(p, view, scale)}"
         f"{_advice(p, view, radius, scale)}"
     )
 
@@ -102,8 +111,11 @@ def _scale_advice(p: Tensor, view: View, scale: float) -> str:
 
 
 def _advice(p: Tensor, view: View, radius: float, scale: float) -> str:
-    also = f" Set scale={scale:.4g} there, too." if scale != 1 else ""
-    if p.ndim < 3:
+    is_named = view in ("matrix", "kernel")
+    given = [] if is_named else [f"{'view' if isinstance(view, str) else 'blocks'}={view!r}"]
+    given += [f"scale={scale:.4g}"] if scale != 1 else []
+    also = f" Set {' and '.join(given)} there, too." if given else ""
+    if p.ndim < 3 or not is_named:
         return (
             "Project it first with ortholand.orthogonalize_(...), which takes a tensor, groups or "
             f"a model.{also}"

@@ -1,7 +1,8 @@
 """A weight and its state: shapes, types and memory."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from operator import is_
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,8 +16,8 @@ from ortholand.geometry.rounding import (
     SEED,
     prepare_rounding,
 )
-from ortholand.geometry.views import View, matrices_shape
-from ortholand.landing.step import COUNTS, Slot, StateKind
+from ortholand.geometry.views import View, batch_shape, described
+from ortholand.landing.step import COUNTS, SKIPPED, Slot, StateKind
 from ortholand.optim.options import Group
 from ortholand.optim.plan import Plan, name_of, position_of
 from ortholand.sharding.placement import is_dtensor, is_here, zeros_per_matrix
@@ -33,7 +34,7 @@ def state_layout(
 ) -> Layout:
     """Shape and type of all the state of an orthogonal weight, except for its rounding."""
     dtype = working_dtype(dtype)
-    per_matrix = NO_DIMENSIONS if view == "matrix" else shape[:-2], real_dtype(dtype)
+    per_matrix = batch_shape(shape, view), real_dtype(dtype)
     layout = {k: (shape, dtype) if kind == "matrix" else per_matrix for k, kind in kinds.items()}
     return layout | dict.fromkeys(COUNTS, (NO_DIMENSIONS, torch.int64))
 
@@ -63,7 +64,7 @@ def zero_state(p: Tensor, shape: torch.Size, dtype: torch.dtype, view: View) -> 
     if shape == p.shape:
         return torch.zeros_like(p, dtype=dtype)
     if shape and is_dtensor(p) and is_here(p, view):
-        return zeros_per_matrix(p, dtype)
+        return zeros_per_matrix(p, view, dtype)
     return torch.zeros(shape, dtype=dtype, device=p.device)
 
 
@@ -76,7 +77,7 @@ def prepare_plain_state(p: Tensor, state: State, group: Group) -> None:
         if not isinstance(value, Tensor) or name in NOT_BUFFERS or value.ndim == 0 < p.ndim:
             continue
         if value.shape != p.shape:
-            raise state_error(p, "", name, value, p.shape, group)
+            raise state_error(p, None, name, value, p.shape, group)
         if value.dtype is not wanted:
             state[name] = value.to(wanted)
     if p.dtype is not wanted or COMPENSATION in state or SEED in state:
@@ -107,14 +108,14 @@ def _prepare_rounding(p: Tensor, state: State, group: Group) -> None:
 
 def number_of_matrices(p: Tensor, view: View) -> int:
     """How many matrices a weight holds."""
-    return matrices_shape(p.shape, view)[:-2].numel()
+    return batch_shape(p.shape, view).numel()
 
 
 def state_error(
-    p: Tensor, view: str, name: str, value: Tensor, shape: torch.Size, group: Group
+    p: Tensor, view: View | None, name: str, value: Tensor, shape: torch.Size, group: Group
 ) -> ValueError:
     """The error for a state that does not fit its weight."""
-    seen = f", view {view!r}," if view else ""
+    seen = f", view {described(view)!r}," if view else ""
     return ValueError(
         "The state of a weight must fit its shape, but "
         f"{name_of(group, position_of(p, group))} has shape {tuple(p.shape)}{seen} and its "
@@ -178,3 +179,53 @@ def check_entries_apart(tensor: Tensor, name: Callable[[], str]) -> None:
             f"{name()}, shape {tuple(tensor.shape)} with strides {tensor.stride()}, share some. "
             "Use tensor.clone() or tensor.contiguous()."
         )
+
+
+# --- the tensors of a group as lists, where nothing must be prepared: the quick way to a step
+
+NONE_TYPE, NOTHING = type(None), {}
+States = Mapping[Tensor, dict[str, Any]]
+
+
+class Tensors(NamedTuple):
+    """What compiled code steps."""
+
+    moved: list[Any]  # weights, and then their state, kind by kind
+    gradients: list[Tensor]
+    states: list[dict[str, Any]]  # with the counts
+
+    @classmethod
+    def of(cls, slots: list[Slot], names: Iterable[str]) -> "Tensors":
+        """The tensors of slots."""
+        moved = [slot.weight for slot in slots]
+        for name in names:
+            moved += [slot.state[name] for slot in slots]
+        return cls(moved, [slot.gradient for slot in slots], [slot.state for slot in slots])
+
+
+def gathered(
+    params: list[Tensor], states: States, names: Iterable[str], n_state: int
+) -> Tensors | None:
+    """The plain tensors of a group's weights, each of which has all its state; None if not so.
+
+    This takes a fraction of a microsecond per weight, of which there may be hundreds.
+    """
+    gradients: list[Any] = [p.grad for p in params]
+    if NONE_TYPE in map(type, gradients):
+        params = [p for p, G in zip(params, gradients, strict=True) if G is not None]
+        gradients = [G for G in gradients if G is not None]
+    # A tensor is slow to look up. Nearly always the weights' state is in their order.
+    in_order = len(states) == len(params) and all(map(is_, states, params))
+    own = [*states.values()] if in_order else [states.get(p, NOTHING) for p in params]
+    if not all(len(state) == n_state and SKIPPED in state for state in own):
+        return None
+    if any(map(torch.is_inference, params)):
+        return None
+    moved = [*params]
+    for name in names:
+        moved += [state.get(name) for state in own]
+    if not PLAIN_TYPES.issuperset(map(type, moved)) or not PLAIN_TYPES.issuperset(
+        map(type, gradients)
+    ):
+        return None
+    return Tensors(moved, gradients, own)

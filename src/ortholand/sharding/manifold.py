@@ -14,9 +14,14 @@ from ortholand.geometry.manifold import (
     residual_norm,
     weight_distances,
 )
-from ortholand.geometry.matrices import shared_gram_minus_identity, to_working_dtype
+from ortholand.geometry.matrices import (
+    real_dtype,
+    shared_gram_minus_identity,
+    to_working_dtype,
+    working_dtype,
+)
 from ortholand.geometry.scales import unscaled
-from ortholand.geometry.views import View
+from ortholand.geometry.views import View, batch_shape
 from ortholand.sharding.exchange import Owners, rows_of_transposes, sums_over_ranks
 from ortholand.sharding.placement import (
     Layout,
@@ -25,6 +30,7 @@ from ortholand.sharding.placement import (
     is_here,
     layout_of,
     local_part,
+    local_view,
     part_of,
     placed_like,
     rows_of,
@@ -47,9 +53,14 @@ def sharded_distances(weight: DTensor, view: View, *, spectral: bool, scale: flo
     if is_elsewhere(weight):
         return torch.zeros((), device=weight.device)
     if is_here(weight, view):
-        d = weight_distances(local_part(weight), view, spectral=spectral, scale=scale)
-        return whole_of(placed_like(d, zeros_per_matrix(weight, d.dtype))) if d.ndim else d
-    layout = layout_of(weight)
+        here, seen = local_part(weight), local_view(weight, view)
+        if here.numel():
+            d = weight_distances(here, seen, spectral=spectral, scale=scale)
+        else:
+            kind = real_dtype(working_dtype(here.dtype))
+            d = torch.zeros(batch_shape(here.shape, seen), dtype=kind, device=here.device)
+        return whole_of(placed_like(d, zeros_per_matrix(weight, view, d.dtype))) if d.ndim else d
+    layout = layout_of(weight, view)
     if layout is None:
         return weight_distances(whole_of(weight), view, spectral=spectral, scale=scale)
     X = unscaled(to_working_dtype(rows_of([local_part(weight)], layout)[0]), scale)
@@ -73,8 +84,8 @@ def project_sharded_(weights: Sequence[tuple[DTensor, float]], view: View) -> No
         here = local_part(weight)
         if is_here(weight, view):
             if here.numel():
-                here.copy_(nearest_weight(here, view, scale))
-        elif (layout := layout_of(weight)) is None:
+                here.copy_(nearest_weight(here, local_view(weight, view), scale))
+        elif (layout := layout_of(weight, view)) is None:
             here.copy_(part_of(nearest_weight(whole_of(weight), view, scale), weight))
         else:
             key = (layout.group, weight.dtype, weight.device)

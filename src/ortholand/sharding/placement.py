@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from ortholand.geometry.views import View
+from ortholand.geometry.views import Grid, View, batch_shape
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -41,9 +41,12 @@ class Layout(NamedTuple):
         return self._replace(sizes=chunk_sizes(columns, self.ranks), shape=(columns, rows))
 
 
-def layout_of(weight: DTensor) -> Layout | None:
-    """Which rows of the weight are on which rank, along one dimension of its mesh; else None."""
+def layout_of(weight: DTensor, view: View) -> Layout | None:
+    """Which rows of a matrix are on which rank, along one dimension of its mesh; else None."""
     from torch.distributed.tensor import Shard
+
+    if view not in ("matrix", "kernel"):
+        return None
 
     mesh, dims = weight.device_mesh, split_dims(weight)
     place = weight.placements[dims[0]] if len(dims) == 1 else None
@@ -78,9 +81,25 @@ def is_here(weight: DTensor, view: View) -> bool:
     """Whether every matrix of the weight is whole on the ranks that have it."""
     from torch.distributed.tensor import Shard
 
+    dims = split_dims(weight)
+    places = [weight.placements[dim] for dim in dims]
+    is_grid = view not in ("matrix", "kernel", "vector")
+    if is_grid and len(dims) == 1 and type(places[0]) is Shard:
+        dim, ranks = places[0].dim, weight.device_mesh.size(dims[0])
+        size, grid = weight.shape[dim], Grid.of(weight.shape, view)
+        length = grid.a if dim == 0 else grid.b if weight.ndim == 2 else 0
+        return 0 < length < size and not any(n % length for n in chunk_sizes(size, ranks))
     matrices = weight.ndim - 2 if view == "kernel" else 0  # sharding these dimensions is harmless
-    places = [weight.placements[dim] for dim in split_dims(weight)]
     return all(type(place) is Shard and place.dim < matrices for place in places)
+
+
+def local_view(weight: Tensor, view: View) -> View:
+    """The view of what a rank holds of a weight whose matrices are all whole on their ranks."""
+    if isinstance(view, str) or not is_dtensor(weight):
+        return view
+    _, _, a, b = Grid.of(weight.shape, view)
+    rows, *columns = local_part(weight).shape
+    return rows // a, math.prod(columns) // b
 
 
 def chunk_sizes(total: int, ranks: int) -> list[int]:
@@ -113,9 +132,17 @@ def placed_like(local: Tensor, weight: Tensor) -> Tensor:
     return placed
 
 
-def zeros_per_matrix(weight: DTensor, dtype: torch.dtype) -> Tensor:
-    """A zero for each matrix of a weight ``(..., n, p)``, placed like the weight."""
-    return torch.zeros_like(weight.detach()[..., 0, 0], dtype=dtype)
+def zeros_per_matrix(weight: DTensor, view: View, dtype: torch.dtype) -> Tensor:
+    """A zero for each matrix of a weight, placed like the weight."""
+    if view == "kernel":
+        return torch.zeros_like(weight.detach()[..., 0, 0], dtype=dtype)
+    from torch.distributed.tensor import DTensor
+
+    shape, here = batch_shape(weight.shape, view), local_part(weight)
+    local = batch_shape(here.shape, local_view(weight, view))
+    zeros = torch.zeros(local, dtype=dtype, device=here.device)
+    placed, stride = (weight.device_mesh, weight.placements), (shape[1], 1)
+    return DTensor.from_local(zeros, *placed, shape=shape, stride=stride)
 
 
 def whole_of(tensor: Tensor) -> Tensor:
@@ -132,7 +159,7 @@ def part_of(whole: Tensor, weight: DTensor) -> Tensor:
     return local_part(everywhere.redistribute(placements=weight.placements))
 
 
-def restored(value: Tensor, weight: Tensor, device: torch.device) -> Tensor:
+def restored(value: Tensor, weight: Tensor, device: torch.device, view: View = "matrix") -> Tensor:
     """A copy of a weight's saved state, whole or sharded, placed like the weight."""
     if is_dtensor(value) and not is_dtensor(weight):
         raise ValueError(
@@ -149,6 +176,6 @@ def restored(value: Tensor, weight: Tensor, device: torch.device) -> Tensor:
     state = whole_of(state)
     if state.shape == weight.shape:
         return placed_like(part_of(state, weight), weight)
-    if state.ndim and is_here(weight, "kernel"):
-        return placed_like(part_of(state, weight), zeros_per_matrix(weight, state.dtype))
+    if state.ndim and is_here(weight, view):
+        return placed_like(part_of(state, weight), zeros_per_matrix(weight, view, state.dtype))
     return state  # a number, or numbers that all ranks have

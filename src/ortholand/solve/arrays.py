@@ -4,8 +4,9 @@ Operations that both libraries spell alike (``+``, ``@``, ``reshape``) are used 
 are the last two dimensions; inner products and norms run over all entries, and are Python floats.
 """
 
+from collections.abc import Callable
 from functools import cache
-from math import sqrt
+from math import inf, isfinite, sqrt
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,7 +37,6 @@ def product(A: Any, B: Any) -> Any:
 
 
 def gram_product(A: Any, B: Any) -> Any:
-    """``A^H B``."""
     if isinstance(A, ndarray) and A.ndim == 2 and A.dtype.kind == "f":
         return A.T.dot(B)
     return adjoint(A) @ B
@@ -69,7 +69,6 @@ def from_real_vector(flat: Any, like: Any) -> Any:
 
 
 def adjoint(A: Any) -> Any:
-    """Conjugate transpose."""
     if isinstance(A, ndarray):
         transposed = A.T if A.ndim == 2 else A.swapaxes(-1, -2)
         return transposed.conj() if A.dtype.kind == "c" else transposed
@@ -84,17 +83,14 @@ def turned(A: Any) -> Any:
 
 
 def sym(A: Any) -> Any:
-    """Hermitian part."""
     return (A + turned(A)) * 0.5
 
 
 def skew(A: Any) -> Any:
-    """Skew-Hermitian part."""
     return (A - turned(A)) * 0.5
 
 
 def minus_product(C: Any, A: Any, B: Any) -> Any:
-    """``C - A B``."""
     if isinstance(C, ndarray):
         return C - (A.dot(B) if C.ndim == 2 else A @ B)
     add = torch.addmm if C.ndim == 2 else torch.baddbmm
@@ -102,7 +98,6 @@ def minus_product(C: Any, A: Any, B: Any) -> Any:
 
 
 def combine(A: Any, t: float, B: Any) -> Any:
-    """``A + t B``."""
     if t == 1:
         return A + B
     return A + t * B if isinstance(A, ndarray) else torch.add(A, B, alpha=t)
@@ -135,19 +130,16 @@ def _precision(dtype: Any) -> float:
 
 
 def all_finite(A: Any) -> bool:
-    """Whether no entry is infinite or NaN."""
     return bool((np.isfinite(A) if isinstance(A, ndarray) else A.isfinite()).all())
 
 
 def zeros(shape: tuple[int, ...], like: Any) -> Any:
-    """Zeros of the type of ``like``."""
     if isinstance(like, np.ndarray):
         return np.zeros(shape, like.dtype)
     return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
 
 def copy_of(A: Any) -> Any:
-    """A contiguous copy."""
     if isinstance(A, np.ndarray):
         return A.copy(order="C")
     return A.clone(memory_format=torch.contiguous_format)
@@ -175,3 +167,35 @@ def from_numpy(A: np.ndarray, like: Any) -> Any:
     if isinstance(like, np.ndarray):
         return A.astype(like.dtype, copy=False)
     return torch.from_numpy(A).to(like)
+
+
+def lanczos(
+    apply: Callable[[Any], Any], v: Any, steps: int, rest: float, clear: float = inf
+) -> tuple[np.ndarray, Any] | None:
+    """Lanczos' method from v: the Ritz values, and the vector of the least; None if it fails.
+
+    It ends early once what is left is ``rest`` of the largest value, or the least value is
+    ``-clear`` of it.
+    """
+    size, basis = norm(v), []
+    diagonal: list[float] = []
+    beside: list[float] = []
+    values = vectors = np.zeros((0, 1))
+    while size and len(basis) < steps:
+        v = v / size
+        basis.append(v)
+        w = apply(v)
+        diagonal.append(inner(v, w))
+        if not isfinite(diagonal[-1]):
+            return None
+        for _ in range(2):  # once more: rounding would show the same values again
+            for u in basis:
+                w = combine(w, -inner(u, w), u)
+        T = np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
+        values, vectors = np.linalg.eigh(T)
+        size, v, largest = norm(w), w, float(abs(values).max())
+        if values[0] < -clear * largest or size <= rest * largest:
+            break
+        beside.append(size)
+    pairs = zip(vectors[:, 0], basis, strict=True)
+    return (values, sum(float(c) * u for c, u in pairs)) if basis else None

@@ -45,6 +45,11 @@ class CheckResult:
         errors: distance of f from its Taylor polynomial at each step along the manifold, root mean
             square over a few directions.
         message: the verdict in words: what was measured, and what to do.
+        normal_slope, normal_errors: of a gradient, the same in a normal direction.
+        gradient_norm: of a gradient, the Riemannian one's norm at x0.
+        symmetry_error: of a Hessian, ``|<H a, b> - <a, H b>|`` for random tangent a and b, relative
+            to their sizes and those of the derivatives.
+        linearity_error: of a Hessian, ``||H(a + 2 b) - H a - 2 H b||``, likewise relative.
     """
 
     ok: bool
@@ -52,55 +57,25 @@ class CheckResult:
     steps: tuple[float, ...]
     errors: tuple[float, ...]
     message: str
+    normal_slope: float = math.nan
+    normal_errors: tuple[float, ...] = ()
+    gradient_norm: float = math.nan
+    symmetry_error: float = math.nan
+    linearity_error: float = math.nan
 
     def __bool__(self) -> bool:
         return self.ok
 
     def __str__(self) -> str:
-        return f"{self.message}\n{self._table()}"
-
-    __repr__ = __str__
-
-    def _columns(self) -> dict[str, tuple[float, ...]]:
-        return {"t": self.steps, "error": self.errors}
-
-    def _table(self) -> str:
-        columns = self._columns()
+        columns = {"t": self.steps, "error": self.errors}
+        if self.normal_errors:
+            columns = {"t": self.steps, "tangent": self.errors, "normal": self.normal_errors}
         header = "".join(f"{name:>10}" for name in columns)
         rows = list(zip(*columns.values(), strict=True))[::PER_DECADE]
-        return "\n".join([header, *("".join(f"{x:10.1e}" for x in row) for row in rows)])
+        table = [header, *("".join(f"{x:10.1e}" for x in row) for row in rows)]
+        return "\n".join([self.message, *table])
 
-
-@dataclass(frozen=True, repr=False)
-class GradientCheck(CheckResult):
-    """The outcome of :func:`check_gradient`: a :class:`CheckResult` with more attributes.
-
-    Attributes:
-        normal_slope: slope of the errors in a normal direction.
-        normal_errors: errors in a normal direction, at the same steps.
-        gradient_norm: norm of the Riemannian gradient at x0.
-    """
-
-    normal_slope: float
-    normal_errors: tuple[float, ...]
-    gradient_norm: float
-
-    def _columns(self) -> dict[str, tuple[float, ...]]:
-        return {"t": self.steps, "tangent": self.errors, "normal": self.normal_errors}
-
-
-@dataclass(frozen=True, repr=False)
-class HessianCheck(CheckResult):
-    """The outcome of :func:`check_hessian`: a :class:`CheckResult` with more attributes.
-
-    Attributes:
-        symmetry_error: ``|<H a, b> - <a, H b>|`` for random tangent a and b, relative to their
-            sizes and those of the derivatives.
-        linearity_error: ``||H(a + 2 b) - H a - 2 H b||``, likewise relative.
-    """
-
-    symmetry_error: float
-    linearity_error: float
+    __repr__ = __str__
 
 
 def check_gradient(
@@ -110,7 +85,7 @@ def check_gradient(
     *,
     args: Sequence[Any] = (),
     seed: int | torch.Generator = 0,
-) -> GradientCheck:
+) -> CheckResult:
     """Check that jac is the Euclidean gradient of fun, along the manifold and across it.
 
     Args:
@@ -153,9 +128,9 @@ def check_gradient(
             "This says little: the Riemannian gradient is zero at x0 up to rounding, and any "
             "multiple of it would pass. Check at a random x0."
         )
-    return GradientCheck(
+    return CheckResult(
         tangent.verdict == normal.verdict == "right",
-        *tangent.measured,
+        *tangent[:3],
         " ".join(filter(None, sentences)),
         normal_slope=normal.slope,
         normal_errors=normal.errors,
@@ -171,18 +146,18 @@ def check_hessian(
     hessp: Callable[..., Any] | None = None,
     args: Sequence[Any] = (),
     seed: int | torch.Generator = 0,
-) -> HessianCheck:
+) -> CheckResult:
     """Check that hessp is the Euclidean Hessian of fun; run :func:`check_gradient` first.
 
     Args:
-        fun: ``fun(X, *args)``, a real number, in NumPy or torch like x0.
-        x0: a matrix; the check is made at the nearest one with orthonormal columns (rows if wide).
-        jac: as for :func:`check_gradient`.
+        fun: the cost; it and all else but hessp are as for :func:`check_gradient`.
+        x0: near the point of the check.
+        jac: the gradient.
+        args: further arguments of the functions.
+        seed: seed of the directions.
         hessp: ``hessp(X, V, *args)``, the Euclidean Hessian at X applied to V, without any
             projection. None: check what ``minimize(method="newton")`` would use instead, autograd,
             or differences of jac if there is a jac.
-        args: further arguments of the functions.
-        seed: seed of the directions.
 
     The Riemannian Hessian that follows from jac and hessp must fit f to third order along the
     manifold, be symmetric, and be linear. (It is tangent by construction.) Relative errors of the
@@ -211,16 +186,23 @@ def check_hessian(
     tangent = probe.expand(curves, size)
     symmetry, linearity = _algebra(hessian, probe.tangent(), probe.tangent(), size)
     tolerance = probe.eps**0.4  # differences of gradients are good to eps^(1/2)
-    algebra = _explain_algebra(symmetry, linearity, tolerance)
+    algebra = " ".join(
+        f"It is not {rule} differ by {error:.1e}."
+        for rule, error in [
+            ("symmetric: <H a, b> and <a, H b>", symmetry),
+            ("linear: H(a + 2 b) and H a + 2 H b", linearity),
+        ]
+        if not error <= tolerance  # NaN too
+    )
     sentences = [
         f"The Hessian {'is wrong' if algebra else _verdict(tangent)}. Along the manifold f differs "
         f"from its Taylor polynomial {tangent.finding}.",
         _explain_hessian(probe, product, tangent),
         algebra,
     ]
-    return HessianCheck(
+    return CheckResult(
         tangent.verdict == "right" and not algebra,
-        *tangent.measured,
+        *tangent[:3],
         " ".join(filter(None, sentences)),
         symmetry_error=symmetry,
         linearity_error=linearity,
@@ -256,8 +238,8 @@ class Probe:
             )
         self.X, self.eps = polar_projection(start), precision(start)
         # With the seed itself directions would depend on an x0 that was drawn with it.
-        is_seed = not isinstance(seed, torch.Generator)
-        self.random = torch.Generator().manual_seed(seed + SEED_OFFSET) if is_seed else seed
+        is_random = isinstance(seed, torch.Generator)
+        self.random = seed if is_random else torch.Generator().manual_seed(seed + SEED_OFFSET)
         self.value, self.G = self.objective.value_and_gradient(self.X)
         self.directions = [self.tangent() for _ in range(2 if self.eps < 1e-10 else 8)]
 
@@ -272,6 +254,9 @@ class Probe:
         if norm(V) < 1e-3:  # a real 1 x 1 matrix cannot move
             return torch.zeros_like(self.X)
         return V * (self.X.shape[-1] ** 0.5 / norm(V))
+
+    def value_at(self, X: Tensor) -> float:
+        return self.objective.value_and_gradient(X)[0]
 
     def normal(self) -> Tensor:
         """A random normal vector ``X S``, S Hermitian."""
@@ -288,15 +273,11 @@ class Probe:
         directions = [self.tangent() for _ in range(N_DIAGNOSTIC)]
 
         def derivative(xi: Tensor) -> float:
-            after, before = (self._value(self.along(xi)(t)) for t in (h, -h))
-            if order == 1:
-                return (after - before) / (2 * h)
-            return (after - 2 * self._value(self.X) + before) / h**2
+            after, before = (self.value_at(self.along(xi)(t)) for t in (h, -h))
+            change = after - before if order == 1 else after - 2 * self.value + before
+            return change / (2 * h if order == 1 else h**2)
 
         return directions, [derivative(xi) for xi in directions]
-
-    def _value(self, X: Tensor) -> float:
-        return self.objective.value_and_gradient(X)[0]
 
     def expand(self, curves: list[tuple[Curve, list[float]]], size: float) -> "Expansion":
         """Compare f along curves with ``taylor[0] + taylor[1] t + taylor[2] t^2 + ...``.
@@ -309,10 +290,8 @@ class Probe:
         # Where X hardly moves, f changes by rounding only.
         tiny = eps * np.arange(1, 9)
         t = np.concatenate([tiny, steps])
-        values = np.array([[self._value(curve(s)) for s in t] for curve, _ in curves])
-        polynomials = np.array(
-            [np.polynomial.polynomial.polyval(t, taylor) for _, taylor in curves]
-        )
+        values = np.array([[self.value_at(curve(s)) for s in t] for curve, _ in curves])
+        polynomials = np.array([np.polyval(taylor[::-1], t) for _, taylor in curves])
         with np.errstate(invalid="ignore", over="ignore"):
             errors = np.sqrt(np.mean((values - polynomials) ** 2, axis=0))
             noise = np.maximum(errors[: len(tiny)].max(), eps * np.abs(values).max(axis=0))
@@ -321,47 +300,39 @@ class Probe:
         terms[1:][terms[1:] < 100 * eps * size] = 0
         slope, verdict, finding = _judge(steps, errors, noise, terms, eps)
         errors = errors * self.objective.scale
-        return Expansion(tuple(steps.tolist()), tuple(errors.tolist()), slope, verdict, finding)
+        return Expansion(slope, tuple(steps.tolist()), tuple(errors.tolist()), verdict, finding)
 
 
 class Expansion(NamedTuple):
     """How far f is from its Taylor polynomial along a curve, and the verdict."""
 
+    slope: float
     steps: tuple[float, ...]
     errors: tuple[float, ...]
-    slope: float
     verdict: Verdict
     finding: str  # what was seen, to follow "f differs from its Taylor polynomial "
-
-    @property
-    def measured(self) -> tuple[float, tuple[float, ...], tuple[float, ...]]:
-        """Slope, steps and errors."""
-        return self.slope, self.steps, self.errors
 
 
 def _judge(
     steps: np.ndarray, errors: np.ndarray, noise: np.ndarray, terms: np.ndarray, eps: float
 ) -> tuple[float, Verdict, str]:
-    """Slope, verdict, and the finding in words."""
-    order = len(terms)
+    order, tolerance = len(terms), 0.15 if eps < 1e-10 else 0.4  # few decades in single precision
     if not (np.isfinite(errors).all() and np.isfinite(terms).all()):
         return math.nan, "wrong", "by something infinite or NaN: fun or a derivative is not finite"
-    windows = _windows(steps, errors, noise)
-    if not windows:
+    length, lines = _lines(steps, errors, noise)
+    if not lines:
         return math.nan, *_judge_noise(errors.max(), noise.max(), terms[1:].max(), eps)
-    best = min(windows, key=lambda window: window.deviation)
-    smaller_steps = [w for w in windows if w.start < best.start and w.deviation < STRAIGHT]
-    flattest = min([best, *smaller_steps], key=lambda window: window.slope)
-    tolerance = 0.15 if eps < 1e-10 else 0.4  # single precision leaves few decades
-    if best.slope < order - tolerance:
-        finding = f"like t^{best.slope:.2f}, not like t^{order}"
-        if (best.short or eps > 1e-10) and best.slope > order - 0.7:
-            return best.slope, "undecided", f"{finding}, but over a decade at most"
-        return best.slope, "wrong", finding
-    if flattest.slope < order - 0.3:
-        finding = f"like t^{best.slope:.2f}, but like t^{flattest.slope:.2f} for smaller t"
-        return flattest.slope, "wrong", f"{finding}, so something small is missing"
-    return best.slope, "right", f"like t^{best.slope:.2f}, where t^{order} is right"
+    _, start, slope = min(lines)
+    flattest = min([slope, *(one for off, i, one in lines if i < start and off < STRAIGHT)])
+    if slope < order - tolerance:
+        finding = f"like t^{slope:.2f}, not like t^{order}"
+        if (length <= PER_DECADE or eps > 1e-10) and slope > order - 0.7:
+            return slope, "undecided", f"{finding}, but over a decade at most"
+        return slope, "wrong", finding
+    if flattest < order - 0.3:
+        finding = f"like t^{slope:.2f}, but like t^{flattest:.2f} for smaller t"
+        return flattest, "wrong", f"{finding}, so something small is missing"
+    return slope, "right", f"like t^{slope:.2f}, where t^{order} is right"
 
 
 def _judge_noise(error: float, noise: float, term: float, eps: float) -> tuple[Verdict, str]:
@@ -372,30 +343,25 @@ def _judge_noise(error: float, noise: float, term: float, eps: float) -> tuple[V
     return "undecided", "by hardly more than the noise of fun, too little to measure"
 
 
-class Window(NamedTuple):
-    """A line through the errors over a decade of steps, or half of one if short."""
+def _lines(
+    steps: np.ndarray, errors: np.ndarray, noise: np.ndarray
+) -> tuple[int, list[tuple[float, int, float]]]:
+    """Lines through all decades, or else half decades, in which no error is noise.
 
-    start: int
-    slope: float
-    deviation: float
-    short: bool
-
-
-def _windows(steps: np.ndarray, errors: np.ndarray, noise: np.ndarray) -> list[Window]:
-    """Lines through all decades, or else half decades, in which no error is noise."""
+    The number of steps in each, and their deviations, first steps and slopes.
+    """
     above = errors > ABOVE_NOISE * noise
     x, y = np.log10(steps), np.log10(np.maximum(errors, np.finfo(float).tiny))
     for length in (PER_DECADE + 1, PER_DECADE // 2 + 1):
-        starts = [i for i in range(len(x) - length + 1) if above[i : i + length].all()]
-        if starts:
-            return [_line(i, x[i : i + length], y[i : i + length]) for i in starts]
-    return []
-
-
-def _line(start: int, x: np.ndarray, y: np.ndarray) -> Window:
-    slope, offset = np.polyfit(x, y, 1)
-    deviation = np.sqrt(np.mean((y - slope * x - offset) ** 2))
-    return Window(start, float(slope), float(deviation), len(x) <= PER_DECADE)
+        parts = [slice(i, i + length) for i in range(len(x) - length + 1)]
+        found = []
+        for part in (part for part in parts if above[part].all()):
+            line = np.polyfit(x[part], y[part], 1)
+            deviation = np.sqrt(np.mean((y[part] - np.polyval(line, x[part])) ** 2))
+            found.append((float(deviation), part.start, float(line[0])))
+        if found:
+            return length, found
+    return 0, []
 
 
 def _algebra(hessian: HessianProduct, a: Tensor, b: Tensor, size: float) -> tuple[float, float]:
@@ -417,7 +383,6 @@ def _verdict(*expansions: Expansion) -> str:
 
 
 def _explain_gradient(probe: Probe, tangent: Expansion, normal: Expansion) -> str:
-    """The mistake that explains the measurements, if there is one."""
     X, G = probe.X, probe.G
     if "undecided" in (tangent.verdict, normal.verdict):
         return NOISY
@@ -435,8 +400,7 @@ def _explain_gradient(probe: Probe, tangent: Expansion, normal: Expansion) -> st
     if X.is_complex():
         candidates["the conjugate of jac"] = G.conj()
     if is_square(X):
-        candidates["the transpose of jac"] = G.mT
-        candidates["the conjugate transpose of jac"] = G.mH
+        candidates |= {"the transpose of jac": G.mT, "the conjugate transpose of jac": G.mH}
     for name, candidate in candidates.items():
         factor = _factor(measured, [inner(candidate, xi) for xi in directions], X)
         if factor is not None:
@@ -448,7 +412,6 @@ def _explain_gradient(probe: Probe, tangent: Expansion, normal: Expansion) -> st
 
 
 def _explain_hessian(probe: Probe, product: HessianProduct, tangent: Expansion) -> str:
-    """The mistake that explains the measurements, if there is one."""
     X = probe.X
     if tangent.verdict == "undecided":
         return NOISY
@@ -472,15 +435,6 @@ def _explain_hessian(probe: Probe, product: HessianProduct, tangent: Expansion) 
         "The gradient is right, so hessp is to blame: it must be the derivative of jac along V, "
         "hessp(X, V) = lim (jac(X + h V) - jac(X)) / h."
     )
-
-
-def _explain_algebra(symmetry: float, linearity: float, tolerance: float) -> str:
-    sentences = []
-    if not symmetry <= tolerance:  # NaN too
-        sentences.append(f"It is not symmetric: <H a, b> and <a, H b> differ by {symmetry:.1e}.")
-    if not linearity <= tolerance:
-        sentences.append(f"It is not linear: H(a + 2 b) and H a + 2 H b differ by {linearity:.1e}.")
-    return " ".join(sentences)
 
 
 NOISY = (

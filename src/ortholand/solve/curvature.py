@@ -7,7 +7,7 @@ alone are separable in the basis of Ritz vectors, where ``X^H grad f`` is diagon
 Hessian's diagonal is a good preconditioner, and one Hessian product with random signs estimates all
 of it (Hutchinson; Bekas, Kokiopoulou and Saad, 2007). Comparing probes shows whether a frame suits
 the cost: if two independent ones disagree, nothing is scaled; and a frame that does not shorten CG
-is given up.
+is given up. The blocks of a product have units, so that one step length suits all of them.
 """
 
 import math
@@ -22,12 +22,15 @@ from ortholand.solve.arrays import (
     from_numpy,
     gram_product,
     minus_product,
+    norm,
     product,
     skew,
     to_numpy,
+    zeros,
 )
 from ortholand.solve.manifold_cost import Point
-from ortholand.solve.manifolds.stiefel import SquareStiefel, Subspaces, TallStiefel
+from ortholand.solve.manifolds import Product
+from ortholand.solve.manifolds.geometry import SquareStiefel, Subspaces, TallStiefel
 
 AGREEMENT = 0.5  # correlation of two probes above which the diagonal is believed
 SPREAD = 0.4  # standard deviation relative to the mean below which scaling gains nothing
@@ -47,7 +50,6 @@ class Block:
         self.agreement = 0.0
 
     def learn(self, probe: np.ndarray) -> None:
-        """Learn from one more estimate."""
         probe = np.abs(probe.astype(float, copy=False))
         if self.squares is None:
             self.squares = probe * probe
@@ -64,13 +66,11 @@ class Block:
         return self.agreement > AGREEMENT
 
     def mean(self) -> float:
-        """Typical curvature."""
         if self.squares is None:
             return 0.0
         return float(np.sqrt(self.squares).sum()) / max(1, len(self.squares))
 
     def inverse(self, scale: float) -> np.ndarray:
-        """Inverse curvatures relative to a scale."""
         assert self.squares is not None
         return scale / np.maximum(np.sqrt(self.squares), FLOOR * scale)
 
@@ -166,7 +166,6 @@ class Columns:
 
     @property
     def agreement(self) -> float:
-        """How much the probes agree, on the block where they agree more."""
         return max(self.rotations.agreement, self.moves.agreement)
 
     def prepare(self) -> None:
@@ -181,7 +180,6 @@ class Columns:
         self.more = from_numpy(of_rotations - of_moves, self.X)
 
     def precondition(self, V: Any) -> Any:
-        """Divide by the curvatures."""
         V = V if self.Q is None else product(V, self.Q)
         V = V * self.of_moves + product(self.X, gram_product(self.X, V) * self.more)
         return V if self.Q is None else product(V, adjoint(self.Q))
@@ -203,7 +201,6 @@ class SquareRotations:
 
     @property
     def agreement(self) -> float:
-        """How much the probes agree."""
         return self.rotations.agreement
 
     def prepare(self) -> None:
@@ -212,7 +209,6 @@ class SquareRotations:
         self.factors = from_numpy(_as_matrix(inverse, self.X.shape[-1]), self.X)
 
     def precondition(self, A: Any) -> Any:
-        """Divide by the curvatures."""
         return self._from_frame(self._to_frame(A) * self.factors)
 
     def _to_frame(self, A: Any) -> Any:
@@ -236,7 +232,6 @@ def _random_signs(X: Any, random: np.random.Generator) -> Any:
 
 @lru_cache(maxsize=8)
 def _above_diagonal(p: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of the entries above the diagonal."""
     return np.triu_indices(p, 1)
 
 
@@ -246,3 +241,49 @@ def _as_matrix(entries: np.ndarray, p: int) -> np.ndarray:
     rows, columns = _above_diagonal(p)
     M[rows, columns] = M[columns, rows] = entries
     return M
+
+
+SLOW = 0.99  # weight of the past: a quickly changing metric would make past steps misleading
+DRIFT = 4.0  # how many times a factor may change before the frozen one is replaced
+
+
+class BlockUnits:
+    """How much the gradient of each block changes per step of that block, and scaling by it.
+
+    The numbers s of a model ``U diag(s) V^T`` may be in the hundreds where the columns of U have
+    length 1: curvatures then differ by the square of that, whatever the cost.
+    """
+
+    def __init__(self, product: Product, like: Any) -> None:
+        self.parts = [part for part, _, _ in product.packing.parts]
+        self.logarithms: list[float | None] = [None] * len(self.parts)  # of the curvatures
+        self.factors = zeros(tuple(like.shape), like) + 1
+        self.roots = self.factors + 0  # of the factors when they were frozen
+
+    def learn(self, step: Any, change: Any) -> None:
+        for i, part in enumerate(self.parts):
+            length, changed = norm(step[part]), norm(change[part])
+            if not (length > 0 and 0 < changed / length < math.inf):
+                continue
+            seen, past = math.log(changed / length), self.logarithms[i]
+            self.logarithms[i] = seen if past is None else SLOW * past + (1 - SLOW) * seen
+        known = [one for one in self.logarithms if one is not None]
+        for part, one in zip(self.parts, self.logarithms, strict=True):
+            self.factors[part] = 1.0 if one is None else math.exp(min(max(known) - one, 100.0))
+
+    def scaled(self, vector: Any) -> Any:
+        """Each block divided by its curvature, relative to the largest."""
+        return vector * self.factors
+
+    def froze(self) -> bool:
+        """Renew the roots if the factors have drifted away from them; whether they had."""
+        drift = self.factors / (self.roots * self.roots)
+        if float(drift.min()) > 1 / DRIFT and float(drift.max()) < DRIFT:
+            return False
+        self.roots = self.factors**0.5
+        return True
+
+
+def units_for(geometry: Any, like: Any) -> BlockUnits | None:
+    """Units for a product; None for a single matrix, which needs none."""
+    return BlockUnits(geometry, like) if isinstance(geometry, Product) else None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ortholand.solve.arrays import Array
-from ortholand.solve.batches import open_source
+from ortholand.solve.batches import FiniteSum, open_source
 from ortholand.solve.loop import Loop
 from ortholand.solve.manifold_cost import ManifoldCost
 from ortholand.solve.manifolds import GeneralizedStiefel, Stiefel, geometry_of, one_matrix
@@ -23,9 +23,7 @@ from ortholand.solve.options import (
     is_whole,
     limits_from,
 )
-from ortholand.solve.result import best_on_manifold, reporter, result_of
-from ortholand.solve.run import Run
-from ortholand.solve.sums import FiniteSum
+from ortholand.solve.run import Run, best_on_manifold, reporter, result_of
 
 if TYPE_CHECKING:
     from scipy.optimize import OptimizeResult
@@ -170,7 +168,6 @@ def advice_for(method: str, epochs: float, lr: float) -> dict[Status, str]:
 
 
 def random_from(seed: Any) -> torch.Generator:
-    """A generator for a seed."""
     if isinstance(seed, torch.Generator) and seed.device.type == "cpu":
         return seed
     if not is_whole(seed):

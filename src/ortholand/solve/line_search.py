@@ -44,11 +44,9 @@ class Merit:
         self.lam = None if self.lam is None else self.lam / cost.objective.scale
 
     def weight(self, point: Point) -> float:
-        """The weight for steps from this point."""
         return self.caution * (2 * point.multiplier_norm if self.lam is None else self.lam)
 
     def judge(self, search: "Search") -> None:
-        """Learn from how long a search took."""
         if search.trials > MANY_TRIALS and self.caution < 1e12:
             self.caution *= 10
 
@@ -151,12 +149,10 @@ class Descent:
         self.last: Trial | None = None
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:  # noqa: ARG002
-        """Keep the problem and its targets."""
         self.cost, self.targets = cost, targets
         self.merit.start(cost)
 
     def advance(self, point: Point, progress: Any) -> Any:  # noqa: ARG002
-        """One direction, one line search."""
         direction = self.direction(point)
         slope, length = inner(point.gradient, direction), norm(direction)
         if not slope < -1e-10 * point.gradient_norm * length:
@@ -174,7 +170,6 @@ class Descent:
         return self.last.point
 
     def direction(self, point: Point) -> Any:
-        """Coordinates of a tangent vector at the point."""
         raise NotImplementedError
 
     def first_step(self, point: Point, slope: float, length: float) -> float:
@@ -182,10 +177,8 @@ class Descent:
         raise NotImplementedError
 
     def remember(self, search: Search, trial: Trial) -> None:
-        """Learn from a search."""
         raise NotImplementedError
 
     def restart(self) -> bool:
-        """Forget the past; False if there was nothing to forget."""
         forgot, self.last = self.last is not None, None
         return forgot

@@ -6,21 +6,22 @@ gradient was evaluated there.
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from ortholand.solve.arrays import norm, precision
-from ortholand.solve.manifold_cost import LOOKS, Point
+import numpy as np
+
+from ortholand.solve.arrays import from_numpy, lanczos, norm, precision, to_numpy
+from ortholand.solve.manifold_cost import LOOKS, ManifoldCost, Point
 from ortholand.solve.method import Method, Passed, Progress
 from ortholand.solve.options import InterruptedRunError, Limits, Status
 from ortholand.solve.run import Run
-from ortholand.solve.second_order import lower_point, lowest_curvature, random_tangent
 from ortholand.solve.watch import Sample
 
 FAR = 1e9  # times the start: where X may be if f has no minimum
 SHARE = 0.05  # of a run's time that may be spent on its second order,
 ALWAYS = 60  # and Hessian products, if the run began at a stationary point
 AT_ONCE = 12  # evaluations: who is there so soon began in a subspace that f does not leave
-WORTH_A_CHECK = 40  # evaluations and products of which a check of hessp takes 5 %
+WORTH_A_CHECK = 25  # evaluations and products after which hessp is checked, by one of each
 OVERHEAD, BEGIN = 5e-5, 2e-4  # seconds around a product, and before the first
 
 
@@ -37,14 +38,13 @@ class Loop:
         self, run: Run, method: Method, report: Callable[[Run], bool] | None = None
     ) -> None:
         self.run, self.cost, self.method, self.report = run, run.cost, method, report
-        self.left_a_saddle = False
+        self.left_a_saddle = self.checked = False
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         """A stored result is without its state, which holds the user's functions."""
         return type(None), ()
 
     def from_point(self, point: Point) -> Status:
-        """Run, and return why it ended."""
         return self._guarded(lambda: self._follow(point))
 
     def _guarded(self, follow: Callable[[], Status]) -> Status:
@@ -86,6 +86,7 @@ class Loop:
         run = self.run
         while True:
             run.record(self.method.name)
+            self._check_products()
             status = self._reason_to_stop()
             if status is None and not self._advance():
                 status = Status.NON_FINITE if self.cost.saw_non_finite else Status.STALLED
@@ -141,15 +142,20 @@ class Loop:
         return Status.UNBOUNDED if self._escapes() else None
 
     def _confirm(self) -> None:
-        """Examine f near a solution if its last differences were odd, and hessp if it was given."""
-        watch, objective, point = self.cost.objective.watch, self.cost.objective, self.run.point
+        """Examine f near a solution if its last differences were odd."""
+        watch, point = self.cost.objective.watch, self.run.point
         if watch is None or not self.cost.smooth:
             return
         if watch.odd:
             step = 0.01 * self.targets.length * random_tangent(self.cost, point)
             V = self.cost.geometry.ambient(point.X, step)
             watch.examine(watch.sample(point.X + V), watch.sample(point.X + 2 * V))
-        if objective.hessp is not None and objective.nfev + objective.nhev >= WORTH_A_CHECK:
+
+    def _check_products(self) -> None:
+        objective, point = self.cost.objective, self.run.point
+        counts = objective.nfev + objective.nhev
+        if objective.hessp and not self.checked and self.cost.smooth and counts >= WORTH_A_CHECK:
+            self.checked = True
             V = self.cost.geometry.ambient(point.X, random_tangent(self.cost, point))
             objective.distrust(point.X, point.euclidean, V)
 
@@ -172,7 +178,6 @@ class Loop:
         return True
 
     def _escapes(self) -> bool:
-        """Whether X grows without end while f falls."""
         point = self.run.point
         if self.cost.geometry.bounded or not point.value < self.run.first_value:
             return False
@@ -224,6 +229,8 @@ class Loop:
         ahead = run.limits.maxiter - run.nit - 1  # after this one, the last lands closely
         self.cost.lands_closely = ahead <= 0
         left = max(ahead, 1) if self.report is None else 1
+        if objective.hessp and not self.checked:
+            left = min(left, WORTH_A_CHECK)
         lowest = run.best.value - run.best.correction
         progress = Progress(lowest, run.flattest, run.in_vain, self.method.patience, left)
         after = self.method.advance(point, progress)
@@ -266,3 +273,50 @@ def products_allowed(run: Run, left_a_saddle: bool) -> int:
     left = SHARE * passed - BEGIN - begins * gradient
     allowed = int(left / (product + OVERHEAD)) if math.isfinite(passed) else 0
     return min(allowed, ALWAYS, size) if allowed > 1 else 0
+
+
+CLEAR = 1e-3  # a curvature this far below zero, relative to the largest, ends the search
+NEGATIVE = 1e-7  # below this it may be rounding
+
+
+class Lowest(NamedTuple):
+    """The smallest curvature that was found, and along which direction."""
+
+    curvature: float
+    direction: Any
+    negative: bool  # beyond rounding
+
+
+def lowest_curvature(cost: ManifoldCost, point: Point, products: int) -> Lowest | None:
+    """Lanczos' method on the Riemannian Hessian from a random vector; None if it fails."""
+    start = random_tangent(cost, point)
+    found = lanczos(cost.hessian(point), start, products, NEGATIVE, CLEAR)
+    if found is None:
+        return None
+    values, direction = found
+    negative = values[0] < -max(NEGATIVE, 100 * precision(point.X)) * abs(values).max()
+    return Lowest(float(values[0]), direction, bool(negative))
+
+
+def random_tangent(cost: ManifoldCost, point: Point) -> Any:
+    """Coordinates of a tangent vector of length 1; zero where there are none."""
+    random, shape = np.random.default_rng(0), tuple(point.X.shape)
+    noise = random.standard_normal(shape)
+    if to_numpy(point.X[:1]).dtype.kind == "c":
+        noise = noise + 1j * random.standard_normal(shape)
+    v = cost.geometry.coordinates(point.X, from_numpy(noise, point.X))
+    size = norm(v)
+    return v / size if size > 1e-8 * math.sqrt(math.prod(shape)) else 0 * v
+
+
+def lower_point(cost: ManifoldCost, point: Point, lowest: Lowest) -> Point | None:
+    """A point at which f is lower, along a direction of negative curvature and either sign."""
+    step = cost.cautious_step(point, 1.0)
+    for _ in range(12):
+        for sign in (1.0, -1.0):
+            there, t = cost.go(cost.line(point, sign * lowest.direction), step, near=0.0)
+            promised = -lowest.curvature * t * t / 2
+            if there.finite and there.value < point.value - 0.01 * promised:
+                return there
+        step /= 4
+    return None

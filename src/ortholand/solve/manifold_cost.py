@@ -94,7 +94,6 @@ class ManifoldCost:
         return point
 
     def line(self, point: Point, direction: Any) -> Line:
-        """The line from a point along a direction, given in coordinates."""
         return self.geometry.line(point.X, point.D, direction)
 
     def go(self, line: Line, t: float, near: float = NEAR) -> tuple[Point, float]:
@@ -121,12 +120,10 @@ class ManifoldCost:
         return point if feasible else self.settled(point)
 
     def gradient_change(self, point: Point, direction: Any, t: float) -> Any:
-        """How much the gradient changes along a direction, up to t."""
         there, _ = self.go(self.line(point, direction), t)
         return self.geometry.tangent(point.X, there.gradient - point.gradient)
 
     def hessian(self, point: Point) -> Callable[[Any], Any]:
-        """The Riemannian Hessian there, in coordinates."""
         euclidean = self.objective.hessian(point.X, point.euclidean)
 
         def product(A: Any) -> Any:
@@ -157,7 +154,6 @@ class ManifoldCost:
         return FIRST_ANGLE * math.sqrt(self.geometry.columns(point.X)) / length
 
     def precondition(self, preconditioner: Preconditioner, point: Point, gradient: Any) -> Any:
-        """Apply the user's preconditioner to coordinates of a tangent vector."""
         variables, geometry = self.objective.variables, self.geometry
         V = geometry.ambient(point.X, gradient)
         W = preconditioner(variables.outward(point.X), variables.outward(V, gradient=True))
@@ -210,7 +206,6 @@ class Targets:
         self.curved = max(self.curvatures, default=0.0) * self.length
 
     def goal(self, point: Point) -> float:
-        """The gradient norm to reach."""
         return max(self.gtol * self._scale(point), self.atol)
 
     def less(self, point: Point) -> float:

@@ -63,7 +63,6 @@ class Method:
 
 
 def check_method(method: Any, known: Mapping[str, Any], moved: Mapping[str, str] = {}) -> None:
-    """Raise unless there is such a method, or it is a subclass of :class:`Method`."""
     if isinstance(method, type) and issubclass(method, Method):
         return
     if isinstance(method, str) and method in moved:

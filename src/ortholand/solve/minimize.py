@@ -11,9 +11,14 @@ from ortholand.solve.arrays import precision
 from ortholand.solve.loop import Loop
 from ortholand.solve.manifold_cost import ManifoldCost
 from ortholand.solve.manifolds import Sphere, geometry_of, variables_on
-from ortholand.solve.manifolds.geometry import Geometry, MatrixGeometry
+from ortholand.solve.manifolds.geometry import (
+    Geometry,
+    MatrixGeometry,
+    SquareStiefel,
+    Subspaces,
+    TallStiefel,
+)
 from ortholand.solve.manifolds.product import Product
-from ortholand.solve.manifolds.stiefel import SquareStiefel, Subspaces, TallStiefel
 from ortholand.solve.method import Method, check_method
 from ortholand.solve.methods.automatic import Automatic
 from ortholand.solve.methods.bb import BarzilaiBorwein
@@ -33,10 +38,8 @@ from ortholand.solve.options import (
     one_of_two,
 )
 from ortholand.solve.prox import Box, Prox
-from ortholand.solve.result import best_on_manifold, reporter, result_of
-from ortholand.solve.run import Run
-from ortholand.solve.structure import assign
-from ortholand.solve.variables import Block
+from ortholand.solve.run import Run, best_on_manifold, reporter, result_of
+from ortholand.solve.variables import Block, assign
 from ortholand.solve.watch import Watch
 
 if TYPE_CHECKING:
@@ -201,7 +204,6 @@ def _resumed(
 
 
 def _add_state(result: "OptimizeResult", loop: Loop) -> None:
-    """What continues the run, and why its methods were chosen."""
     result.state = loop
     result.choice = list(getattr(loop.method, "reasons", [f"{loop.method.name}: named"]))
 

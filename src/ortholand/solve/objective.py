@@ -138,12 +138,10 @@ class Objective:
         return self.earlier + max(self.nfev, self.njev) + self.nhev * self.relative_cost
 
     def count_from_here(self) -> None:
-        """Begin to count once more."""
         self.earlier = self.spent
         self.nfev = self.njev = self.nhev = 0
 
     def gradient(self, X: Any) -> Any:
-        """The Euclidean gradient alone."""
         if callable(self.jac):
             self.njev += 1
             G = self._call("jac", self.jac, self.variables.outward(X))

@@ -46,13 +46,11 @@ class Limits(NamedTuple):
 
 
 def check_callback(callback: Any) -> None:
-    """Raise unless the callback is None or can be called."""
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be a function or None, got {callback!r}.")
 
 
 def one_of_two(name: str, first: Any, second: Any, places: tuple[str, str]) -> Any:
-    """The value given in one of two places; raise if it is given in both."""
     if first is not None and second is not None and first is not second:
         raise ValueError(f"Give {name} once, got {places[0]}={first!r} and {places[1]}={second!r}.")
     return second if first is None else first
@@ -87,7 +85,6 @@ def limits_from(
 
 
 def display_from(options: dict[str, Any], disp: Any) -> bool:
-    """Whether to show progress; as in SciPy, numbers are allowed."""
     disp = one_of_two("disp", disp, options.pop("disp", None), ("disp", "options['disp']"))
     if not (disp is None or isinstance(disp, bool) or is_whole(disp)):
         raise ValueError(f"disp must be True or False, got {disp!r}.")
@@ -95,7 +92,6 @@ def display_from(options: dict[str, Any], disp: Any) -> bool:
 
 
 def clock_from(options: dict[str, Any]) -> Callable[[], float]:
-    """What times the user's functions."""
     clock = options.pop("clock", perf_counter)
     if not callable(clock):
         raise TypeError(f"options['clock'] must be a function without arguments, got {clock!r}.")
@@ -103,7 +99,6 @@ def clock_from(options: dict[str, Any]) -> Callable[[], float]:
 
 
 def check_options(method: Any, rules: Mapping[str, Rule], options: Mapping[str, Any]) -> None:
-    """Raise unless each option has a rule of the method, and follows it."""
     for name, value in options.items():
         if name not in rules:
             raise ValueError(
@@ -115,28 +110,23 @@ def check_options(method: Any, rules: Mapping[str, Rule], options: Mapping[str, 
 
 
 def check_lam(lam: Any) -> None:
-    """Raise unless lam is a valid weight."""
     if lam is not None and not (is_number(lam) and 0 <= lam < math.inf):
         raise ValueError(f"lam must be a number >= 0, or None for the method's own, got {lam!r}.")
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a real number, NumPy's included."""
     return isinstance(value, float) or (isinstance(value, Real) and not isinstance(value, bool))
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a value is a whole number."""
     return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def is_count(value: Any) -> bool:
-    """Whether a value is a whole number >= 1."""
     return is_whole(value) and value >= 1
 
 
 def is_function_or_none(value: Any) -> bool:
-    """Whether a value is a function or None."""
     return value is None or callable(value)
 
 

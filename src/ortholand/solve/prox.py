@@ -33,7 +33,8 @@ class L1(Prox):
         super().__init__(lambda X: weight * abs(X).sum(), self._shrink)
 
     def _shrink(self, V: Any, t: float) -> Any:
-        return _shortened(V, abs(V), t * self.weight)
+        by, size = t * self.weight, abs(V)
+        return V - V.clip(-by, by) if size.dtype == V.dtype else _shortened(V, size, by)
 
 
 class L21(Prox):
@@ -65,7 +66,6 @@ class Nonnegative(Box):
 
 
 def _shortened(V: Any, size: Any, by: float) -> Any:
-    """V with its entries or rows, which are of this size, made shorter; zero if they are short."""
     return V * (1 - by / size.clip(by or 1.0))
 
 

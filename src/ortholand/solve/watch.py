@@ -39,31 +39,22 @@ class Span(NamedTuple):
     """How f behaves between two points."""
 
     change: float  # of f
-    slopes: tuple[float, float]  # <G, b - a> at both
+    explained: float  # of it, by the trapezoid rule
+    error: float  # what that misses
+    bend: float  # how much the slope <G, b - a> changes
+    steepest: float  # the larger slope
     reach: float  # ||G|| ||b - a||, the largest slope there may be
     size: float  # |f| + ||G|| ||X||, of which differences have roundings
 
-    @property
-    def error(self) -> float:
-        """What the trapezoid rule misses."""
-        return abs(self.change - (self.slopes[0] + self.slopes[1]) / 2)
-
-    @property
-    def bend(self) -> float:
-        """How much the slope changes."""
-        return abs(self.slopes[1] - self.slopes[0])
-
-    @property
-    def steepest(self) -> float:
-        """The larger slope."""
-        return max(abs(self.slopes[0]), abs(self.slopes[1]))
-
 
 def between(a: Sample, b: Sample) -> Span:
-    """Compare two points."""
-    d, size = b.X - a.X, max(norm(a.G), norm(b.G))
-    slopes = inner(a.G, d), inner(b.G, d)
-    return Span(b.value - a.value, slopes, size * norm(d), abs(a.value) + size * norm(a.X))
+    d, size, change = b.X - a.X, max(norm(a.G), norm(b.G)), b.value - a.value
+    first, last = inner(a.G, d), inner(b.G, d)
+    explained, steepest = (first + last) / 2, max(abs(first), abs(last))
+    size, reach = abs(a.value) + size * norm(a.X), size * norm(d)
+    return Span(
+        change, explained, abs(change - explained), abs(last - first), steepest, reach, size
+    )
 
 
 class Watch:
@@ -77,11 +68,7 @@ class Watch:
     """
 
     def __init__(
-        self,
-        evaluate: Callable[[Any], tuple[float, Any]],
-        eps: float,
-        noise: float,
-        most: float,
+        self, evaluate: Callable[[Any], tuple[float, Any]], eps: float, noise: float, most: float
     ) -> None:
         self.evaluate, self.eps, self.noise, self.most = evaluate, eps, noise, most
         self.last: Sample | None = None
@@ -110,7 +97,6 @@ class Watch:
         raise self.end
 
     def open(self, most: float) -> None:
-        """Begin once more, with so many evaluations."""
         self.most, self.examined, self.end, self.closed = most, [], None, False
 
     def saw(self, X: Any, value: float, G: Any, owned: bool = True) -> None:
@@ -132,8 +118,8 @@ class Watch:
         phase = self.count % EVERY
         if phase > 1:
             return 0.0 * norm(G) if self.bad else 0.0
-        before, here = self.last, Sample(X, value, G)
-        self.last = here if phase or owned else Sample(X, value, copy_of(G))
+        before, here = self.last, Sample(X, value, G if owned else copy_of(G))
+        self.last = here
         if phase and before is not None:
             self.last = None  # two matrices less to keep
             pair = between(before, here)
@@ -163,7 +149,6 @@ class Watch:
             self._interrupt(Status.STALLED, fault)
 
     def _fault(self, a: Sample, b: Sample) -> str | None:
-        a = Sample(a.X, a.value, copy_of(a.G))
         spans, eps = [between(a, b)], self.eps
         near = self.sample(a.X + _short(a, b) * (b.X - a.X))
         if self._is_noisy(between(a, near)):
@@ -190,7 +175,6 @@ class Watch:
         return self._random(a) or self._verdict(spans)
 
     def sample(self, X: Any) -> Sample:
-        """Evaluate at X."""
         value, G = self.evaluate(X)
         return Sample(X, value, G)
 
@@ -212,7 +196,7 @@ class Watch:
             self.targets.noise = self.noise
         self.remark = (
             f"fun is noisy, or jumps: it changes by {abs(near.change):.1e} between points where "
-            f"jac explains {(near.slopes[0] + near.slopes[1]) / 2:.1e}, so changes up to "
+            f"jac explains {near.explained:.1e}, so changes up to "
             f"{self.noise:.1e} were taken for rounding (options={{'noise': ...}})"
         )
 
@@ -242,10 +226,9 @@ class Watch:
         if last.error * 2.0 ** (k - k // 2) > 4 * spans[k // 2].error + rounding:
             self._allow(last, 10 * last.error)
         elif last.error > rounding and _misses(last):
-            explained = (last.slopes[0] + last.slopes[1]) / 2
             return (
                 f"jac is not fun's gradient: along a line f changes by {last.change:.2e}, where "
-                f"jac explains {explained:.2e}: {CHECK}"
+                f"jac explains {last.explained:.2e}: {CHECK}"
             )
         return None
 

@@ -5,9 +5,8 @@ from typing import Any
 from ortholand.retractions import RETRACTIONS, find_retraction, retract
 from ortholand.solve.arrays import Array, as_tensor, back_from_tensor
 from ortholand.solve.manifolds.generalized import GeneralizedColumns
-from ortholand.solve.manifolds.geometry import Geometry, Line
+from ortholand.solve.manifolds.geometry import Geometry, Line, SquareStiefel
 from ortholand.solve.manifolds.product import Product
-from ortholand.solve.manifolds.stiefel import SquareStiefel
 from ortholand.solve.options import Rule
 
 RETRACTION_RULE: dict[str, Rule] = {

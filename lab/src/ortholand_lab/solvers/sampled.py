@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ortholand.solve.arrays import adjoint, all_finite, norm, sym
-from ortholand.solve.batches import Indices, Source, Stream, open_source
+from ortholand.solve.batches import FiniteSum, GradientTable, Indices, Source, Stream, open_source
 from ortholand.solve.finite_sum import advice_for, random_from
 from ortholand.solve.loop import Loop
 from ortholand.solve.manifold_cost import ManifoldCost, Point, Targets
@@ -52,9 +52,7 @@ from ortholand.solve.options import (
     is_number,
     limits_from,
 )
-from ortholand.solve.result import best_on_manifold, reporter, result_of
-from ortholand.solve.run import Run
-from ortholand.solve.sums import FiniteSum, GradientTable
+from ortholand.solve.run import Run, best_on_manifold, reporter, result_of
 from ortholand.solve.variables import Manifold, Variables
 
 if TYPE_CHECKING:

@@ -36,10 +36,10 @@ class Engine(Protocol):
 
     name: str
 
-    def refusal(self, slot: Slot, plan: Plan, *, alone: bool) -> str | None:
-        """Why the engine cannot step this weight; None if it can. ``alone``: it is the only one."""
+    def refusal(self, slot: Slot, plan: Plan) -> str | None:
+        """Why the engine cannot step this weight; None if it can."""
 
-    def claim(self, slots: list[Slot], plan: Plan, *, alone: bool) -> tuple[Run | None, list[Slot]]:
+    def claim(self, slots: list[Slot], plan: Plan) -> tuple[Run | None, list[Slot]]:
         """The step of the weights it can step, checked but not done; and the other weights."""
 
 
@@ -73,10 +73,10 @@ def _step_at_once(tensors: Tensors, group: Group, plan: Plan, states: States) ->
 
 def claims(slots: list[Slot], plan: Plan, engines: tuple[Engine, ...] = ENGINES) -> list[Run]:
     """What each engine takes of some weights."""
-    alone, runs = len(slots) == 1, []
+    runs = []
     for engine in engines:
         if slots:
-            run, slots = engine.claim(slots, plan, alone=alone)
+            run, slots = engine.claim(slots, plan)
             if run is not None:
                 runs.append(run)
     return runs

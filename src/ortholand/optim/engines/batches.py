@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ortholand.geometry.views import View
+from ortholand.geometry.views import Grid, View
 from ortholand.landing.step import Slot
 from ortholand.optim.plan import Plan
 from ortholand.optim.weights import copy_all
@@ -44,15 +44,18 @@ class Run(NamedTuple):
 
     slots: list[Slot]
     shape: torch.Size  # of a weight
-    lying: torch.Size  # of its matrices as they lie in it: (rows, columns) or (-1, rows, columns)
+    grid: Grid  # of its matrices
+    lying: (
+        torch.Size
+    )  # of these together, as they lie in it: (rows, columns) or (-1, rows, columns)
 
     @classmethod
     def of(cls, slots: list[Slot], view: View) -> "Run":
         """Weights, one or several, in that view."""
         shape = slots[0].weight.shape
-        if view == "matrix":
-            return cls(slots, shape, torch.Size((shape[0], shape[1:].numel())))
-        return cls(slots, shape, torch.Size((-1, *shape[-2:])) if len(shape) > 2 else shape)
+        grid = Grid.of(shape, view)
+        is_one = view in ("matrix", "vector") or (view == "kernel" and len(shape) == 2)
+        return cls(slots, shape, grid, torch.Size(grid[2:] if is_one else (-1, *grid[2:])))
 
     @property
     def n(self) -> int:
@@ -62,16 +65,12 @@ class Run(NamedTuple):
     @property
     def each(self) -> int:
         """How many matrices a weight has."""
-        return self.shape.numel() // self.lying[-2:].numel()
+        return self.grid.r * self.grid.c
 
     @property
     def total(self) -> int:
         """How many matrices all weights have."""
         return len(self.slots) * self.each
-
-    def upright(self, M: Tensor) -> Tensor:
-        """Matrices with n >= p from those that lie as in a weight, and back."""
-        return M.mT if self.lying[-2] < self.lying[-1] else M
 
 
 class Batch(NamedTuple):
@@ -87,13 +86,22 @@ class Batch(NamedTuple):
         """Tensors of the weights' shapes as matrices, for each list; several are copied."""
         run, like = self.runs[0], lists[0][0]
         if len(lists[0]) == 1:
-            found = [M if M.ndim == len(run.lying) else M.reshape(run.lying) for (M,) in lists]
-            return [run.upright(M.to(dtype)) for M in found]
+            found = [run.grid.blocks(M) if run.grid.c > 1 else M for (M,) in lists]
+            is_so = (found[0].ndim, found[0].shape[-2:]) == (len(run.lying), run.lying[-2:])
+            found = found if is_so else [M.reshape(run.lying) for M in found]
+            return [run.grid.upright(M.to(dtype)) for M in found]
         is_padded = any(other.n != run.n for other in self.runs)
         make, count = torch.zeros if is_padded else torch.empty, sum(r.total for r in self.runs)
         copies = make(len(lists), count, *run.lying[-2:], dtype=dtype, device=like.device)
-        found = [run.upright(M) for M in copies.unbind()]
-        copy_all([part for M in found for part in self.apart(M)], [*chain.from_iterable(lists)])
+        found = [run.grid.upright(M) for M in copies.unbind()]
+        values = [*chain.from_iterable(lists)]
+        if not is_padded and all(r.grid.c == 1 for r in self.runs):
+            parts = [part for M in found for part in self.apart(M)]
+        else:  # where blocks of a weight are apart, it is none of their views
+            grids = [run.grid for run in self.runs for _ in run.slots] * len(lists)
+            values = [grid.blocks(M) for grid, M in zip(grids, values, strict=True)]
+            parts = [part for M in found for _, blocks in self.pieces(M) for part in blocks]
+        copy_all(parts, values)
         return found
 
     def numbers(self, lists: list[list[Tensor]]) -> list[Tensor]:
@@ -108,14 +116,20 @@ class Batch(NamedTuple):
     def apart(self, M: Tensor) -> list[Tensor]:
         """Matrices in the shapes of the weights that they belong to."""
         if M.ndim == 2:
-            M = self.runs[0].upright(M)
+            M = self.runs[0].grid.upright(M)
             return [M if M.shape == self.runs[0].shape else M.reshape(self.runs[0].shape)]
-        parts, at = [], 0
-        for run in self.runs:
-            part = run.upright(M[at : at + run.total, : run.n])
-            parts += part.reshape(len(run.slots), *run.shape).unbind()
-            at += run.total
+        parts = []
+        for run, blocks in self.pieces(M):
+            parts += blocks.transpose(2, 3).reshape(len(run.slots), *run.shape).unbind()
         return parts
+
+    def pieces(self, M: Tensor) -> Iterator[tuple[Run, Tensor]]:
+        """The matrices of each run as blocks ``(slots, r, c, a, b)``."""
+        at = 0
+        for run in self.runs:
+            part = run.grid.upright(M[at : at + run.total, : run.n])
+            yield run, part.reshape(len(run.slots), *run.grid)
+            at += run.total
 
 
 def batches(slots: list[Slot], plan: Plan) -> Iterator[Batch]:

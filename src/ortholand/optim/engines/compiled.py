@@ -20,15 +20,20 @@ from ortholand.landing.decoupled import Decoupled
 from ortholand.landing.moments import AdamMoments, Momentum
 from ortholand.landing.step import COUNTS, LIMITED, SKIPPED, Slot, count_of
 from ortholand.native import PLAIN_TYPES
-from ortholand.optim.gathering import States, Tensors, gathered
 from ortholand.optim.plan import Plan
-from ortholand.optim.weights import check_memory
+from ortholand.optim.weights import States, Tensors, check_memory, gathered
 from ortholand.safe_step import Frobenius, Spectral, farthest_before_landing
 
 # Parts that have a compiled twin (steps.h), by exact type: a subclass may do something else.
 ATTRACTIONS: dict[type, int] = {Coupled: 0, Decoupled: 1, After: 2}
 RULES: dict[type, int] = {type(None): 0, Frobenius: 1, Spectral: 3}
 MOMENTS = (Momentum, AdamMoments)
+# Views (``struct View`` of ops.cpp): the kind, blocks down and across, 0 for each row or column.
+GRID = 3
+GRIDS: dict[str, tuple[int, int, int]] = {
+    **{"matrix": (0, 1, 1), "kernel": (1, 1, 1), "vector": (2, 1, 1)},
+    **{"rows": (GRID, 0, 1), "columns": (GRID, 1, 0)},
+}
 
 # Why ops.cpp cannot take a weight, by its answer.
 TENSORS = "weight, gradient or state"
@@ -54,12 +59,12 @@ class CompiledEngine:
 
     name = "compiled"
 
-    def refusal(self, slot: Slot, plan: Plan, *, alone: bool) -> str | None:  # noqa: ARG002
+    def refusal(self, slot: Slot, plan: Plan) -> str | None:
         """Why compiled code cannot step a weight."""
         _, refused = _checked([slot], plan)
         return refused[0][1] if refused else None
 
-    def claim(self, slots: list[Slot], plan: Plan, *, alone: bool) -> Claim:  # noqa: ARG002
+    def claim(self, slots: list[Slot], plan: Plan) -> Claim:
         """The step of all weights that compiled code can step, and those that it cannot."""
         taken, refused = _checked(slots, plan)
         return (partial(_run, taken, plan) if taken else None), [slot for slot, _ in refused]
@@ -233,7 +238,7 @@ def _called(tensors: Tensors, plan: Plan, *, only_check: bool) -> Sequence[int]:
 
 
 def _settings(plan: Plan) -> Tensor:
-    """``struct Options`` of ``steps.h``, field by field, but for the threads."""
+    """``struct Options`` of ``steps.h``, field by field, but for the threads; then the view."""
     if "settings" not in plan.notes:
         landing: Any = plan.landing
         options, moments = landing.options, landing.moments
@@ -244,7 +249,8 @@ def _settings(plan: Plan) -> Tensor:
             *(farthest_before_landing(options.aim), options.omega),
             *(momentum.momentum, momentum.dampening, *adam.betas, adam.eps),
             *(ATTRACTIONS[type(options.attraction)], RULES[type(options.rule)], plan.maximize),
-            *(2 if is_adam else bool(plan.state_kinds), momentum.nesterov, plan.view == "kernel"),
+            *(2 if is_adam else bool(plan.state_kinds), momentum.nesterov),
+            *(GRIDS[plan.view] if isinstance(plan.view, str) else (GRID, *plan.view)),
         ]
         plan.notes["settings"] = torch.tensor(
             [*map(float, numbers)], dtype=torch.float64, device="cpu"

@@ -25,11 +25,11 @@ class ReferenceEngine:
 
     name = "reference"
 
-    def refusal(self, slot: Slot, plan: Plan, *, alone: bool) -> str | None:  # noqa: ARG002
+    def refusal(self, slot: Slot, plan: Plan) -> str | None:  # noqa: ARG002
         """None: this engine refuses nothing."""
         return None
 
-    def claim(self, slots: list[Slot], plan: Plan, *, alone: bool) -> Claim:  # noqa: ARG002
+    def claim(self, slots: list[Slot], plan: Plan) -> Claim:
         """The step of all weights."""
         for slot in slots:
             check_memory(slot, plan.name_of)

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from ortholand.geometry.rounding import COMPENSATION, HALF_TYPES, ROUNDING_STATE, exact_value, keep_
 from ortholand.geometry.scales import follow, unscaled
+from ortholand.geometry.views import View
 from ortholand.landing.step import COUNTS, LIMITED, SKIPPED, Rows, Slot, count_of
 from ortholand.optim.engines.batches import longest_batch
 from ortholand.optim.plan import Plan
@@ -41,6 +42,7 @@ from ortholand.sharding.placement import (
     is_here,
     layout_of,
     local_part,
+    local_view,
     part_of,
     placed_like,
     rows_of,
@@ -65,11 +67,11 @@ class ShardedEngine:
     def __init__(self, step_whole: StepWhole) -> None:
         self.step_whole = step_whole
 
-    def refusal(self, slot: Slot, plan: Plan, *, alone: bool) -> str | None:  # noqa: ARG002
+    def refusal(self, slot: Slot, plan: Plan) -> str | None:  # noqa: ARG002
         """The reason if the weight is not spread over ranks, else None."""
         return None if is_dtensor(slot.weight) else "not a DTensor"
 
-    def claim(self, slots: list[Slot], plan: Plan, *, alone: bool) -> Claim:  # noqa: ARG002
+    def claim(self, slots: list[Slot], plan: Plan) -> Claim:
         """The step of DTensors that this rank has a part of, and the weights that are not any."""
         spread = [slot for slot in slots if is_dtensor(slot.weight)]
         whole = [slot for slot in slots if not is_dtensor(slot.weight)]
@@ -116,7 +118,7 @@ def new_routes(weights: Sequence[Any], plan: Plan) -> Iterator[tuple[Route, Any]
     for i, p in enumerate(weights):
         if is_here(p, plan.view):
             here.append(i)
-        elif (layout := layout_of(p)) is None:
+        elif (layout := layout_of(p, plan.view)) is None:
             yield step_everywhere, i
         else:
             kind = (layout.group, p.dtype, p.device, p.shape, layout.turned)
@@ -183,7 +185,12 @@ def step_here(slots: list[Slot], where: list[int], plan: Plan, step_whole: StepW
         for _, _, state in local:
             state.update({name: torch.zeros_like(state[name]) for name in COUNTS})
         restore = restorer(local if process_groups else [])
-        step_whole([here for here in local if here.weight.numel()], plan)
+        alike: dict[View, list[Slot]] = {}
+        for whole, here in zip(members, local, strict=True):
+            if here.weight.numel():
+                alike.setdefault(local_view(whole.weight, plan.view), []).append(here)
+        for view, some in alike.items():
+            step_whole(some, plan.seen_as(view))
         # One number for the matrices of all ranks, and both counts in it, to be summed as one.
         counts = [state[SKIPPED] + (state[LIMITED] << 32) for _, _, state in local]
         try:

@@ -4,39 +4,23 @@ Each says which matrices a block stands for, whether a start is acceptable, and 
 solver uses. A new manifold is a class like these, and a geometry (:mod:`.geometry`).
 """
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
-from ortholand.solve.arrays import (
-    Array,
-    adjoint,
-    all_finite,
-    from_numpy,
-    identity,
-    inner,
-    norm,
-    sym,
-    to_numpy,
-)
+from ortholand.solve.arrays import Array
 from ortholand.solve.manifolds.constraint import Constraint as Constraint
-from ortholand.solve.manifolds.generalized import GeneralizedColumns, cholesky, inverse_root
-from ortholand.solve.manifolds.geometry import FARTHEST_START, Geometry, roundings
-from ortholand.solve.manifolds.operators import (
-    Covariance,
-    check_form,
-    check_kinds,
-    check_size,
-    is_dense,
-    operator_for,
+from ortholand.solve.manifolds.generalized import GeneralizedStiefel as GeneralizedStiefel
+from ortholand.solve.manifolds.geometry import (
+    FARTHEST_START,
+    Geometry,
+    SquareStiefel,
+    Subspaces,
+    TallStiefel,
 )
 from ortholand.solve.manifolds.product import Product
-from ortholand.solve.manifolds.stiefel import SquareStiefel, Subspaces, TallStiefel
 from ortholand.solve.variables import Manifold, Variables
-
-CHOLESKY_UP_TO = 2000  # rows of a dense B that is factorised by default
 
 
 class Stiefel(Manifold):
@@ -58,7 +42,6 @@ class Stiefel(Manifold):
     """
 
     def inward(self, x: Any, gradient: bool = False) -> Any:  # noqa: ARG002
-        """The matrices in tall form."""
         return x.swapaxes(-1, -2) if _wide(x.shape) else x
 
     def outward(self, X: Any, shape: tuple[int, ...], gradient: bool = False) -> Any:  # noqa: ARG002
@@ -69,7 +52,6 @@ class Stiefel(Manifold):
         return np.ascontiguousarray(X) if isinstance(X, np.ndarray) else X.contiguous()
 
     def check_shape(self, shape: tuple[int, ...], name: str) -> None:
-        """Raise unless the shape is that of a matrix or a stack of them."""
         if len(shape) < 2 or 0 in shape:
             raise ValueError(
                 f"{name} must be one matrix (n, p), or a stack (..., n, p) of them, got shape "
@@ -78,7 +60,6 @@ class Stiefel(Manifold):
             )
 
     def nearness(self, shape: tuple[int, ...], numpy: bool) -> tuple[str, str]:
-        """Orthonormal columns, or rows."""
         side = "rows" if _wide(shape) else "columns"
         svd = "U, _, Vh = numpy.linalg.svd(x0, full_matrices=False); x0 = U @ Vh"
         nearest = svd if numpy else "x0 = ortholand.geometry.polar_projection(x0)"
@@ -88,7 +69,6 @@ class Stiefel(Manifold):
         )
 
     def geometry(self, X: Any, numpy: bool) -> Geometry:  # noqa: ARG002
-        """The geometry; square matrices have their own coordinates."""
         return SquareStiefel() if X.shape[-1] == X.shape[-2] else TallStiefel()
 
 
@@ -100,7 +80,6 @@ class Grassmann(Stiefel):
     """
 
     def geometry(self, X: Any, numpy: bool) -> Geometry:  # noqa: ARG002
-        """The geometry without rotations of the columns."""
         return Subspaces()
 
 
@@ -108,13 +87,11 @@ class Rotations(Stiefel):
     """Square matrices with determinant 1, or stacks of them: steps never change the sign."""
 
     def check_shape(self, shape: tuple[int, ...], name: str) -> None:
-        """Raise unless the matrices are square."""
         super().check_shape(shape, name)
         if shape[-1] != shape[-2]:
             raise ValueError(f"{name} on ol.Rotations() must be square, got shape {shape}.")
 
     def check_component(self, X: Any, name: str) -> None:
-        """Raise unless all determinants are 1."""
         library: Any = np if isinstance(X, np.ndarray) else torch
         determinant = library.linalg.det(X)
         if bool((abs(determinant - abs(determinant)) > 0.1).any()):
@@ -128,15 +105,12 @@ class Sphere(Manifold):
     """Arrays of any shape with Euclidean norm 1."""
 
     def inward(self, x: Any, gradient: bool = False) -> Any:  # noqa: ARG002
-        """The array as one column."""
         return x.reshape(-1, 1)
 
     def outward(self, X: Any, shape: tuple[int, ...], gradient: bool = False) -> Any:  # noqa: ARG002
-        """The column in the user's shape."""
         return X.reshape(shape)
 
     def nearness(self, shape: tuple[int, ...], numpy: bool) -> tuple[str, str]:  # noqa: ARG002
-        """Length 1."""
         library = "numpy" if numpy else "torch"
         return (
             "have length 1 up to | ||x||^2 - 1 |",
@@ -144,134 +118,13 @@ class Sphere(Manifold):
         )
 
     def geometry(self, X: Any, numpy: bool) -> Geometry:  # noqa: ARG002
-        """The geometry of a single column."""
         return TallStiefel()
-
-
-class GeneralizedStiefel(Manifold):
-    """Matrices with ``X^H B X = I``, B Hermitian and positive definite; stacks (..., n, p) of them.
-
-    Args:
-        B: n x n: a matrix of NumPy or torch, a SciPy sparse matrix, a LinearOperator,
-            :class:`ortholand.Covariance` of data, or a function V -> B V of matrices (n, k)
-            like x0.
-        form: ``"landing"`` uses products with B only, never a factor or inverse of it;
-            ``"cholesky"`` changes variables, and needs a dense B. None: Cholesky for a dense B of
-            at most 2,000 rows, where it is faster.
-
-    >>> import numpy as np
-    >>> import ortholand as ol
-    >>> A, B = np.diag([1.0, 2.0, 3.0]), np.diag([1.0, 4.0, 1.0])
-    >>> manifold = ol.GeneralizedStiefel(B)
-    >>> x0 = manifold.project(np.ones((3, 1)))
-    >>> result = ol.minimize(lambda X: (np.sum(X * (A @ X)), 2 * A @ X), x0, jac=True,
-    ...                      manifold=manifold)
-    >>> round(result.fun, 6)  # the smallest eigenvalue of A x = mu B x
-    0.5
-    """
-
-    def __init__(self, B: Any, form: str | None = None) -> None:
-        self.B = check_form(B)
-        if form not in (None, "landing", "cholesky"):
-            raise ValueError(f"form must be 'landing', 'cholesky' or None, got {form!r}.")
-        if form == "cholesky" and not is_dense(self.B):
-            raise ValueError(
-                f"form='cholesky' needs a dense B, got {type(B).__name__}. Use form='landing', "
-                "which needs products with B only, or make B dense: B.toarray()."
-            )
-        self.form = form
-        self._converted: dict[Any, list[Any]] = {}  # factors by type and device
-
-    @property
-    def changes_variables(self) -> bool:
-        """Whether this is the Cholesky form."""
-        if self.form is None:
-            return is_dense(self.B) and len(self.B) <= CHOLESKY_UP_TO
-        return self.form == "cholesky"
-
-    @cached_property
-    def _in_double(self) -> tuple[Any, Any]:
-        return cholesky(self.B)
-
-    def _factors(self, X: Any) -> list[Any]:
-        """L with ``B = L L^H``, and its inverse, in the library and type of X."""
-        check_kinds(self.B, X)
-        key = (X.dtype, str(getattr(X, "device", "")))
-        if key not in self._converted:
-            self._converted[key] = [from_numpy(factor, X) for factor in self._in_double]
-        return self._converted[key]
-
-    def inward(self, x: Any, gradient: bool = False) -> Any:
-        """``L^H x`` of a point, ``L^-1 x`` of a gradient."""
-        if not self.changes_variables:
-            return x
-        L, inverse = self._factors(x)
-        return inverse @ x if gradient else adjoint(L) @ x
-
-    def outward(self, X: Any, shape: tuple[int, ...], gradient: bool = False) -> Any:  # noqa: ARG002
-        """``L^-H X`` of a point, ``L X`` of a gradient."""
-        if not self.changes_variables:
-            return X
-        L, inverse = self._factors(X)
-        return L @ X if gradient else adjoint(inverse) @ X
-
-    def missed_by(self, X: Any) -> tuple[float, float] | None:
-        """The residual of X itself, not of the new variables, and 100 roundings of it."""
-        if not self.changes_variables:
-            return None
-        operator = operator_for(self.B, X, isinstance(X, np.ndarray))
-        residual = sym(adjoint(X) @ operator.apply(X)) - identity(X)
-        columns = X.shape[-1] * int(np.prod(X.shape[:-2]))
-        largest = float(np.linalg.norm(to_numpy(self.B)))
-        return norm(residual), roundings(X) * max(1.0, largest * inner(X, X) / columns)
-
-    def check_shape(self, shape: tuple[int, ...], name: str) -> None:
-        """Raise unless the shape is tall and fits B."""
-        check_size(self.B, shape, name)
-
-    def nearness(self, shape: tuple[int, ...], numpy: bool) -> tuple[str, str]:  # noqa: ARG002
-        """``X^H B X = I``."""
-        return (
-            "satisfy X^H B X = I up to ||X^H B X - I||",
-            "Take the nearest such matrix: x0 = manifold.project(x0).",
-        )
-
-    def geometry(self, X: Any, numpy: bool) -> Geometry:
-        """Orthonormal columns in new variables; or products with B, which are checked."""
-        if self.changes_variables:
-            return SquareStiefel() if X.shape[-1] == X.shape[-2] else TallStiefel()
-        operator = operator_for(self.B, X, numpy)
-        operator.check(X, definite=isinstance(self.B, Covariance) and self.B.ridge > 0)
-        return GeneralizedColumns(operator)
-
-    def project(self, x: Any) -> Any:
-        """``X (X^H B X)^(-1/2)``: the nearest matrix of the manifold in the metric of B.
-
-        Takes any x of full rank, by one product with B and p x p algebra.
-        """
-        if not isinstance(x, (np.ndarray, torch.Tensor)):
-            raise TypeError(f"x must be a NumPy array or a tensor, got {type(x).__name__}.")
-        self.check_shape(tuple(x.shape), "x")
-        BX = operator_for(self.B, x, isinstance(x, np.ndarray)).apply(x)
-        with np.errstate(all="ignore"):
-            landed = x @ inverse_root(adjoint(x) @ BX)
-        if not all_finite(landed):
-            raise ValueError(
-                "x must be finite and of full rank, with X^H B X positive definite, but it is not. "
-                "Start from random numbers, and check B."
-            )
-        return landed
-
-    def __repr__(self) -> str:
-        kind = type(self.B).__name__
-        return f"ol.GeneralizedStiefel({kind}{'' if self.form is None else f', {self.form!r}'})"
 
 
 class Euclidean(Manifold):
     """Arrays of any shape without a constraint, for the rest of a product."""
 
     def geometry(self, X: Any, numpy: bool) -> Geometry:  # noqa: ARG002
-        """Flat space."""
         return Geometry()
 
 
@@ -281,7 +134,6 @@ def default_manifold(x: Array, alone: bool) -> Manifold:
 
 
 def variables_on(x0: Any, manifold: Any = None, *, torch_inside: bool = False) -> Variables:
-    """Variables for a start on a manifold; None: the default one of each block."""
     return Variables(x0, manifold, default_manifold, torch_inside=torch_inside)
 
 

@@ -18,6 +18,7 @@ from ortholand.solve.manifolds.geometry import Geometry, Line
 from ortholand.solve.variables import Manifold
 
 KEPT = 4  # points whose Jacobian is remembered
+SHORTEST = 8  # halvings of a Gauss-Newton step that overshoots
 SINGULAR = 1e-12  # smallest eigenvalue of J J^T, relative to the largest, of a full rank
 
 
@@ -44,14 +45,12 @@ class Constraint(Manifold):
         self.fun, self.jac = fun, jac
 
     def nearness(self, shape: tuple[int, ...], numpy: bool) -> tuple[str, str]:  # noqa: ARG002
-        """``c(x) = 0``."""
         return (
             "nearly satisfy its ol.Constraint: the Gauss-Newton step, relative to ||x0||, must be",
             "Start nearer to where fun is zero.",
         )
 
     def geometry(self, X: Any, numpy: bool) -> "LevelSet":
-        """The geometry, in the library of the user's functions."""
         if X.dtype in (np.complex64, np.complex128, torch.complex64, torch.complex128):
             raise TypeError(f"ol.Constraint needs real variables, got {X.dtype}.")
         return LevelSet(self, numpy)
@@ -73,35 +72,28 @@ class LevelSet(Geometry):
         self.known: list[Known] = []
 
     def columns(self, X: Array) -> float:
-        """``||X||^2``: step lengths are relative to that of X."""
         return inner(X, X) or 1.0
 
     def residual(self, X: Array) -> np.ndarray:
-        """``c(X)``."""
         c = self.constraint.fun(self._shown(X))
         c = c if isinstance(c, torch.Tensor) else np.asarray(c)
         return to_numpy(c).reshape(-1).astype(float)
 
     def size(self, residual: Any) -> float:
-        """Euclidean norm."""
         return norm(residual)
 
     def far(self, X: Array) -> float:
-        """The Gauss-Newton step from X, relative to it."""
         return norm(self._normal_step(X, self.residual(X))) / (norm(X) or 1.0)
 
     def feasible(self, X: Array) -> float:
-        """100 roundings of ``J X``."""
         J = self._at(X).J
         return 100 * precision(X) * math.sqrt(len(J)) * max(1.0, norm(J) * norm(X))
 
     def differentiate(self, X: Array, D: Any, G: Array) -> tuple[Array, np.ndarray, float]:
-        """Tangent part of G, multipliers, ``<multipliers, c>``."""
         mu = self._multipliers(X, G)
         return G - self._back(X, mu), mu, float(mu @ D)
 
     def tangent(self, X: Array, A: Array) -> Array:
-        """A without its normal part at X."""
         return A - self._back(X, self._multipliers(X, A))
 
     def hessian(self, X: Array, multiplier: Any, A: Array, W: Array) -> Array:
@@ -114,11 +106,9 @@ class LevelSet(Geometry):
         return self.tangent(X, W - self._as(change / h, X))
 
     def line(self, X: Array, D: Any, A: Array) -> "LevelLine":  # noqa: ARG002
-        """The line along A."""
         return LevelLine(self, X, A)
 
     def settle(self, X: Array) -> tuple[Array, np.ndarray]:
-        """Gauss-Newton steps, as long as they bring X nearer."""
         return self.landed(X, 0.0)
 
     def landed(self, X: Array, near: float) -> tuple[Array, np.ndarray]:
@@ -129,10 +119,13 @@ class LevelSet(Geometry):
             if not near < error < math.inf or error <= self.feasible(X) / 20:
                 break
             step = self._normal_step(X, c)
-            Y = X - step
-            after = self.residual(Y)
-            if not norm(after) < error:
-                break
+            for halving in range(SHORTEST):
+                Y = X - 0.5**halving * step
+                after = self.residual(Y)
+                if norm(after) < error * (1 - 0.5**halving / 4):
+                    break
+            else:
+                break  # rounding
             X, c = Y, after
         return X, c
 
@@ -210,13 +203,13 @@ class LevelLine(Line):
                 break
             if np.isfinite(c).all():
                 step = self.geometry._normal_step(Y, c)
-                if norm(step) <= max(0.5 * t * norm(self.V), 1e-12 * norm(Y)):
+                near = norm(step) <= max(0.5 * t * norm(self.V), 1e-12 * norm(Y))
+                if near and norm(self.geometry.residual(Y - step)) <= 0.5 * norm(c):
                     break
             t /= 2
         return t
 
     def at(self, t: float, near: float) -> tuple[Array, np.ndarray]:
-        """The point at t, and c there."""
         Y = self.X + t * self.V
         size = norm(self.geometry._at(self.X).J)  # near is a length, c a value
         return self.geometry.landed(Y, min(near, 1e-2) * size)

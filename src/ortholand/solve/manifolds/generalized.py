@@ -12,6 +12,7 @@ that is well conditioned in Z may not be so in X, so this form is used where L i
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from ortholand.solve.arrays import (
     all_finite,
     as_tensor,
     combine,
+    from_numpy,
     identity,
     inner,
     minus_product,
@@ -32,11 +34,145 @@ from ortholand.solve.arrays import (
     sym,
     to_numpy,
 )
-from ortholand.solve.manifolds.geometry import LandedLine, MatrixGeometry, half_inner, roundings
-from ortholand.solve.manifolds.operators import Operator, not_definite
+from ortholand.solve.manifolds.geometry import (
+    Geometry,
+    LandedLine,
+    MatrixGeometry,
+    SquareStiefel,
+    TallStiefel,
+    half_inner,
+    roundings,
+)
+from ortholand.solve.manifolds.operators import (
+    Covariance,
+    Operator,
+    check_form,
+    check_kinds,
+    check_size,
+    is_dense,
+    not_definite,
+    operator_for,
+)
+from ortholand.solve.variables import Manifold
 
+CHOLESKY_UP_TO = 2000  # rows of a dense B that is factorised by default
 KEPT = 4  # points whose products with B are remembered
 MEASURED = 50  # lines after which a residual is measured again: derived ones collect rounding
+
+
+class GeneralizedStiefel(Manifold):
+    """Matrices with ``X^H B X = I``, B Hermitian and positive definite; stacks (..., n, p) of them.
+
+    Args:
+        B: n x n: a matrix of NumPy or torch, a SciPy sparse matrix, a LinearOperator,
+            :class:`ortholand.Covariance` of data, or a function V -> B V of matrices (n, k)
+            like x0.
+        form: ``"landing"`` uses products with B only, never a factor or inverse of it;
+            ``"cholesky"`` changes variables, and needs a dense B. None: Cholesky for a dense B of
+            at most 2,000 rows, where it is faster.
+
+    >>> import numpy as np
+    >>> import ortholand as ol
+    >>> A, B = np.diag([1.0, 2.0, 3.0]), np.diag([1.0, 4.0, 1.0])
+    >>> manifold = ol.GeneralizedStiefel(B)
+    >>> x0 = manifold.project(np.ones((3, 1)))
+    >>> result = ol.minimize(lambda X: (np.sum(X * (A @ X)), 2 * A @ X), x0, jac=True,
+    ...                      manifold=manifold)
+    >>> round(result.fun, 6)  # the smallest eigenvalue of A x = mu B x
+    0.5
+    """
+
+    def __init__(self, B: Any, form: str | None = None) -> None:
+        self.B = check_form(B)
+        if form not in (None, "landing", "cholesky"):
+            raise ValueError(f"form must be 'landing', 'cholesky' or None, got {form!r}.")
+        if form == "cholesky" and not is_dense(self.B):
+            raise ValueError(
+                f"form='cholesky' needs a dense B, got {type(B).__name__}. Use form='landing', "
+                "which needs products with B only, or make B dense: B.toarray()."
+            )
+        self.form = form
+        self._converted: dict[Any, list[Any]] = {}  # factors by type and device
+
+    @property
+    def changes_variables(self) -> bool:
+        if self.form is None:
+            return is_dense(self.B) and len(self.B) <= CHOLESKY_UP_TO
+        return self.form == "cholesky"
+
+    @cached_property
+    def _in_double(self) -> tuple[Any, Any]:
+        return cholesky(self.B)
+
+    def _factors(self, X: Any) -> list[Any]:
+        """L with ``B = L L^H``, and its inverse, in the library and type of X."""
+        check_kinds(self.B, X)
+        key = (X.dtype, str(getattr(X, "device", "")))
+        if key not in self._converted:
+            self._converted[key] = [from_numpy(factor, X) for factor in self._in_double]
+        return self._converted[key]
+
+    def inward(self, x: Any, gradient: bool = False) -> Any:
+        """``L^H x`` of a point, ``L^-1 x`` of a gradient."""
+        if not self.changes_variables:
+            return x
+        L, inverse = self._factors(x)
+        return inverse @ x if gradient else adjoint(L) @ x
+
+    def outward(self, X: Any, shape: tuple[int, ...], gradient: bool = False) -> Any:  # noqa: ARG002
+        """``L^-H X`` of a point, ``L X`` of a gradient."""
+        if not self.changes_variables:
+            return X
+        L, inverse = self._factors(X)
+        return L @ X if gradient else adjoint(inverse) @ X
+
+    def missed_by(self, X: Any) -> tuple[float, float] | None:
+        """The residual of X itself, not of the new variables, and 100 roundings of it."""
+        if not self.changes_variables:
+            return None
+        operator = operator_for(self.B, X, isinstance(X, np.ndarray))
+        residual = sym(adjoint(X) @ operator.apply(X)) - identity(X)
+        columns = X.shape[-1] * int(np.prod(X.shape[:-2]))
+        largest = float(np.linalg.norm(to_numpy(self.B)))
+        return norm(residual), roundings(X) * max(1.0, largest * inner(X, X) / columns)
+
+    def check_shape(self, shape: tuple[int, ...], name: str) -> None:
+        check_size(self.B, shape, name)
+
+    def nearness(self, shape: tuple[int, ...], numpy: bool) -> tuple[str, str]:  # noqa: ARG002
+        return (
+            "satisfy X^H B X = I up to ||X^H B X - I||",
+            "Take the nearest such matrix: x0 = manifold.project(x0).",
+        )
+
+    def geometry(self, X: Any, numpy: bool) -> Geometry:
+        if self.changes_variables:
+            return SquareStiefel() if X.shape[-1] == X.shape[-2] else TallStiefel()
+        operator = operator_for(self.B, X, numpy)
+        operator.check(X, definite=isinstance(self.B, Covariance) and self.B.ridge > 0)
+        return GeneralizedColumns(operator)
+
+    def project(self, x: Any) -> Any:
+        """``X (X^H B X)^(-1/2)``: the nearest matrix of the manifold in the metric of B.
+
+        Takes any x of full rank, by one product with B and p x p algebra.
+        """
+        if not isinstance(x, (np.ndarray, torch.Tensor)):
+            raise TypeError(f"x must be a NumPy array or a tensor, got {type(x).__name__}.")
+        self.check_shape(tuple(x.shape), "x")
+        BX = operator_for(self.B, x, isinstance(x, np.ndarray)).apply(x)
+        with np.errstate(all="ignore"):
+            landed = x @ inverse_root(adjoint(x) @ BX)
+        if not all_finite(landed):
+            raise ValueError(
+                "x must be finite and of full rank, with X^H B X positive definite, but it is not. "
+                "Start from random numbers, and check B."
+            )
+        return landed
+
+    def __repr__(self) -> str:
+        kind = type(self.B).__name__
+        return f"ol.GeneralizedStiefel({kind}{'' if self.form is None else f', {self.form!r}'})"
 
 
 @dataclass(eq=False)
@@ -61,7 +197,6 @@ class GeneralizedColumns(MatrixGeometry):
         return self._known(X).Y
 
     def know(self, X: Array, Y: Any) -> None:
-        """Remember ``Y = B X``."""
         self.known = [one for one in self.known if not _same(one.X, X)][-KEPT + 1 :]
         self.known.append(Known(X, Y))
 
@@ -73,18 +208,15 @@ class GeneralizedColumns(MatrixGeometry):
         return self.known[-1]
 
     def _eigen(self, X: Array) -> tuple[Any, Any]:
-        """Eigenvalues and eigenvectors of ``K = Y^H Y``."""
         one = self._known(X)
         if one.eigen is None:
             one.eigen = _eigh(adjoint(one.Y) @ one.Y)
         return one.eigen
 
     def columns(self, X: Array) -> float:
-        """``||X||^2``: step lengths are relative to that of X."""
         return inner(X, X)
 
     def residual(self, X: Array) -> Array:
-        """``X^H B X - I``, by a new product."""
         self.know(X, self.operator.apply(X))
         return self._residual(X)
 
@@ -92,11 +224,9 @@ class GeneralizedColumns(MatrixGeometry):
         return sym(adjoint(X) @ self.product(X)) - identity(X)
 
     def normal_norm(self, X: Array, multiplier: Any, size: float) -> float:  # noqa: ARG002
-        """``||B X M||``."""
         return norm(self.product(X) @ multiplier)
 
     def feasible(self, X: Array) -> float:
-        """100 roundings of the products in the residual."""
         columns = X.shape[-1] * math.prod(X.shape[:-2])
         return roundings(X) * max(1.0, self.operator.norm * inner(X, X) / columns)
 
@@ -106,22 +236,18 @@ class GeneralizedColumns(MatrixGeometry):
         return minus_product(G, self.product(X), M), M, half_inner(M, D)
 
     def _multiplier(self, X: Array, G: Array) -> Array:
-        """M with ``K M + M K = Y^H G + G^H Y``."""
         P = adjoint(self.product(X)) @ G
         w, Q = self._eigen(X)
         rotated = adjoint(Q) @ (P + adjoint(P)) @ Q
         return Q @ (rotated / (w[..., :, None] + w[..., None, :])) @ adjoint(Q)
 
     def tangent(self, X: Array, A: Array) -> Array:
-        """A without its normal part at X."""
         return minus_product(A, self.product(X), self._multiplier(X, A))
 
     def hessian(self, X: Array, multiplier: Any, A: Array, W: Array) -> Array:
-        """``W - B A M`` without its normal part."""
         return self.tangent(X, minus_product(W, self.operator.apply(A), multiplier))
 
     def line(self, X: Array, D: Any, A: Array) -> "GeneralizedLine":
-        """The line along A, by one product with B."""
         self.lines += 1
         return GeneralizedLine(self, X, self.residual(X) if self.lines % MEASURED == 0 else D, A)
 
@@ -185,7 +311,6 @@ class GeneralizedLine(LandedLine):
         return combine(combine(self.S0, t * t, self.quadratic), t, self.linear)
 
     def at(self, t: float, near: float) -> tuple[Array, Any]:
-        """The point at t."""
         C, E = self.landing(t, near)
         X = combine(self.X, t, self.V) @ C
         self.geometry.know(X, combine(self.BX, t, self.BV) @ C)

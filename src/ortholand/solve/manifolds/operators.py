@@ -12,7 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ortholand.solve.arrays import adjoint, all_finite, from_numpy, norm, precision, to_numpy
+from ortholand.solve.arrays import (
+    adjoint,
+    all_finite,
+    from_numpy,
+    lanczos,
+    norm,
+    precision,
+    to_numpy,
+)
 from ortholand.solve.options import is_number
 
 LANCZOS = 30  # products with one vector spent on the ends of the spectrum
@@ -59,7 +67,6 @@ class Covariance:
         self.shape = (n, n)
 
     def __call__(self, V: Any) -> Any:
-        """``B V``, by one pass over all rows."""
         begins = range(0, self.n_terms, CHUNK)
         total = sum(self._sum(V, slice(begin, begin + CHUNK)) for begin in begins)
         return total / self.n_terms + self.ridge * V
@@ -96,7 +103,6 @@ class Operator:
         self.norm = math.nan
 
     def apply(self, V: Any) -> Any:
-        """``B V``."""
         if V.ndim == 2:
             return self.matmat(V)
         # A stack as one matrix with more columns: operators take no stacks.
@@ -118,44 +124,18 @@ class Operator:
         u, v = (from_numpy(vector, like) for vector in noise)
         Bu, Bv = self.apply(u), self.apply(v)
         scale = norm(Bu) * norm(v) + norm(Bv) * norm(u)
-        if not math.isfinite(scale):
-            raise ValueError("B must be finite, but its product with a vector is not.")
-        apart = abs(_dot(u, Bv) - _dot(Bu, v))
+        apart = abs(complex((adjoint(u) @ Bv - adjoint(Bu) @ v)[0, 0]))
         if apart > ASYMMETRY * eps * math.sqrt(self.n) * scale:
             raise ValueError(not_hermitian(apart / scale))
-        if definite:
-            self.norm = self._ends(u, FEW)[1]
-            return
-        lowest, self.norm = self._ends(u, LANCZOS)
-        if not lowest > eps * self.norm:
+        found = lanczos(self.apply, u, min(FEW if definite else LANCZOS, self.n), 10 * eps)
+        if found is None:
+            raise ValueError("B must be finite, but its product with a vector is not.")
+        lowest, self.norm = float(found[0][0]), float(found[0][-1])
+        if not (definite or lowest > eps * self.norm):
             raise ValueError(not_definite(lowest, self.norm))
-
-    def _ends(self, v: Any, steps: int) -> tuple[float, float]:
-        """The smallest and the largest Ritz value."""
-        basis, images = [v / norm(v)], []
-        for _ in range(min(steps, self.n)):
-            images.append(self.apply(basis[-1]))
-            rest = images[-1]
-            for _ in range(2):
-                for q in basis:
-                    rest = rest - q * (adjoint(q) @ rest)
-            size = norm(rest)
-            if not size > 10 * precision(v) * norm(images[0]):
-                break
-            basis.append(rest / size)
-        basis = basis[: len(images)]
-        T = np.array([[_dot(q, image) for image in images] for q in basis])
-        values = np.linalg.eigvalsh((T + T.conj().T) / 2)
-        return float(values[0]), float(values[-1])
-
-
-def _dot(u: Any, v: Any) -> complex:
-    """``u^H v``."""
-    return complex((adjoint(u) @ v)[0, 0])
 
 
 def not_hermitian(share: float) -> str:
-    """The error message for a B that is not Hermitian."""
     return (
         f"B must be symmetric (Hermitian, if complex), but B - B^H is {share:.1e} of it. "
         "Take (B + B.conj().T) / 2, if that is what you mean."
@@ -163,7 +143,6 @@ def not_hermitian(share: float) -> str:
 
 
 def not_definite(lowest: float, largest: float) -> str:
-    """The error message for a B that is not positive definite."""
     kind = "singular up to rounding" if lowest > -1e-10 * abs(largest) else "not positive definite"
     return (
         f"B must be positive definite, but it is {kind}: it has eigenvalues from "
@@ -173,7 +152,6 @@ def not_definite(lowest: float, largest: float) -> str:
 
 
 def is_dense(B: Any) -> bool:
-    """Whether B is a plain matrix."""
     return isinstance(B, np.ndarray) or (isinstance(B, Tensor) and B.layout == torch.strided)
 
 
@@ -228,7 +206,6 @@ def operator_for(B: Any, X: Any, numpy: bool) -> Operator:
 
 
 def check_kinds(B: Any, X: Any) -> None:
-    """Raise if B is complex and X is not."""
     if is_complex(B) and not is_complex(X):
         raise ValueError(
             f"With a complex B, x0 must be complex too, got {X.dtype}. Take x0 + 0j, or B.real."
@@ -236,7 +213,6 @@ def check_kinds(B: Any, X: Any) -> None:
 
 
 def is_complex(A: Any) -> bool:
-    """Whether an array is complex."""
     dtype = getattr(A, "dtype", None)
     return dtype.is_complex if isinstance(dtype, torch.dtype) else np.dtype(dtype).kind == "c"
 

@@ -23,29 +23,23 @@ class Product(Geometry):
         return zip(self.geometries, *(self.packing.split(v) for v in vectors), strict=True)
 
     def columns(self, X: Array) -> float:
-        """The columns of all blocks."""
         return sum(geometry.columns(block) for geometry, block in self._each(X))
 
     def residual(self, X: Array) -> list[Any]:
-        """The residual of each block."""
         return [geometry.residual(block) for geometry, block in self._each(X)]
 
     def size(self, residual: Any) -> float:
-        """Norm over all blocks."""
         pairs = zip(self.geometries, residual, strict=True)
         return math.hypot(*(geometry.size(one) for geometry, one in pairs))
 
     def normal_norm(self, X: Array, multiplier: Any, size: float) -> float:  # noqa: ARG002
-        """Norm over all blocks."""
         blocks = zip(self._each(X), multiplier, strict=True)
         return math.hypot(*(g.normal_norm(x, m, g.size(m)) for (g, x), m in blocks))
 
     def feasible(self, X: Array) -> float:
-        """100 roundings of all columns."""
         return math.hypot(*(geometry.feasible(block) for geometry, block in self._each(X)))
 
     def differentiate(self, X: Array, D: Any, G: Array) -> tuple[Array, list[Any], float]:
-        """Gradients, multipliers and corrections, block by block."""
         found = [
             geometry.differentiate(x, d, g)
             for (geometry, x, g), d in zip(self._each(X, G), D, strict=True)
@@ -56,13 +50,13 @@ class Product(Geometry):
     def _joined(self, name: str, X: Array, A: Array) -> Array:
         return self.packing.join([getattr(one, name)(x, a) for one, x, a in self._each(X, A)])
 
-    def tangent(self, X: Array, A: Array) -> Array:  # noqa: D102
+    def tangent(self, X: Array, A: Array) -> Array:
         return self._joined("tangent", X, A)
 
-    def ambient(self, X: Array, A: Array) -> Array:  # noqa: D102
+    def ambient(self, X: Array, A: Array) -> Array:
         return self._joined("ambient", X, A)
 
-    def coordinates(self, X: Array, A: Array) -> Array:  # noqa: D102
+    def coordinates(self, X: Array, A: Array) -> Array:
         return self._joined("coordinates", X, A)
 
     def hessian(self, X: Array, multiplier: Any, A: Array, W: Array) -> Array:
@@ -72,18 +66,15 @@ class Product(Geometry):
         return self.packing.join(found)
 
     def line(self, X: Array, D: Any, A: Array) -> "ProductLine":
-        """The lines of all blocks, with one t."""
         blocks = zip(self._each(X, A), D, strict=True)
         return ProductLine([g.line(x, d, a) for (g, x, a), d in blocks], self.packing)
 
     def settle(self, X: Array) -> tuple[Array, list[Any]]:
-        """Land each block."""
         found = [geometry.settle(block) for geometry, block in self._each(X)]
         points, residuals = zip(*found, strict=True)
         return self.packing.join(points), list(residuals)
 
     def check_first(self, X: Array, G: Array) -> None:
-        """Check each block."""
         for geometry, x, g in self._each(X, G):
             geometry.check_first(x, g)
 
@@ -95,12 +86,10 @@ class ProductLine(Line):
         self.lines, self.packing = lines, packing
 
     def limit(self, t: float) -> float:
-        """The largest step that every block allows."""
         for line in self.lines:
             t = line.limit(t)
         return t
 
     def at(self, t: float, near: float) -> tuple[Array, list[Any]]:
-        """The points of all blocks at t, and their residuals."""
         points, residuals = zip(*(line.at(t, near) for line in self.lines), strict=True)
         return self.packing.join(points), list(residuals)

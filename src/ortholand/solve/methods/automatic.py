@@ -45,7 +45,6 @@ class Automatic(Method):
         self.patience, self.left = 0.0, LOOK
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
-        """Choose the first method and start it."""
         self.cost, self.targets = cost, targets
         self.flattest = point.gradient_norm
         if self.options:
@@ -69,7 +68,6 @@ class Automatic(Method):
         self.method.start(self.cost, point, self.targets)
 
     def advance(self, point: Point, progress: Progress) -> Point | Passed | None:
-        """The method in use advances, at most to where it is judged next."""
         self.flattest = min(self.flattest, progress.flattest)
         if self.cost.objective.distrusted:
             known = self.paces.pop("newton", None) is not None
@@ -105,5 +103,4 @@ class Automatic(Method):
             self._use(other, point, f"{now} gained {gained:.1f} digits in {used:.0f} evaluations")
 
     def restart(self) -> bool:
-        """Restart the method in use."""
         return self.method.restart()

@@ -4,7 +4,7 @@ import math
 from typing import Any, ClassVar
 
 from ortholand.solve.arrays import inner
-from ortholand.solve.block_units import BlockUnits, units_for
+from ortholand.solve.curvature import BlockUnits, units_for
 from ortholand.solve.line_search import DECREASE, Merit, Search, Trial
 from ortholand.solve.manifold_cost import ManifoldCost, Point, Preconditioner, Targets
 from ortholand.solve.method import Method, Progress
@@ -39,14 +39,12 @@ class BarzilaiBorwein(Method):
         self.restart()
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
-        """Keep the problem and its targets; set up units for the blocks of a product."""
         self.cost, self.targets = cost, targets
         self.merit.start(cost)
         if self.preconditioner is None:
             self.units = units_for(cost.geometry, point.gradient)
 
     def restart(self) -> bool:
-        """Forget steps and merits."""
         forgot = getattr(self, "step", None) is not None
         self.step: float | None = None
         self.weight, self.reference = 0.0, 0.0
@@ -54,7 +52,6 @@ class BarzilaiBorwein(Method):
         return forgot
 
     def advance(self, point: Point, progress: Progress) -> Point | None:  # noqa: ARG002
-        """One step down the gradient, shortened until the safeguard accepts it."""
         lam = self.merit.weight(point)
         self.weight = FORGETTING * self.weight + 1  # a running mean of merits
         self.reference += (point.merit(lam) - self.reference) / self.weight

@@ -20,7 +20,7 @@ from ortholand.safe_step import DEFAULT_RULE, find_rule
 from ortholand.solve.arrays import as_tensor, back_from_tensor, norm
 from ortholand.solve.manifold_cost import ManifoldCost, Point, Targets
 from ortholand.solve.manifolds.generalized import GeneralizedColumns
-from ortholand.solve.manifolds.stiefel import OrthonormalColumns
+from ortholand.solve.manifolds.geometry import OrthonormalColumns
 from ortholand.solve.method import Method, Progress
 from ortholand.solve.options import BALL_RULES, MOMENTUM_RULE, Rule, is_function_or_none, is_number
 
@@ -69,7 +69,6 @@ class Landing(Method):
         self.k = 0
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
-        """Choose what the user left open."""
         if not isinstance(cost.geometry, (OrthonormalColumns, GeneralizedColumns)):
             raise ValueError(
                 "method='landing' is for one matrix, or a stack of them, with orthonormal columns "
@@ -89,7 +88,6 @@ class Landing(Method):
             self.lam /= self.unit
 
     def advance(self, point: Point, progress: Progress) -> Point | None:  # noqa: ARG002
-        """One landing step; None if it fails."""
         self.k += 1
         assert self.lam is not None  # start
         geometry, eta = self.cost.geometry, self._eta(self.k)
@@ -112,7 +110,6 @@ class Landing(Method):
         return after
 
     def restart(self) -> bool:
-        """Forget the momentum, the only memory; whether there was any."""
         forgot, self.buffer = self.buffer is not None, None
         return forgot
 
@@ -134,7 +131,6 @@ class Landing(Method):
         return B
 
     def _eta(self, k: int) -> float:
-        """The step for f in the solver's unit, from the user's step."""
         eta = self.step(k) if callable(self.step) else self.step
         if not isinstance(eta, Real) or not 0 <= float(eta) < math.inf:
             raise ValueError(

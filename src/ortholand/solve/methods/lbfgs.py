@@ -22,17 +22,17 @@ from ortholand.solve.arrays import (
     to_numpy,
     zeros,
 )
-from ortholand.solve.block_units import BlockUnits, units_for
+from ortholand.solve.curvature import BlockUnits, units_for
 from ortholand.solve.line_search import Descent, Search, Trial
 from ortholand.solve.manifold_cost import RECENT, ManifoldCost, Point, Targets
 from ortholand.solve.manifolds import geometry
-from ortholand.solve.manifolds.stiefel import SquareStiefel, Subspaces, TallStiefel
+from ortholand.solve.manifolds.geometry import SquareStiefel, Subspaces, TallStiefel
 from ortholand.solve.method import Method, Passed, Progress
 from ortholand.solve.methods import search as compiled
 from ortholand.solve.options import Rule, is_count
 
 FEWEST, MOST = 10, 40  # pairs kept if the user does not say how many,
-ROOM = 4_000  # of about this many numbers
+ROOM, MOST_ROOM = 4_000, 2**21  # of about this many numbers, and in compiled code at most
 MEMORY_COUNTS, FEWER = 50_000, 6  # numbers in X from where fewer are kept
 NEWS = 0.3  # weight of the last step in the scale that directions unknown to the pairs get
 FLATNESS = 0.9  # largest share of the slope that a line search may leave
@@ -79,7 +79,6 @@ class Pairs:
         self.newest = sy, yy
 
     def direction(self, g: Any) -> Any:
-        """``-H g``."""
         k, gamma = len(self.order), self.gamma
         rows = self.rows[: 2 * k]
         # In double precision, because sums of squares of small steps are small.
@@ -136,11 +135,9 @@ class LBFGS(Descent, Method):
 
     @staticmethod
     def is_compiled(cost: ManifoldCost, point: Point) -> bool:
-        """Whether there is compiled code for points like this one."""
         return type(cost.geometry) in KINDS and compiled.library_for(point.X) is not None
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
-        """Set up units for the blocks of a product, the memory and any compiled code."""
         super().start(cost, point, targets)
         self.units = units_for(cost.geometry, point.gradient)
         size = len(real_vector(point.X))
@@ -148,18 +145,16 @@ class LBFGS(Descent, Method):
         usual = min(max(ROOM // size, fewest), MOST)  # for small X more pairs cost nothing
         # More pairs than there are numbers are not independent.
         self.pairs_kept = min(self.memory or usual, max(size, FEWEST))
-        if self.is_compiled(cost, point):
+        if self.is_compiled(cost, point) and self.pairs_kept * size <= MOST_ROOM:
             twin = Compiled(self, point)
             self.compiled = twin if twin.search.handle else None
 
     def advance(self, point: Point, progress: Progress) -> Point | Passed | None:
-        """One iteration; in compiled code as many as there may be."""
         if self.compiled is not None:
             return self.compiled.run(point, progress)
         return super().advance(point, progress)
 
     def restart(self) -> bool:
-        """Forget all pairs."""
         if self.compiled is not None:
             return self.compiled.forget()
         forgot, self.pairs = self.pairs is not None, None
@@ -167,7 +162,6 @@ class LBFGS(Descent, Method):
         return forgot
 
     def direction(self, point: Point) -> Any:
-        """``-H g``."""
         if self.pairs is None:
             return -point.gradient
         if self.units is not None:
@@ -182,11 +176,10 @@ class LBFGS(Descent, Method):
         return self.cost.cautious_step(point, length) if self.pairs is None else 1.0
 
     def remember(self, search: Search, trial: Trial) -> None:
-        """Keep the pair if it shows curvature."""
         y = real_vector(trial.point.gradient - search.start.gradient)
         sy, yy = trial.t * (trial.slope - search.slope), inner(y, y)
-        if not sy > 1e-10 * trial.t * norm(search.direction) * yy**0.5:
-            return
+        if not (yy > 0 and sy > 1e-10 * trial.t * norm(search.direction) * yy**0.5):
+            return  # squares of tiny changes are zero
         self.targets.saw(yy / sy, search.start)
         s = real_vector(search.direction if trial.t == 1 else trial.t * search.direction)
         if self.units is not None:
@@ -219,7 +212,6 @@ class Compiled:
         self.saw_non_finite = False  # and whether f was not finite there
 
     def forget(self) -> bool:
-        """Forget all pairs; whether there were any."""
         self.stuck = None
         return self.search.forget()
 

@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from ortholand.solve.arrays import combine, inner, norm, precision
-from ortholand.solve.block_units import units_for
-from ortholand.solve.curvature import Curvatures
+from ortholand.solve.curvature import Curvatures, units_for
 from ortholand.solve.line_search import Merit, Search, Trial
 from ortholand.solve.manifold_cost import ManifoldCost, Point, Preconditioner, Targets
 from ortholand.solve.method import Method, Progress
@@ -32,7 +31,6 @@ class Model:
         self.sharpest = 0.0  # largest curvature found
 
     def hessian(self, A: Any) -> Any:
-        """Riemannian Hessian, in coordinates."""
         self.products += 1
         return self.product(A)
 
@@ -79,7 +77,6 @@ class Newton(Method):
         self.inner_maxiter = inner_maxiter
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
-        """Set the first radius, half a radian for every column."""
         self.cost, self.targets = cost, targets
         self.merit.start(cost)
         self.last_norm = point.gradient_norm
@@ -93,7 +90,6 @@ class Newton(Method):
         self.misses = 0
 
     def advance(self, point: Point, progress: Progress) -> Point | None:
-        """Minimise the model, go there, and judge the step."""
         solution = self._minimise_model(point)
         if not math.isfinite(solution.residual) and self._distrusts(point, point.gradient):
             solution = self._minimise_model(point)
@@ -126,7 +122,6 @@ class Newton(Method):
         return found.point
 
     def restart(self) -> bool:
-        """Return to the first radius."""
         self.radius = self.first_radius
         return False
 
@@ -136,7 +131,6 @@ class Newton(Method):
         return self.cost.objective.distrust(point.X, point.euclidean, V)
 
     def _learn(self, point: Point, trial: Trial, solution: Solution) -> None:
-        """Learn the units of a product's blocks."""
         if self.units is not None:
             change = trial.point.gradient - point.gradient
             self.units.learn(trial.t * solution.step, change)

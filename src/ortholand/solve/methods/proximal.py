@@ -19,9 +19,9 @@ from ortholand.solve.method import Method, Progress
 from ortholand.solve.objective import Objective
 from ortholand.solve.prox import Prox
 
-CORRECTIONS = 6  # of the multiplier in a step, at most,
-ACCURATE = 0.1  # until the linearised constraint is missed by less than this share of V
-FORGETTING = 0.85  # as in Barzilai-Borwein's method
+CORRECTIONS = 8  # of the multiplier in a step, at most,
+ACCURATE = 0.01  # until the linearised constraint is missed by less than this share of V
+FORGETTING = 0.95  # the safeguard looks back on about 1 / (1 - this) merits
 LONGEST = 0.3  # step for each column
 
 
@@ -47,20 +47,19 @@ class ProximalCost(ManifoldCost):
         self.before: Point | None = None  # from where the next step length is learnt
 
     def known(self, X: Any, D: Any, value: float, G: Any, measured: bool = False) -> Point:
-        """A point with the step to be taken there."""
         first = self.M is None
         if first or self.M is None:
             self.M = [
                 sym(gram_product(x, g)) if isinstance(part, MatrixGeometry) else None
                 for part, x, g in zip(self.parts, self._split(X), self._split(G), strict=True)
             ]
-            size = norm(G - self._normal(X)) or norm(G) or 1.0
+            size = norm(G - self._times(X, self.M)) or norm(G) or 1.0
             self.t = 0.1 * math.sqrt(self.geometry.columns(X)) / size
         elif self.before is not None:
             self._learn(X, G)
         value += sum(
             float(one.value(x)) / self.objective.scale
-            for one, x in zip(self.proxes, self._shown(X), strict=True)
+            for one, x in zip(self.proxes, self.objective.variables.outward_blocks(X), strict=True)
             if one is not None
         )
         return self._with_step(X, D, value, G, measured)
@@ -68,9 +67,7 @@ class ProximalCost(ManifoldCost):
     def admissible(self, X: Any) -> Any:
         """X with g finite: the nearest, if g is the indicator of a set."""
         self.t = precision(X)
-        parts = [self._prox(i, x) for i, x in enumerate(self._split(X))]
-        single = self.objective.variables.single
-        return parts[0] if single else self.objective.variables.packing.join(parts)
+        return self._joined([self._prox(i, x) for i, x in enumerate(self._split(X))])
 
     def share_of(self, V: Any) -> float:
         """How much of a step may be taken, so that no matrix moves too far."""
@@ -82,20 +79,16 @@ class ProximalCost(ManifoldCost):
         return 1 / max(1.0, *lengths, 0.0)
 
     def shorter(self, point: Point, t: float) -> Point:
-        """The same point with a shorter step."""
         self.t = t
         return self._with_step(point.X, point.D, point.value, point.euclidean, point.measured)
 
     def settled(self, point: Point) -> Point:
-        """The landed point; zeros stay zeros where that is possible."""
-        X, where = point.X, point.X != 0
+        X, where, self.before = point.X, point.X != 0, None
         for _ in range(60):
             D = self.geometry.residual(X)
             if self.geometry.size(D) <= self.geometry.feasible(X) / 2:
-                self.before = None
                 return point if X is point.X else self.at(X, D, measured=True)
-            X = X - where * self._pull(X, D)
-        self.before = None
+            X = X - where * self._times(X, self._listed(D)) / 2
         return super().settled(point)
 
     def _with_step(self, X: Any, D: Any, value: float, G: Any, measured: bool) -> Point:
@@ -114,15 +107,9 @@ class ProximalCost(ManifoldCost):
 
     def _step(self, X: Any, D: Any, G: Any) -> tuple[Any, list[Any]]:
         """V, and the multipliers with which it was found, once corrected."""
-        found = [
-            self._step_of(i, *block)
-            for i, block in enumerate(
-                zip(self._split(X), self._listed(D), self._split(G), strict=True)
-            )
-        ]
-        steps, multipliers = [v for v, _ in found], [m for _, m in found]
-        single = len(steps) == 1 and self.objective.variables.single
-        return steps[0] if single else self.objective.variables.packing.join(steps), multipliers
+        blocks = zip(self._split(X), self._listed(D), self._split(G), strict=True)
+        found = [self._step_of(i, *block) for i, block in enumerate(blocks)]
+        return self._joined([v for v, _ in found]), [m for _, m in found]
 
     def _step_of(self, i: int, X: Any, D: Any, G: Any) -> tuple[Any, Any]:
         t, M = self.t, self.M[i] if self.M is not None else None
@@ -146,41 +133,31 @@ class ProximalCost(ManifoldCost):
         if one is None:
             return W
         variables = self.objective.variables
-        moved = one.prox(variables.show(i, W), self.t / self.objective.scale)
-        return variables.take(i, moved, "prox")
+        shown = variables.outward(W) if variables.plain else variables.show(i, W)
+        return variables.take(i, one.prox(shown, self.t / self.objective.scale), "prox")
 
     def _learn(self, X: Any, G: Any) -> None:
         """The long Barzilai-Borwein step, multipliers included; their mean if f bends down."""
         assert self.before is not None
+        assert self.M is not None
         s = X - self.before.X
-        y = (G - self._normal(X)) - (self.before.euclidean - self._normal(self.before.X))
+        y = G - self.before.euclidean - self._times(s, self.M)
         ss, sy, yy = inner(s, s), inner(s, y), inner(y, y)
         if ss > 0 and 0 < yy < math.inf:
             t = ss / sy if sy > 0 else math.sqrt(ss / yy)
             self.t = min(max(t, self.t / 100), 100 * self.t)
 
-    def _normal(self, X: Any) -> Any:
-        """``X M``, block by block."""
-        assert self.M is not None
-        parts = [
-            0 * x if m is None else product(x, m)
-            for x, m in zip(self._split(X), self.M, strict=True)
-        ]
-        single = self.objective.variables.single
-        return parts[0] if single else self.objective.variables.packing.join(parts)
+    def _times(self, X: Any, matrices: Sequence[Any]) -> Any:
+        """``X M``, block by block; zero where there is no M."""
+        pairs = zip(self._split(X), matrices, strict=True)
+        return self._joined([0 * x if m is None else product(x, m) for x, m in pairs])
 
-    def _pull(self, X: Any, D: Any) -> Any:
-        """``X D / 2``, block by block."""
-        pairs = zip(self._split(X), self._listed(D), strict=True)
-        parts = [0 * x if d is None else 0.5 * product(x, d) for x, d in pairs]
-        single = self.objective.variables.single
-        return parts[0] if single else self.objective.variables.packing.join(parts)
+    def _joined(self, parts: list[Any]) -> Any:
+        variables = self.objective.variables
+        return parts[0] if variables.single else variables.packing.join(parts)
 
     def _split(self, X: Any) -> list[Any]:
         return self.objective.variables.split(X)
-
-    def _shown(self, X: Any) -> list[Any]:
-        return self.objective.variables.outward_blocks(X)
 
     def _listed(self, D: Any) -> list[Any]:
         return [D] if self.objective.variables.single else D
@@ -196,19 +173,16 @@ class ProximalLanding(Method):
         self.lam = lam
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:  # noqa: ARG002
-        """Keep the problem."""
         assert isinstance(cost, ProximalCost)
         self.cost, self.targets = cost, targets
         self.lam = None if self.lam is None else self.lam / cost.objective.scale
         self.restart()
 
     def restart(self) -> bool:
-        """Forget the merits."""
         self.weight, self.reference = 0.0, 0.0
         return False
 
     def advance(self, point: Point, progress: Progress) -> Point | None:  # noqa: ARG002
-        """One step."""
         cost, lam = self.cost, 4 * point.multiplier_norm if self.lam is None else self.lam
         self.weight = FORGETTING * self.weight + 1
         self.reference += (point.merit(lam) - self.reference) / self.weight

@@ -36,7 +36,6 @@ using Vector = std::vector<Real, Allocator<Real>>;
 using Doubles = std::vector<double, Allocator<double>>;
 
 constexpr double INFINITE = std::numeric_limits<double>::infinity();
-constexpr int64_t FIRST_ROOM = 16;  // pairs that there is room for at first
 constexpr int RECENT = 3;           // curvatures remembered
 
 // What Python and this code show each other besides matrices: Numbers of search.py, name by name.
@@ -156,7 +155,9 @@ struct Spot {
 class Pairs {
   public:
     Pairs(int64_t size, int64_t memory, double news)
-        : news(news), size(size), memory(memory), room(memory + std::max<int64_t>(1, memory / 2)) {}
+        : news(news), size(size), memory(memory), held(memory + std::max<int64_t>(1, memory / 2)),
+          S(held * size), Y(held * size), YY(held * held), inverse(held * held), Sg(held), Yg(held),
+          Sg_before(held), Yg_before(held), curvatures(held), u(held), v(held) {}
 
     bool empty() const { return begin == end; }
     void forget() { begin = end = 0; }
@@ -171,7 +172,7 @@ class Pairs {
 
     // After a look at the gradient g, which has changed by y in the step s.
     void add(const Vector& s, const Vector& y, const Vector& g, double sy, double yy) {
-        if (end == held) make_room();
+        if (end == held) move_to_front();
         const int64_t k = end++;
         begin = std::max(begin, end - memory);
         std::copy(s.begin(), s.end(), S.begin() + k * size);
@@ -203,33 +204,13 @@ class Pairs {
 
   private:
     const double news;
-    int64_t size, memory, room, held = 0, begin = 0, end = 0;
+    const int64_t size, memory, held;  // held: places for pairs
+    int64_t begin = 0, end = 0;
     double gamma = 1;
     Vector S, Y;          // one behind the other
     Doubles YY, inverse;  // <y_i, y_j>; inverse of <s_i, y_j> for i <= j: rows of ``held``
     Doubles Sg, Yg, Sg_before, Yg_before;  // products with the gradient, and with the one before
     Doubles curvatures, u, v;              // <s_i, y_i>; room to work
-
-    void make_room() {
-        if (held < room)
-            grow(std::min(room, held ? 2 * held : FIRST_ROOM));
-        else
-            move_to_front();
-    }
-
-    // Step by step: the user may have asked for more pairs than there will be.
-    void grow(int64_t more) {
-        for (Doubles* matrix : {&YY, &inverse}) {
-            Doubles larger(more * more);
-            for (int64_t i = begin; i < end; ++i)
-                std::copy_n(matrix->begin() + i * held, held, larger.begin() + i * more);
-            matrix->swap(larger);
-        }
-        for (Vector* vectors : {&S, &Y}) vectors->resize(more * size);
-        for (Doubles* numbers : {&Sg, &Yg, &Sg_before, &Yg_before, &curvatures, &u, &v})
-            numbers->resize(more);
-        held = more;
-    }
 
     // The pairs that stay when one more comes.
     void move_to_front() {
@@ -534,7 +515,7 @@ class Search {
         pairs.look(trial.gradient);
         for (int64_t i = 0; i < n * p; ++i) y[i] = trial.gradient[i] - here.gradient[i];
         const double sy = step * (slope_there - slope), yy = dot(y, y);
-        if (!(sy > 1e-10 * step * length * std::sqrt(yy))) return;
+        if (!(yy > 0 && sy > 1e-10 * step * length * std::sqrt(yy))) return;
         saw(yy / sy);
         for (int64_t i = 0; i < n * p; ++i) s[i] = Real(step) * d[i];
         pairs.add(s, y, trial.gradient, sy, yy);

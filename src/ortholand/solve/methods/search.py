@@ -106,7 +106,6 @@ class Search:
         return answer == STUCK
 
     def rows(self) -> np.ndarray:
-        """What is recorded of each iteration."""
         rows = np.empty((int(self.numbers.rows), ROW))
         self.library.ortholand_search_rows(self.handle, rows.ctypes.data)
         return rows
@@ -116,5 +115,4 @@ class Search:
         self.library.ortholand_search_point(self.handle, of_best)
 
     def forget(self) -> bool:
-        """Forget all pairs; whether there were any."""
         return bool(self.library.ortholand_search_forget(self.handle))

@@ -25,11 +25,11 @@ from ortholand.landing import Coupled, LandingOptions
 from ortholand.landing.point import Direction
 from ortholand.safe_step import DEFAULT_RULE, find_rule
 from ortholand.solve.arrays import norm
+from ortholand.solve.batches import FiniteSum, GradientTable
 from ortholand.solve.manifold_cost import ManifoldCost, Point, Targets
 from ortholand.solve.method import Method, Progress
 from ortholand.solve.objective import Objective
 from ortholand.solve.options import BALL_RULES, MOMENTUM_RULE, Rule, is_number
-from ortholand.solve.sums import FiniteSum, GradientTable
 
 COUPLED = Coupled()
 PROBES = 8  # batches probed for their curvature, if lr is left open
@@ -66,7 +66,6 @@ class StochasticLanding(Method):
         self.n_taken = self.n_shortened = 0
 
     def start(self, cost: ManifoldCost, point: Point, targets: Targets) -> None:
-        """Choose what the user left open."""
         assert isinstance(cost.objective, FiniteSum)
         self.cost, self.sum, self.targets = cost, cost.objective, targets
         unit = cost.objective.scale  # the user's values are for f in its own unit
@@ -77,7 +76,6 @@ class StochasticLanding(Method):
             self.lam = 1 / (4 * self.lr)
 
     def advance(self, point: Point, progress: Progress) -> Point | None:  # noqa: ARG002
-        """One epoch; None if something was not finite."""
         after = self.epoch(point.X)
         if after is None:
             self.cost.saw_non_finite = True
@@ -101,7 +99,6 @@ class StochasticLanding(Method):
         return X
 
     def draws(self) -> Iterable[tuple[int, Any]]:
-        """The batches of an epoch, with their numbers."""
         raise NotImplementedError
 
     def direction(self, k: int, B: Tensor) -> Tensor:
@@ -109,7 +106,6 @@ class StochasticLanding(Method):
         raise NotImplementedError
 
     def next_lr(self) -> float:
-        """The length of the next step."""
         return self.lr
 
     def _sharpest(self, X: Tensor) -> float:
@@ -175,7 +171,6 @@ class SAGA(StochasticLanding):
         return ((k, source[k]) for k in drawn.tolist())
 
     def direction(self, k: int, B: Tensor) -> Tensor:
-        """SAGA's estimate of the full gradient."""
         return self._table().estimate(k, B)
 
     def _table(self) -> GradientTable:
@@ -226,17 +221,14 @@ class SGD(StochasticLanding):
         self.n_steps = 0
 
     def draws(self) -> Iterable[tuple[int, Any]]:
-        """Each batch once."""
         return enumerate(self.sum.source.epoch())
 
     def direction(self, k: int, B: Tensor) -> Tensor:  # noqa: ARG002
-        """B with momentum."""
         if self.momentum:
             self.buffer = B = self.momentum * self.buffer + (1 - self.momentum) * B
         return B
 
     def next_lr(self) -> float:
-        """A step that shrinks with the epochs that have passed."""
         passed = self.n_steps / self.sum.n_batches
         self.n_steps += 1
         return self.lr / (1 + passed) ** self.decay

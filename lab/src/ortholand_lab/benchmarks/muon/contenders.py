@@ -30,7 +30,7 @@ INNER_STEPS = 10  # of the dual ascent in every step of a training
 def our_direction(X: Tensor, G: Tensor) -> Tensor:
     """The direction of a step of LandingMuon without momentum."""
     moments = MuonMoments(momentum=0.0)
-    direction = moments.polar_direction(Point(X), generator(X, G), G)
+    direction = moments.direction(Point(X), generator(X, G), G)
     B = direction.of_length_one(X).B
     return B @ X if is_square(X) else relative_gradient_times_x(X, B)
 

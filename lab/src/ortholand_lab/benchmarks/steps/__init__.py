@@ -334,22 +334,60 @@ def draw(kind: str, label: str, records: Records) -> Figure:
     return figure
 
 
+# Columns, by what was timed. Peers are compared with ours of the same moments.
+COLUMNS = {
+    "LandingSGD": "SGD",
+    "LandingSGD, momentum": "momentum",
+    "LandingSGD, after": "SGD, after",
+    "LandingSGD, momentum, after": "momentum, after",
+    "LandingAdam, after": "LandingAdam",
+    "LandingSGD, not compiled": "SGD, not compiled",
+    "bare products": "bare products",
+    "limit, arithmetic": "limit, arithmetic",
+    "limit, bytes": "limit, bytes",
+    "torch SGD, unconstrained": "torch SGD",
+    "torch AdamW, fused": "AdamW, fused",
+}
+PEERS = {
+    "POGO + SGD": "LandingSGD",
+    "POGO + SGD, momentum": "LandingSGD, momentum, after",
+    "POGO + VectorAdam": "LandingAdam, after",
+    "geoopt, EuclideanStiefel": "LandingSGD",
+    "geoopt, Stiefel": "LandingSGD",
+    "geoopt, RiemannianAdam": "LandingAdam, after",
+    "torch parametrization, Cayley": "LandingSGD",
+    "geotorch, Cayley": "LandingSGD",
+    "torch Muon": "LandingSGD",
+}
+
+
 def make_table(records: Records) -> list[list[str]]:
-    """Milliseconds per step at one thread, a row for each case."""
-    cases = {case: records[f"{case}.1"] for case in CASES if f"{case}.1" in records}
+    """Milliseconds of our steps at one thread, and of the least that they could cost."""
+    rows = [[case, *(_cell(record, name) for name in COLUMNS)] for case, record in _cases(records)]
+    return [["ms", *COLUMNS.values()], *rows]
+
+
+def make_peers(records: Records) -> list[list[str]]:
+    """Milliseconds of peers' steps, in brackets relative to ours of the same moments."""
+    rows = [
+        [case, *(_cell(record, name, ours) for name, ours in PEERS.items())]
+        for case, record in _cases(records)
+    ]
+    return [["ms (times ours)", *PEERS], *rows]
+
+
+def _cases(records: Records) -> list[tuple[str, Record]]:
+    cases = [(case, records[f"{case}.1"]) for case in CASES if f"{case}.1" in records]
     if not cases:
         raise MissingRecordError("no case is recorded")
-    found = {name for record in cases.values() for name in record.result.values}
-    names = sorted(found, key=lambda name: (not name.startswith("Landing"), name))
-    rows = [[name, *(_cell(record, name) for record in cases.values())] for name in names]
-    return [["one step, ms (times ours)", *cases], *rows]
+    return cases
 
 
-def _cell(record: Record, name: str, unit: str = "LandingSGD") -> str:
+def _cell(record: Record, name: str, unit: str = "") -> str:
     if name not in record.result.values:
         return "-"
     seconds = record.value(name)
-    return f"{1e3 * seconds:.3g} ({seconds / record.value(unit):.2g})"
+    return f"{1e3 * seconds:.3g}" + (f" ({seconds / record.value(unit):.2g})" if unit else "")
 
 
 FIGURES = (
@@ -378,7 +416,8 @@ def make_whole_table(records: Records) -> list[list[str]]:
 
 
 TABLES = (
-    TableSpec("steps", "One step at one thread", make_table),
+    TableSpec("steps", "Ours, and the least they could cost", make_table),
+    TableSpec("peers", "Peers", make_peers),
     TableSpec("whole-steps", "Training steps at one thread", make_whole_table),
 )
 
