@@ -166,7 +166,9 @@ def prepare(
         trivialize_(model, lambda name, _: name in moving, view=view, base=base)
         for name in moving if from_identity else ():
             module, attribute = _place(model, name)
-            module.get_submodule(f"parametrizations.{attribute}")[0] = MatrixExponential()
+            chain = module.get_submodule(f"parametrizations.{attribute}")
+            assert isinstance(chain, nn.ModuleList)
+            chain[0] = MatrixExponential()
         groups = [_for_torch(group) for group in groups]
     optimizer = _OPTIMIZERS[method](groups, lr=lr)
     return Trainee(model, optimizer, tuple(_place(model, name) for name in chosen), view)
