@@ -590,9 +590,9 @@ DISTILLATION_FIGURES = (
         "distillation",
         "A student network with orthogonal weights, at the step of the paper's figure and with its "
         "baselines: textbook retractions, and trivializations from the identity, which run for a "
-        "part of the iterations, as far as they are recorded. Top: loss on a test set, divided by p. Bottom: orthogonality "
-        "error of all weights together. Left: by time. Right: by iteration. Medians of the "
-        "seeds, and behind them each of them.",
+        "part of the iterations, as far as they are recorded. Top: loss on a test set, divided by "
+        "p. Bottom: orthogonality error of all weights together. Left: by time. Right: by "
+        "iteration. Medians of the seeds, and behind them each of them.",
         draw_figure,
     ),
     FigureSpec(
