@@ -88,15 +88,17 @@ def test_known_layers(layer, bound):
     assert lipschitz_bound(layer) == pytest.approx(bound)
 
 
-class Halved(nn.ReLU):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(2 * x)
+def subclass(kind: type[nn.Module], *arguments: int) -> nn.Module:
+    return type("Own", (kind,), {"forward": lambda self, x: 5 * x})(*arguments)
 
 
-class Own(nn.Module):
-    def lipschitz_bound(self) -> float:
-        return 7.0
+def own(bound: float) -> nn.Module:
+    return type("Own", (nn.Module,), {"lipschitz_bound": lambda self: bound})()
 
+
+patched, hooked = nn.ReLU(), nn.ReLU()
+patched.forward = lambda x: 5 * x
+hooked.register_forward_hook(lambda module, inputs, output: 5 * output)
 
 REFUSED = [
     (nn.BatchNorm2d(3), "'1.0', BatchNorm2d, has none here. Leave it out"),
@@ -106,7 +108,11 @@ REFUSED = [
     (nn.Dropout(0.5), r"Dropout.*model.eval\(\)"),
     (nn.MaxPool2d(3, stride=2), "MaxPool2d.*share no pixel"),
     (nn.GELU(), "GELU.*MaxMin"),
-    (Halved(), r"Halved.*method lipschitz_bound\(\)"),
+    (subclass(nn.ReLU), r"Own, has none here.*method lipschitz_bound\(\)"),
+    (subclass(OrthogonalConv2d, 2, 2, 3), "Own, has none here"),
+    (subclass(UnitRowLinear, 2, 2), "Own, has none here"),
+    *((layer, "ReLU, has none here. Remove its hooks") for layer in (patched, hooked)),
+    *((own(bound), f"Own, has {bound} here") for bound in (math.nan, -1.0, math.inf)),
     (nn.ModuleList([nn.ReLU()]), "ModuleList.*nn.Sequential"),
 ]
 
@@ -117,8 +123,16 @@ def test_what_has_no_bound_is_refused_by_name(layer, message):
         lipschitz_bound(nn.Sequential(nn.ReLU(), nn.Sequential(layer)))
 
 
+@pytest.mark.parametrize("make", [OrthogonalConv2d, OrthogonalLinear, UnitRowLinear, nn.Linear])
+def test_parameters_that_are_not_finite_have_no_bound(make):
+    layer = make(4, 4, 3) if make is OrthogonalConv2d else make(4, 4)
+    next(layer.parameters()).data.view(-1)[1] = math.nan
+    with pytest.raises(ValueError, match=r"1\.0 must have finite parameters"):
+        lipschitz_bound(nn.Sequential(nn.ReLU(), nn.Sequential(layer)))
+
+
 def test_a_module_can_have_a_bound_of_its_own():
-    assert lipschitz_bound(nn.Sequential(Own(), nn.LeakyReLU(2.0))) == pytest.approx(14)
+    assert lipschitz_bound(nn.Sequential(own(7.0), nn.LeakyReLU(2.0))) == pytest.approx(14)
     with pytest.raises(TypeError, match=r"must be an nn\.Module, got str"):
         lipschitz_bound("model")
     assert lipschitz_bound(ol.trivialize_(OrthogonalLinear(4, 4), "weight")) == pytest.approx(1)
@@ -147,7 +161,8 @@ def test_certified_accuracy_falls_from_accuracy_to_zero():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((torch.ones(3), torch.ones(3).long(), 1, 1), "at least 2 classes, got shape"),
+        ((torch.ones(3), torch.ones(3).long(), 1, 1), r"at least 2 classes.*of shape \(3,\)"),
+        ((torch.ones(3, 2).half(), torch.ones(3).long(), 1, 1), "must be float32.*torch.float16"),
         ((torch.ones(3, 2), torch.ones(2).long(), 1, 1), "one integer for each of the 3 samples"),
         ((torch.ones(3, 2), torch.ones(3), 1, 1), "got torch.float32"),
         ((torch.ones(3, 2), torch.ones(3).long(), -1, 1), "radius must be finite.*got -1"),

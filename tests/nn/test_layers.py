@@ -91,3 +91,7 @@ def test_a_layer_that_is_used_twice_is_exported_once():
     layer = OrthogonalLinear(3, 3)
     plain = export(nn.Sequential(layer, layer))
     assert plain[0] is plain[1]
+    computed = ol.trivialize_(OrthogonalLinear(3, 3), "weight")
+    assert type(export(computed)) is nn.Linear
+    with pytest.raises(ValueError, match=r"forward of their own, but got Own\(\)"):
+        export(type("Own", (MaxMin,), {"forward": abs})())

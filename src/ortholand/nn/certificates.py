@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ortholand.nn.kernels import ROUNDED
 from ortholand.nn.layers import MaxMin, UnitRowLinear
 
 Bound = Callable[[Any], float | None]
-
-ROUNDED = 1 + 1e-9  # Norms are computed in float64, whose errors are far below this.
 
 
 def lipschitz_bound(model: nn.Module, *, margins: bool = False) -> float:
@@ -24,7 +23,7 @@ def lipschitz_bound(model: nn.Module, *, margins: bool = False) -> float:
 
     Args:
         model: an ``nn.Sequential``, also nested, of layers with a known bound. A module of your own
-            needs a method ``lipschitz_bound()`` that returns it.
+            needs a method ``lipschitz_bound()`` that returns it, such as ``1 + L`` for x + f(x).
         margins: bound differences of two scores, divided by the square root of 2, instead of all
             scores. That is what :func:`certified_accuracy` needs, and may be smaller if the last
             layer is linear.
@@ -47,10 +46,13 @@ def certified_radii(logits: Tensor, bound: float) -> Tensor:
     >>> certified_radii(torch.tensor([[3.0, 1.0, 0.0]]), bound=1.0)
     tensor([1.4142], dtype=torch.float64)
     """
-    if logits.ndim != 2 or logits.shape[1] < 2:
+    # Scores in half precision have errors that are not part of the bound.
+    precise = logits.dtype in (torch.float32, torch.float64)
+    if not precise or logits.ndim != 2 or logits.shape[1] < 2:
         raise ValueError(
-            f"logits must be scores (samples, classes) of at least 2 classes, got shape "
-            f"{tuple(logits.shape)}. Use a last layer with one score for each class."
+            f"logits must be float32 or float64 scores (samples, classes) of at least 2 classes, "
+            f"got {logits.dtype} of shape {tuple(logits.shape)}. Use a last layer with one score "
+            "for each class, without torch.autocast."
         )
     if not 0 < bound < math.inf:
         raise ValueError(
@@ -86,30 +88,39 @@ def certified_accuracy(logits: Tensor, labels: Tensor, radius: float, bound: flo
 
 
 def _bound(module: nn.Module, name: str, margins: bool) -> float:
-    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+    kind = _defining(module, "forward")
+    if isinstance(module, nn.Sequential) and kind is nn.Sequential:
         path, last = f"{name}." if name else "", len(module) - 1
         keys = enumerate(module._modules)  # a shared layer counts as often as it is used
         return math.prod(_bound(module[i], path + k, margins and i == last) for i, k in keys)
-    if (weight := _rows(module)) is not None:
-        rows = weight.detach().cpu().double()
-        if margins and len(rows) > 1:
-            return float(torch.pdist(rows).max()) / math.sqrt(2)
-        return float(torch.linalg.matrix_norm(rows, 2))
-    if callable(own := getattr(module, "lipschitz_bound", None)):
-        return float(own())
-    # A subclass that computes something else has no known bound.
-    known = [rule for kind, rule in RULES.items() if type(module).forward is kind.forward]
-    bound = known[0](module) if known else None
-    if bound is None:
-        raise _refusal(module, name)
-    return bound
+    if not all(p.isfinite().all() for p in module.parameters()):
+        raise ValueError(f"{name or 'model'} must have finite parameters. Restore earlier ones.")
+    if isinstance(module, nn.Linear) and kind in (nn.Linear, UnitRowLinear):
+        return _of_rows(module.weight.flatten(1), margins)
+    # A subclass that computes something else has no known bound, unless it defines one too.
+    owner = _defining(module, "lipschitz_bound")
+    rules = [rule for known, rule in RULES.items() if kind and kind.forward is known.forward]
+    if kind and owner and issubclass(owner, kind):
+        rules = [lambda layer: layer.lipschitz_bound()]
+    bound = rules[0](module) if rules else None
+    if bound is None or not 0 <= bound < math.inf:
+        raise _refusal(module, name, bound)
+    return float(bound)
 
 
-def _rows(module: nn.Module) -> Tensor | None:
-    """The weight of a linear layer, which may be computed by a parametrization."""
-    if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:
-        return module.weight
-    return module.weight.flatten(1) if isinstance(module, UnitRowLinear) else None
+def _defining(module: nn.Module, method: str) -> type[nn.Module] | None:
+    """The class that defines a method; None if there is none, or if an object changes its own."""
+    changes = (method, "_forward_hooks", "_forward_pre_hooks")
+    if any(vars(module).get(name) for name in changes):
+        return None
+    return next((kind for kind in type(module).__mro__ if method in vars(kind)), None)
+
+
+def _of_rows(weight: Tensor, margins: bool) -> float:
+    rows = weight.detach().cpu().double()
+    if margins and len(rows) > 1:
+        return float(torch.pdist(rows).max()) / math.sqrt(2)
+    return float(torch.linalg.matrix_norm(rows, 2))
 
 
 def _of_windows(pool: nn.MaxPool2d | nn.AvgPool2d) -> float | None:
@@ -151,10 +162,12 @@ INSTEAD = (  # the first that fits
 OTHERWISE = "Write it as nn.Sequential, or give it a method lipschitz_bound() that returns a bound."
 
 
-def _refusal(module: nn.Module, name: str) -> ValueError:
+def _refusal(module: nn.Module, name: str, bound: float | None) -> ValueError:
     kind = type(module).__name__
     advice = next((text for kinds, text in INSTEAD if re.search(kinds, kind)), OTHERWISE)
+    if _defining(module, "forward") is None:
+        advice = "Remove its hooks, or the forward that replaces that of its class."
     return ValueError(
         f"Every layer needs a proved Lipschitz bound, but {name or 'the model'!r}, {kind}, has "
-        f"none here. {advice}"
+        f"{'none' if bound is None else bound} here. {advice}"
     )

@@ -13,7 +13,7 @@ from ortholand.nn.kernels import Factors, compose, norm_bound
 from ortholand.parameters import orthogonal
 
 FACTORS = ("mix", "projectors", "lift")
-PADDING_MODES = ("circular", "zeros")
+PADDING_MODES = {"circular": "circular", "zeros": "constant"}  # as functional.pad names them
 
 
 class OrthogonalConv2d(nn.Module):
@@ -88,8 +88,7 @@ class OrthogonalConv2d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Convolve images ``(..., in_channels, height, width)``."""
         self._check_images(x)
-        mode = "circular" if self.padding_mode == "circular" else "constant"
-        x = functional.pad(x, self.padding * 2, mode)
+        x = functional.pad(x, self.padding * 2, PADDING_MODES[self.padding_mode])
         kernel = self._current_kernel()
         return functional.conv2d(x, kernel, self.bias, self.stride, groups=self.groups)
 
@@ -173,7 +172,7 @@ class OrthogonalConv2d(nn.Module):
 
     def _check_options(self) -> None:
         sizes = (self.in_channels, self.out_channels, self.kernel_size, self.stride, self.groups)
-        if not all(isinstance(n, int) and n > 0 for n in sizes):
+        if not all(type(n) is int and n > 0 for n in sizes):
             raise ValueError(
                 f"Channels, kernel_size, stride and groups must be positive integers, got {self}. "
                 "Kernels are square: give one number."
@@ -190,8 +189,8 @@ class OrthogonalConv2d(nn.Module):
             )
         if self.padding_mode not in PADDING_MODES:
             raise ValueError(
-                f"padding_mode must be one of {PADDING_MODES}, got {self.padding_mode!r} in {self}."
-                " Other kinds of padding repeat pixels, which increases the norm."
+                f"padding_mode must be 'circular' or 'zeros', got {self.padding_mode!r} in {self}. "
+                "Other kinds of padding repeat pixels, which increases the norm."
             )
 
     def _check_type(self) -> None:

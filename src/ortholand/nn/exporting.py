@@ -24,13 +24,16 @@ def export(model: nn.Module) -> nn.Module:
     >>> export(OrthogonalConv2d(4, 6, 3))
     Conv2d(4, 6, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), padding_mode=circular)
     """
-    replaced = {id(m): _plain(m) for m in model.modules() if type(m) in PLAIN}
+    replaced = {id(m): _plain(m) for m in model.modules() if isinstance(m, tuple(PLAIN))}
     # deepcopy takes what is in its memo for the copy of an object.
     return copy.deepcopy(model, dict(replaced))
 
 
 def _plain(module: nn.Module) -> nn.Module:
-    return PLAIN[type(module)](module).train(module.training)
+    for kind, make in PLAIN.items():
+        if type(module).forward is kind.forward:  # a parametrized layer is one of a subclass
+            return make(module).train(module.training)
+    raise ValueError(f"export() needs layers without a forward of their own, but got {module}.")
 
 
 def _plain_convolution(conv: OrthogonalConv2d) -> nn.Module:
@@ -45,13 +48,13 @@ def _plain_convolution(conv: OrthogonalConv2d) -> nn.Module:
     return nn.Sequential(PADDED[conv.padding_mode](conv.padding * 2), plain)
 
 
-def _plain_linear(layer: OrthogonalLinear | UnitRowLinear) -> nn.Module:
+def _plain_linear(layer: OrthogonalLinear) -> nn.Module:
     plain = nn.Linear(layer.in_features, layer.out_features, device="meta")
     return _with_weights(plain, layer.weight.flatten(1), layer.bias)
 
 
-def _with_weights(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
-    layer.register_parameter("weight", nn.Parameter(weight.detach().clone()))
+def _with_weights(layer: nn.Conv2d | nn.Linear, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    layer.weight = nn.Parameter(weight.detach().clone())
     layer.register_parameter("bias", None if bias is None else nn.Parameter(bias.detach().clone()))
     return layer
 

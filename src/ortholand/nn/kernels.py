@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+ROUNDED = 1 + 1e-9  # Norms are computed in float64, whose errors are far below this.
 VERTICAL, HORIZONTAL = 2, 3  # dimensions of a kernel (groups, rows, height, width, channels)
 
 
@@ -81,7 +82,7 @@ def norm_bound(factors: Factors) -> float:
         bound = bound * _excess(lift).add(1).sqrt()
     if projectors is not None:
         bound = bound * (1 + 2 * _excess(projectors)).prod(0).prod(0)
-    return float(bound.max())
+    return float(bound.max()) * ROUNDED
 
 
 def _excess(X: Tensor) -> Tensor:

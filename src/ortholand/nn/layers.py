@@ -19,55 +19,28 @@ class OrthogonalLinear(nn.Linear):
         """Draw the weight by torch's own random numbers, and set the bias to zero."""
         with torch.no_grad():
             nn.init.normal_(self.weight)
-            orthogonal(self)
+            orthogonal(self, view="matrix" if self.weight.ndim == 2 else "kernel")
             if self.bias is not None:
                 nn.init.zeros_(self.bias)
 
 
-class UnitRowLinear(nn.Module):
+class UnitRowLinear(OrthogonalLinear):
     """A last layer whose rows have norm 1: each score is 1-Lipschitz, whatever the others are.
 
+    The weight is a stack of rows ``(out_features, 1, in_features)``, each an orthonormal matrix.
     With ``lipschitz_bound(model, margins=True)`` it is certified by the distances of its rows.
-
-    Args:
-        in_features: size of the input.
-        out_features: number of scores.
-        bias: whether a number is added to each score.
-        device: where the parameters are.
-        dtype: their type.
 
     >>> bool((UnitRowLinear(8, 3).weight.norm(dim=-1) - 1).abs().max() < 1e-5)
     True
     """
 
-    bias: nn.Parameter | None
-
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.in_features, self.out_features = in_features, out_features
-        # Each row is a 1 x n orthonormal matrix.
-        rows = torch.empty(out_features, 1, in_features, device=device, dtype=dtype)
-        self.weight = nn.Parameter(rows)
-        empty = torch.empty(out_features, device=device, dtype=dtype)
-        self.register_parameter("bias", nn.Parameter(empty) if bias else None)
-        self.reset_parameters()
-
-    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw the rows by torch's own random numbers, and set the bias to zero."""
-        nn.init.normal_(self.weight)
-        orthogonal(self, view="kernel")
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        if self.weight.ndim == 2:  # as nn.Linear made it
+            self.weight = nn.Parameter(self.weight.detach().unsqueeze(1))
+        super().reset_parameters()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # pyrefly: ignore[bad-override-param-name]
         """The scores of inputs ``(..., in_features)``."""
         return functional.linear(x, self.weight.squeeze(1), self.bias)
 

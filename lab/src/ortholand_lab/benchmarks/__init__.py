@@ -1,8 +1,10 @@
 """Benchmarks, run by ``ortholand bench``. Each is a study, and one line here."""
 
+from ortholand_lab.benchmarks.certified import CERTIFIED, CERTIFIED_MNIST
 from ortholand_lab.benchmarks.cifar_short import CIFAR_SHORT
 from ortholand_lab.benchmarks.epochs import MNIST_EPOCH
 from ortholand_lab.benchmarks.half_precision import HALF_PRECISION
+from ortholand_lab.benchmarks.isometries import ISOMETRIES
 from ortholand_lab.benchmarks.muon import MUON
 from ortholand_lab.benchmarks.muon.steps import MUON_STEPS
 from ortholand_lab.benchmarks.orthogonality import ORTHOGONALITY
@@ -31,5 +33,8 @@ BENCHMARKS: dict[str, AnyStudy] = {
         MUON_STEPS,
         MNIST_EPOCH,
         CIFAR_SHORT,
+        ISOMETRIES,
+        CERTIFIED,
+        CERTIFIED_MNIST,
     )
 }
