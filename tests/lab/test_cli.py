@@ -122,7 +122,7 @@ def test_reproduce_and_report(tmp_path, monkeypatch):
     arguments = ("procrustes", "procrustes", "--preset", "smoke", "--seed", 5, "--out", tmp_path)
     result = invoke("reproduce", *arguments, "--threads", 1)
     assert result.exit_code == 0
-    assert result.stdout.count("procrustes 1/15") == 1
+    assert result.stdout.count("procrustes 1/24") == 1
     for verdict in ("holds", "not decided"):
         assert verdict in result.stdout
     assert not [c for c in result.stdout if c != "\n" and ord(c) < 32]
@@ -206,7 +206,7 @@ def test_ctrl_c_says_how_to_resume(tmp_path, monkeypatch):
         result = invoke(*arguments)
     assert result.exit_code == 130
     assert result.stdout.endswith("the same command resumes.\n")
-    assert result.stdout.count("procrustes 1/15") == 1
+    assert result.stdout.count("procrustes 1/24") == 1
     resumed = invoke(*arguments)
     assert resumed.exit_code == 0
     assert resumed.stdout.count("recorded already") == 1

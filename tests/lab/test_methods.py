@@ -14,7 +14,7 @@ from ortholand_lab.methods import (
     is_trivialization,
     prepare,
 )
-from ortholand_lab.study.figures import METHOD_STYLES
+from ortholand_lab.study.figures import STYLES
 
 LR = 1e-3
 METHODS = tuple(dict.fromkeys((*TRAINING_METHODS, *PAPER_METHODS)))
@@ -226,4 +226,4 @@ def test_the_largest_error_is_that_of_one_matrix():
 
 
 def test_every_method_has_a_style():
-    assert set(METHODS) <= METHOD_STYLES.keys()
+    assert set(METHODS) <= STYLES.keys()

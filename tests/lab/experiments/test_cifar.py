@@ -23,7 +23,7 @@ from ortholand_lab.experiments.cifar import (
     plan,
     start_resnet,
 )
-from ortholand_lab.study.figures import METHOD_STYLES
+from ortholand_lab.study.figures import STYLES
 from ortholand_lab.study.records import Records, RunOptions, Store
 from ortholand_lab.study.runner import run_study
 from ortholand_lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
@@ -257,4 +257,4 @@ def test_figures_draw_every_method():
     for spec, methods in zip(CIFAR.figures, (PAPER_METHODS, PAPER.methods), strict=True):
         figure = spec.draw(records)
         labels = [text.get_text() for text in figure.legends[0].texts]
-        assert labels == [METHOD_STYLES[method].label for method in methods]
+        assert labels == [STYLES[method].label for method in methods]

@@ -30,7 +30,7 @@ from ortholand_lab.experiments.procrustes import (
     unit_name,
 )
 from ortholand_lab.problems import Procrustes
-from ortholand_lab.study.figures import METHOD_STYLES
+from ortholand_lab.study.figures import STYLES
 from ortholand_lab.study.records import Records
 from ortholand_lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
 from ortholand_lab.study.timing import TIMING, Timing, marks
@@ -420,7 +420,7 @@ def test_figures_show_every_run_in_four_panels(smoke, figure):
         curves = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
         for method, curve in zip(methods, curves, strict=True):
             recorded = run.records[unit_name(method, dtype)]
-            assert curve.get_label() == METHOD_STYLES[method].label
+            assert curve.get_label() == STYLES[method].label
             assert list(curve.get_ydata()) == list(recorded.series(y))[1:]
             if x == "iteration":
                 assert list(curve.get_xdata()) == list(recorded.series(x))[1:]

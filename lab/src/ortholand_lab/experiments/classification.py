@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 from ortholand_lab.experiments.descents import EPS, late
 from ortholand_lab.methods import Trainee, as_in_the_paper, careful, is_trivialization, prepare
 from ortholand_lab.study.figures import (
-    METHOD_STYLES,
+    STYLES,
     add_legend,
     draw_by_time_and_iteration,
     label_plainly,
@@ -392,7 +392,7 @@ def takes_longer(times: Mapping[str, float], factor: float, doubt: str) -> Findi
     ratios = {other: time / seconds for other, time in others}
     milliseconds = f"{1e3 * seconds:,.{0 if seconds >= 0.1 else 2}f} ms per iteration"
     return Finding.of(
-        f"{METHOD_STYLES[method].label} {milliseconds}; {listed(ratios, '.2f')} times as long",
+        f"{STYLES[method].label} {milliseconds}; {listed(ratios, '.2f')} times as long",
         min(ratios.values()) >= factor,
         doubt,
     )

@@ -33,7 +33,7 @@ from ortholand_lab.methods import (
 )
 from ortholand_lab.models import TanhMLP
 from ortholand_lab.study.figures import (
-    METHOD_STYLES,
+    STYLES,
     add_legend,
     draw_by_time_and_iteration,
     listed,
@@ -376,7 +376,7 @@ def takes_longer(
     seconds = {m: seconds_per_iteration(record, method=m, **wanted) for m in (*methods, *others)}
     slowest = max(others, key=seconds.__getitem__)
     ratios = {method: seconds[method] / seconds[slowest] for method in methods}
-    one = f"{METHOD_STYLES[slowest].label}, {1e3 * seconds[slowest]:.2g} ms"
+    one = f"{STYLES[slowest].label}, {1e3 * seconds[slowest]:.2g} ms"
     measured = f"p = {p}, in times of {one}: {_listed(ratios, '.2f')}"
     if p < PAPER_SIZE[0]:  # where all is overhead
         return Finding(measured, Verdict.OPEN)
@@ -578,7 +578,7 @@ def draw_rates(records: Records) -> Figure:
         losses = [final_loss(run) for run in runs_of(records, method)]
         plot_method(axes, method, LEARNING_RATES, losses)
         loss, lr = min(zip(losses, LEARNING_RATES, strict=True))
-        axes.plot(lr, loss, "o", color=METHOD_STYLES[method].colour, markersize=6)
+        axes.plot(lr, loss, "o", color=STYLES[method].colour, markersize=6)
     axes.set(xscale="log", yscale="log", xlabel="learning rate", ylabel="test loss in the end")
     axes.minorticks_off()
     add_legend(figure, axes, 3)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ortholand.geometry import distance, gram_residual
 from ortholand.retractions import retract
-from ortholand_lab.study.figures import METHOD_STYLES, add_legend, listed, plot_method
+from ortholand_lab.study.figures import STYLES, add_legend, listed, plot_method
 from ortholand_lab.study.records import Record, Records, Result
 from ortholand_lab.study.spec import Claim, Context, FigureSpec, Finding, Study, Unit
 from ortholand_lab.textbook import RETRACTION_FORMS, RETRACTION_NAMES, textbook
@@ -158,7 +158,7 @@ def _list_largest(methods: Sequence[str], records: Records) -> str:
             most = max(ratios(run_of(records, method, dtype)))
             gammas = _increases(records, method, dtype)
             where = f" (from gamma = {min(gammas):.3g} on)" if gammas else ""
-            found.append(f"{METHOD_STYLES[method].label} in {dtype} {most:.4f}{where}")
+            found.append(f"{STYLES[method].label} in {dtype} {most:.4f}{where}")
     largest = run_of(records, methods[0]).series("gamma")[-1]
     return f"times the error before, at most, up to gamma = {largest:g}: {', '.join(found)}"
 
