@@ -2,8 +2,10 @@ import sys
 import types
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import ortholand
@@ -333,3 +335,27 @@ def test_info_is_what_the_library_says(monkeypatch):
     result = invoke("info")
     assert result.exit_code == 0
     assert result.stdout == "torch  [bold]1\n"
+
+
+def test_one_command_reproduces_the_figures_that_need_a_gpu(tmp_path, monkeypatch):
+    """As far as it goes without one: a stand-in for the device, and nothing is run."""
+    command = ("reproduce", "speed", "cifar", "--preset", "paper", "--device", "cuda", "--offline")
+    page = Path(__file__).parents[2] / "docs" / "results" / "index.md"
+    assert f"ortholand {' '.join(command[:-1])}" in page.read_text()
+    if not torch.cuda.is_available():
+        assert_one_line_error(invoke(*command, "--out", tmp_path), "cuda", "--device cpu")
+    monkeypatch.setattr(cli, "check_device", torch.device)
+    monkeypatch.delenv("ORTHOLAND_DATA", raising=False)
+    monkeypatch.setattr(search, "cache_folder", lambda: tmp_path / "cache")
+    jobs = []
+
+    def stand_in(todo, *_):
+        jobs.extend(todo)
+        return []
+
+    monkeypatch.setattr(cli, "_run", stand_in)
+    assert invoke(*command, "--out", tmp_path).exit_code == 0
+    assert [job.study.name for job in jobs] == ["speed", "cifar"]
+    assert {(job.options.device, job.options.preset) for job in jobs} == {("cuda", "paper")}
+    trained = {unit.task.method for unit in jobs[1].study.units("paper") if not unit.timed}
+    assert {"exponential-textbook", "trivialization-momentum-identity"} < trained

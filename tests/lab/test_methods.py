@@ -6,15 +6,19 @@ from torch import nn
 
 from ortholand_lab.methods import (
     ADAPTIVE_METHODS,
+    PAPER_METHODS,
     RETRACTION_METHODS,
     TRAINING_METHODS,
-    TRIVIALIZATION_METHODS,
+    careful,
+    is_adaptive,
+    is_trivialization,
     prepare,
 )
 from ortholand_lab.study.figures import METHOD_STYLES
 
 LR = 1e-3
-SGD_METHODS = tuple(m for m in TRAINING_METHODS if m not in ADAPTIVE_METHODS)
+METHODS = tuple(dict.fromkeys((*TRAINING_METHODS, *PAPER_METHODS)))
+SGD_METHODS = tuple(m for m in METHODS if not is_adaptive(m))
 
 
 def linear():
@@ -52,22 +56,24 @@ def skew(M):
     return (M - M.mT) / 2
 
 
-def steps_by_formula(method, X, G, count, momentum=0.9):
-    """Where X is after some steps with the constant gradient G."""
+def steps_by_formula(method, X, G, count, start=None, momentum=0.9):
+    """Where X is after some steps with the constant gradient G; ``X = exp(start)``, if given."""
     B, buffer, V = X, torch.zeros_like(X), torch.zeros_like(X)
     identity = torch.eye(X.shape[-1], dtype=X.dtype)
+    if start is not None:
+        B, V = identity.expand_as(X), start
     for k in range(1, count + 1):
-        if method in TRIVIALIZATION_METHODS:
+        if is_trivialization(method):
             assert k == 1 or "sgd" in method or "momentum" in method
-            V = V - LR * direction(method, B, V, G, buffer)
+            V = V - LR * direction(careful(method), B, V, G, buffer)
             X = B @ torch.linalg.matrix_exp(lower_skew(V))
             continue
         psi = skew(G @ X.mT)
         if method == "landing-momentum":
             psi = buffer = psi + momentum * buffer
-        if method == "exponential":
+        if careful(method) == "exponential":
             X = torch.linalg.matrix_exp(-LR * psi) @ X
-        elif method == "cayley":
+        elif careful(method) == "cayley":
             X = torch.linalg.inv(identity + LR / 2 * psi) @ (identity - LR / 2 * psi) @ X
         else:
             X = X - LR * (psi @ X + (X @ X.mT - identity) @ X)
@@ -93,17 +99,20 @@ def direction(method, B, V, G, buffer):
 
 
 @pytest.mark.parametrize("view", MODELS)
-@pytest.mark.parametrize("method", TRAINING_METHODS)
+@pytest.mark.parametrize("method", METHODS)
 def test_the_steps_are_those_of_the_formula(method, view):
     trainee = prepared(view, method)
     (X,) = (weight.detach().clone() for weight in trainee.weights())
     G = slopes(X)
-    count = 1 if method in ADAPTIVE_METHODS else 3
+    count = 1 if is_adaptive(method) else 3
+    start = None
+    if method.endswith("-identity"):
+        start = trainee.model.parametrizations.weight.original.detach().clone()
     for _ in range(count):
         trainee.step(cost(trainee))
     (reached,) = trainee.weights()
     assert not torch.allclose(reached, X, rtol=0, atol=1e-4)
-    expected = steps_by_formula(method, X, G, count)
+    expected = steps_by_formula(method, X, G, count, start)
     torch.testing.assert_close(reached.detach(), expected, rtol=0, atol=1e-12)
 
 
@@ -217,4 +226,4 @@ def test_the_largest_error_is_that_of_one_matrix():
 
 
 def test_every_method_has_a_style():
-    assert set(TRAINING_METHODS) <= METHOD_STYLES.keys()
+    assert set(METHODS) <= METHOD_STYLES.keys()

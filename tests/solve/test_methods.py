@@ -296,7 +296,9 @@ class TestCurvature:
             options={"inner_maxiter": 3, "preconditioner": None},
         )
         assert result.success
-        assert max(np.diff(result.history["nhev"])) <= 3
+        *steps, most = sorted(np.diff(result.history["nhev"]))
+        assert steps[-1] <= 3
+        assert most <= 4  # once hessp is checked, which takes a product
 
     @pytest.mark.parametrize("method", ["lbfgs", "newton", "bb"])
     def test_leaves_a_saddle_point(self, method, brockett):

@@ -86,3 +86,23 @@ def test_few_products_are_spent():
     result = ol.minimize(fun, x0, jac=True, hessp=hessp, method="bb")
     assert result.success
     assert 1 < result.nhev <= 0.05 * result.nfev
+
+
+def test_slow_gradients_buy_no_more_products():
+    """Compiled L-BFGS times few calls of fun, which may be slow by chance."""
+    random, now = np.random.default_rng(0), [0.0]
+    A, W = random.standard_normal((20, 20)), np.arange(1, 4.0)
+    A, x0 = A + A.T, np.linalg.qr(random.standard_normal((20, 3)))[0]
+
+    def fun(X):
+        now[0] += 1.0
+        return np.sum(X * (A @ X) * W), 2 * (A @ X) * W
+
+    def hessp(X, V):
+        now[0] += 1e-4
+        return 2 * (A @ V) * W
+
+    options = {"clock": lambda: now[0]}
+    result = ol.minimize(fun, x0, jac=True, hessp=hessp, options=options)
+    assert result.success
+    assert result.nhev <= 0.1 * result.nfev

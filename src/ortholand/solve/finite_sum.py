@@ -14,10 +14,8 @@ from ortholand.solve.manifolds import GeneralizedStiefel, Stiefel, geometry_of, 
 from ortholand.solve.methods.stochastic import SAGA, SGD, StochasticLanding
 from ortholand.solve.options import (
     Status,
-    check_callback,
     check_lam,
     check_options,
-    display_from,
     is_count,
     is_number,
     is_whole,
@@ -108,10 +106,9 @@ def minimize_finite_sum(
     """
     if method not in METHODS:
         raise ValueError(f"method must be one of {tuple(METHODS)}, got {method!r}.")
-    check_callback(callback)
     _check_numbers(epochs, lr, lam)
     limits, rest = limits_from(options, gtol, epochs, epochs)
-    display = display_from(rest, None)
+    report = reporter(callback, limits.display)
     constructor = METHODS[method]
     check_options(method, constructor.rules, rest)
     _check_manifold(manifold)
@@ -124,7 +121,7 @@ def minimize_finite_sum(
     with torch.no_grad():
         cost = ManifoldCost(objective, geometry)
         run = Run(cost, limits)
-        loop = Loop(run, solver, reporter(callback, display))
+        loop = Loop(run, solver, report)
         status = loop.from_point(cost.at(*geometry.settle(variables.start), measured=True))
     lr = solver.lr / objective.scale
     result = result_of(run, best_on_manifold(run, status), status, advice_for(method, epochs, lr))

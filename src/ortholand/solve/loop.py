@@ -21,7 +21,7 @@ FAR = 1e9  # times the start: where X may be if f has no minimum
 SHARE = 0.05  # of a run's time that may be spent on its second order,
 ALWAYS = 60  # and Hessian products, if the run began at a stationary point
 AT_ONCE = 12  # evaluations: who is there so soon began in a subspace that f does not leave
-WORTH_A_CHECK = 25  # evaluations and products after which hessp is checked, by one of each
+WORTH_A_CHECK = 35  # evaluations and products after which hessp is checked, by one of each
 OVERHEAD, BEGIN = 5e-5, 2e-4  # seconds around a product, and before the first
 
 
@@ -230,7 +230,7 @@ class Loop:
         self.cost.lands_closely = ahead <= 0
         left = max(ahead, 1) if self.report is None else 1
         if objective.hessp and not self.checked:
-            left = min(left, WORTH_A_CHECK)
+            left = min(left, max(WORTH_A_CHECK - objective.nfev - objective.nhev, 1))
         lowest = run.best.value - run.best.correction
         progress = Progress(lowest, run.flattest, run.in_vain, self.method.patience, left)
         after = self.method.advance(point, progress)
@@ -267,7 +267,8 @@ def products_allowed(run: Run, left_a_saddle: bool) -> int:
     if at_once or left_a_saddle or run.targets.first <= 0.01 * less:
         return min(ALWAYS, size)
     gradient = objective.quickest["gradient"]
-    product = min(objective.quickest["product"], 2 * gradient)
+    # Both may be of one call, slow by chance: a product is hardly ever cheaper than a gradient.
+    product = min(max(objective.quickest["product"], gradient), 2 * gradient)
     begins = 0 if objective.hessp or objective.keeps_graph else 3  # a graph must be made
     passed = objective.nfev * (gradient + OVERHEAD / 4) + objective.nhev * (product + OVERHEAD / 2)
     left = SHARE * passed - BEGIN - begins * gradient

@@ -29,11 +29,8 @@ from ortholand.solve.methods.proximal import ProximalCost, ProximalLanding
 from ortholand.solve.objective import Objective, product_from
 from ortholand.solve.options import (
     Limits,
-    check_callback,
     check_lam,
     check_options,
-    clock_from,
-    display_from,
     limits_from,
     one_of_two,
 )
@@ -142,11 +139,9 @@ def minimize(
     if method is not None:
         check_method(method, METHODS, MOVED)
     known: Any = METHODS[method] if isinstance(method, str) else method
-    check_callback(callback)
     gtol = one_of_two("the tolerance", gtol, tol, ("gtol", "tol"))
-    limits, rest = limits_from(options, gtol, maxiter, getattr(known, "maxiter", 10_000))
-    display = display_from(rest, disp)
-    clock = clock_from(rest)
+    limits, rest = limits_from(options, gtol, maxiter, getattr(known, "maxiter", 10_000), disp)
+    report = reporter(callback, limits.display)
     check_lam(lam)
     rules = {**LBFGS.rules, **Newton.rules} if known is None else known.rules
     check_options(method, rules, rest)
@@ -156,13 +151,13 @@ def minimize(
             raise TypeError(f"Give one of hess and hessp, a function, got hess={hess!r:.60}.")
         hessp = product_from(hess)
     variables = variables_on(x0, manifold)
-    objective = Objective(fun, variables, jac=jac, hessp=hessp, args=args, clock=clock)
+    objective = Objective(fun, variables, jac=jac, hessp=hessp, args=args, clock=limits.clock)
     geometry = geometry_of(variables)
     # NumPy's operations need no shield from autograd.
     shield = nullcontext() if variables.inside_numpy else torch.no_grad()
     with shield, np.errstate(all="ignore"):
         if state is not None:
-            return _resumed(state, objective, limits, reporter(callback, display))
+            return _resumed(state, objective, limits, report)
         cost = ManifoldCost(objective, geometry)
         if prox is not None:
             cost, solver = _proximal(objective, geometry, prox, x0, method, lam)
@@ -170,7 +165,7 @@ def minimize(
         watch = Watch(objective.value_and_gradient, precision(start), limits.noise, limits.maxfev)
         start, D = geometry.settle(start) if solver.begins_on_manifold else (start, None)
         run = Run(cost, limits)
-        loop = Loop(run, solver, reporter(callback, display))
+        loop = Loop(run, solver, report)
         if isinstance(cost, ProximalCost):
             start, D = cost.admissible(start), None
         first = cost.at(start, D, measured=True)
@@ -179,7 +174,7 @@ def minimize(
         status = loop.from_point(first)
         result = result_of(run, best_on_manifold(run, status), status)
         _add_state(result, loop)
-    if display:
+    if limits.display:
         print(result.message)
     return result
 

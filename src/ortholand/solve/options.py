@@ -43,11 +43,8 @@ class Limits(NamedTuple):
     maxtime: float = math.inf
     noise: float = 0.0
     maxfev: float = math.inf
-
-
-def check_callback(callback: Any) -> None:
-    if callback is not None and not callable(callback):
-        raise TypeError(f"callback must be a function or None, got {callback!r}.")
+    display: bool = False
+    clock: Callable[[], float] = perf_counter  # times the user's functions
 
 
 def one_of_two(name: str, first: Any, second: Any, places: tuple[str, str]) -> Any:
@@ -57,7 +54,7 @@ def one_of_two(name: str, first: Any, second: Any, places: tuple[str, str]) -> A
 
 
 def limits_from(
-    options: Any, gtol: float | None, maxiter: float | None, default_maxiter: float
+    options: Any, gtol: float | None, maxiter: float | None, usual_maxiter: float, disp: Any = None
 ) -> tuple[Limits, dict[str, Any]]:
     """When to stop, and the options that are left for the method."""
     if not (options is None or isinstance(options, (dict, Mapping))):  # dict: looked up faster
@@ -66,7 +63,7 @@ def limits_from(
     gtol = one_of_two("gtol", gtol, rest.pop("gtol", None), ("gtol", "options['gtol']"))
     given = rest.pop("maxiter", None)
     maxiter = one_of_two("maxiter", maxiter, given, ("maxiter", "options['maxiter']"))
-    maxiter = default_maxiter if maxiter is None else maxiter
+    maxiter = usual_maxiter if maxiter is None else maxiter
     if gtol is not None and not (is_number(gtol) and 0 <= gtol < 1):
         raise ValueError(
             "gtol must be in [0, 1), as a fraction of the gradient's usual norm, or None, got "
@@ -81,21 +78,14 @@ def limits_from(
     maxfev = rest.pop("maxfev", None)
     if not (maxfev is None or maxfev == math.inf or is_count(maxfev)):
         raise ValueError(f"options['maxfev'] must be a whole number >= 1, got {maxfev!r}.")
-    return Limits(gtol, maxiter, maxfev=math.inf if maxfev is None else maxfev, **found), rest
-
-
-def display_from(options: dict[str, Any], disp: Any) -> bool:
-    disp = one_of_two("disp", disp, options.pop("disp", None), ("disp", "options['disp']"))
-    if not (disp is None or isinstance(disp, bool) or is_whole(disp)):
+    disp = one_of_two("disp", disp, rest.pop("disp", None), ("disp", "options['disp']"))
+    if not (disp is None or isinstance(disp, bool) or is_whole(disp)):  # as in SciPy
         raise ValueError(f"disp must be True or False, got {disp!r}.")
-    return bool(disp)
-
-
-def clock_from(options: dict[str, Any]) -> Callable[[], float]:
-    clock = options.pop("clock", perf_counter)
+    clock = rest.pop("clock", perf_counter)
     if not callable(clock):
         raise TypeError(f"options['clock'] must be a function without arguments, got {clock!r}.")
-    return clock
+    found |= dict(maxfev=math.inf if maxfev is None else maxfev, display=bool(disp), clock=clock)
+    return Limits(gtol, maxiter, **found), rest
 
 
 def check_options(method: Any, rules: Mapping[str, Rule], options: Mapping[str, Any]) -> None:

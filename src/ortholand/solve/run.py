@@ -187,6 +187,8 @@ def reporter(
     """Call the user's callback as SciPy does: stop if it returns True or raises StopIteration."""
     if callback is None:
         return _display if display else None
+    if not callable(callback):
+        raise TypeError(f"callback must be a function or None, got {callback!r}.")
     try:
         by_name = set(inspect.signature(callback).parameters) == {"intermediate_result"}
     except (TypeError, ValueError):  # a builtin without a signature

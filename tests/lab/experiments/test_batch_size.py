@@ -9,6 +9,7 @@ from ortholand_lab.datasets import Dataset
 from ortholand_lab.experiments.batch_size import (
     BATCH_SIZE,
     BATCH_SIZES,
+    PAPER_METHODS,
     TIMED_METHODS,
     BatchSizeSettings,
     plan,
@@ -17,6 +18,7 @@ from ortholand_lab.experiments.batch_size import (
     unit_name,
 )
 from ortholand_lab.experiments.classification import TrainingRun
+from ortholand_lab.methods import careful
 from ortholand_lab.study.records import Records
 from ortholand_lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
 from ortholand_lab.study.timing import Timing
@@ -40,16 +42,22 @@ RUN = TrainingRun(method="landing", lr=0.01, batch_size=4, iterations=3, points=
 @pytest.mark.parametrize("preset", EXPERIMENT_PRESETS)
 def test_every_preset_times_all_methods_at_every_batch_size(preset):
     units = BATCH_SIZE.units(preset)
+    *units, small, large = units
+    for unit, batch_size in ((small, 2), (large, 256)):
+        assert unit.name == unit_name(batch_size, PAPER_METHODS)
+        assert {(t.method, t.batch_size) for t in unit.task.runs} == {
+            (method, batch_size) for method in PAPER_METHODS
+        }
     assert [unit.name for unit in units] == [unit_name(n) for n in BATCH_SIZES]
     assert BATCH_SIZES == (2, 4, 8, 16, 32, 64, 128, 256)
-    assert all(unit.timed for unit in units)
+    assert all(unit.timed for unit in (*units, small, large))
     for unit, batch_size in zip(units, BATCH_SIZES, strict=True):
         assert [(t.method, t.batch_size) for t in unit.task.runs] == [
             (method, batch_size) for method in TIMED_METHODS
         ]
 
 
-@pytest.mark.parametrize("method", TIMED_METHODS)
+@pytest.mark.parametrize("method", dict.fromkeys((*TIMED_METHODS, *PAPER_METHODS)))
 def test_every_method_does_what_its_name_says(method):
     training = start_any(replace(RUN, method=method), CONTEXT)
     model = training.trainee.model
@@ -103,7 +111,9 @@ def made_records(extra=EXTRA, per_image=0.1, start=1.0, repetitions=7):
     units = {}
     for unit in plan(BatchSizeSettings(warm_up=0, repetitions=repetitions)):
         assert isinstance(unit.task, Timing)
-        times = [start + per_image * t.batch_size + extra[t.method] for t in unit.task.runs]
+        times = [
+            start + per_image * t.batch_size + extra[careful(t.method)] for t in unit.task.runs
+        ]
         series = made.turns([1e-3 * time for time in times], repetitions)
         units[unit.name] = made.record("batch-size", unit.task, series, "quick")
     return Records(units)
@@ -150,7 +160,7 @@ def test_few_repetitions_decide_nothing():
 
 def test_a_missing_batch_size_leaves_open_what_needs_it():
     records = made_records()
-    some = Records({name: records[name] for name in records if name != "batch-256"})
+    some = Records({name: records[name] for name in records if "256" not in name})
     found = verdicts(some)
     assert [i for i, v in enumerate(found) if v is Verdict.OPEN] == [GAIN, DOMINANT, FASTEST]
 

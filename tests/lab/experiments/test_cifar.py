@@ -14,6 +14,8 @@ from ortholand_lab.experiments.cifar import (
     FULL_SIZE,
     LANDING,
     PAPER,
+    PAPER_FULL_SIZE,
+    PAPER_METHODS,
     RETRACTION,
     TRAINED,
     TRIVIALIZATION,
@@ -49,9 +51,11 @@ RUN = ResNetRun(
 
 @pytest.mark.parametrize("preset", EXPERIMENT_PRESETS)
 def test_every_preset_plans_every_method_rate_and_seed_and_two_timings(preset):
-    *runs, timing, full_size = CIFAR.units(preset)
+    *runs, timing, full_size, paper = CIFAR.units(preset)
+    assert (paper.name, paper.timed) == (PAPER_FULL_SIZE, True)
+    assert [t.method for t in paper.task.runs] == list(PAPER_METHODS)
     settings = CIFAR.settings[preset]
-    rated = [(method, lr) for method in CIFAR_METHODS for lr in settings.learning_rates]
+    rated = [(method, lr) for method in settings.methods for lr in settings.learning_rates]
     assert [(u.task.method, u.task.lr, u.task.trial) for u in runs] == [
         (*pair, trial) for pair in rated for trial in range(settings.seeds)
     ]
@@ -73,17 +77,17 @@ def test_the_paper_preset_has_the_papers_settings():
 
 
 def test_quick_times_the_papers_network_and_batch():
-    *_, full_size = CIFAR.units("quick")
+    *_, full_size, _ = CIFAR.units("quick")
     assert {(t.width, t.batch_size) for t in full_size.task.runs} == {(64, 128)}
 
 
 def test_only_trivializations_are_cut_short():
     units = plan(replace(PAPER, iterations=100, trivialization_share=0.25, seeds=1))
     steps = {u.task.method: u.steps for u in units if isinstance(u.task, ResNetRun)}
-    assert steps == {LANDING: 100, RETRACTION: 100, TRIVIALIZATION: 25}
+    assert steps == {m: 25 if m.startswith("trivialization") else 100 for m in PAPER.methods}
 
 
-@pytest.mark.parametrize("method", CIFAR_METHODS)
+@pytest.mark.parametrize("method", PAPER.methods)
 def test_every_convolution_is_orthogonal_and_the_rest_has_the_papers_options(method):
     trainee = start_resnet(replace(RUN, method=method), CONTEXT).trainee
     convolutions = [m for m in trainee.model.modules() if isinstance(m, torch.nn.Conv2d)]
@@ -97,7 +101,7 @@ def test_every_convolution_is_orthogonal_and_the_rest_has_the_papers_options(met
     assert kernels["weight_decay"] == 0
 
 
-@pytest.mark.parametrize("method", CIFAR_METHODS)
+@pytest.mark.parametrize("method", PAPER.methods)
 def test_every_method_learns_and_leaves_kernels_of_1_x_1_alone(method):
     training = start_resnet(replace(RUN, method=method, lr=0.1), CONTEXT)
     shortcut = training.trainee.model.layer2[0].downsample[0]
@@ -135,7 +139,7 @@ def test_a_run_from_end_to_end(tmp_path):
     experiment = replace(CIFAR, settings={"smoke": settings})
     options = RunOptions("smoke", 0, "cpu", 1, data="kinds")
     run = run_study(experiment, options, Store(tmp_path), made.Quiet(), Source())
-    assert len(run.records) == 3 * 2 * 2 + 2
+    assert len(run.records) == 5 * 2 * 2 + 3
     assert not run.missing
     verdicts = [finding.verdict for _, finding in run.findings()]
     # Those on the time of a step are decided, on so small a network either way.
@@ -147,10 +151,11 @@ def test_a_run_from_end_to_end(tmp_path):
 # Claims, on records made by hand.
 
 FASTER, EXPENSIVE, FAIL, BALL, SAME_RATES, ACCURATE, NEARER = range(7)
+TEXTBOOK, IDENTITY = PAPER_METHODS[1:]
 GOOD = {  # as the paper has it: seconds, test error, orthogonality error
     LANDING: (0.1, 0.08, 1e-5),
-    RETRACTION: (0.16, 0.08, 1e-3),
-    TRIVIALIZATION: (0.4, 0.3, 1e-6),
+    **dict.fromkeys((RETRACTION, TEXTBOOK), (0.16, 0.08, 1e-3)),
+    **dict.fromkeys((TRIVIALIZATION, IDENTITY), (0.4, 0.3, 1e-6)),
 }
 
 
@@ -192,9 +197,9 @@ def test_all_claims_hold_where_all_is_as_the_paper_says():
 @pytest.mark.parametrize(
     ("method", "column", "value", "claim"),
     [
-        (RETRACTION, 0, 0.149, FASTER),
-        (TRIVIALIZATION, 0, 0.19, EXPENSIVE),
-        (TRIVIALIZATION, 1, 0.12, FAIL),
+        (TEXTBOOK, 0, 0.149, FASTER),
+        (IDENTITY, 0, 0.19, EXPENSIVE),
+        (IDENTITY, 1, 0.12, FAIL),
         (LANDING, 1, 0.1, ACCURATE),
         (LANDING, 2, 2e-3, NEARER),
     ],
@@ -249,7 +254,7 @@ def test_an_epoch_is_50_000_images():
 
 def test_figures_draw_every_method():
     records = made_records(GOOD)
-    for spec in CIFAR.figures:
+    for spec, methods in zip(CIFAR.figures, (PAPER_METHODS, PAPER.methods), strict=True):
         figure = spec.draw(records)
         labels = [text.get_text() for text in figure.legends[0].texts]
-        assert labels == [METHOD_STYLES[method].label for method in CIFAR_METHODS]
+        assert labels == [METHOD_STYLES[method].label for method in methods]

@@ -509,7 +509,9 @@ def test_ends_are_compared_if_all_runs_are_long_enough(enough, verdict):
     )
     compare = partial(compare_ends, "test_error", ("landing", "cayley"))
     finding = compare(lambda ends: ends == {"landing": 0.25, "cayley": 0.1}, enough, records)
-    assert finding.measured.startswith("after 100 iterations: landing 25.00%, Cayley 10.00%")
+    assert finding.measured.startswith(
+        "last tenth of 100 iterations: landing 25.00%, Cayley 10.00%"
+    )
     assert finding.verdict is verdict
     assert compare(lambda _: False, {}, records).verdict is Verdict.FAILS
 

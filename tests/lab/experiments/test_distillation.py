@@ -9,16 +9,21 @@ from matplotlib.figure import Figure
 from ortholand_lab.experiments import distillation
 from ortholand_lab.experiments.distillation import (
     DISTILLATION,
+    FIGURE_ITERATIONS,
+    FIGURE_METHODS,
+    FIGURE_TIMING,
     LEARNING_RATES,
     PAPER_ITERATIONS,
     TIMED_RATE,
     WARM_UP,
     DistillationRun,
     DistillationSettings,
+    FigureRun,
     Lesson,
     Point,
     begin,
     best_runs,
+    figure_name,
     iteration_seconds,
     loss,
     plan,
@@ -27,9 +32,11 @@ from ortholand_lab.experiments.distillation import (
     time_to,
 )
 from ortholand_lab.methods import (
+    PAPER_METHODS,
     RETRACTION_METHODS,
     TRAINING_METHODS,
     TRIVIALIZATION_METHODS,
+    is_adaptive,
 )
 from ortholand_lab.study.figures import house_style
 from ortholand_lab.study.records import Record, Records, Request, Result, RunOptions
@@ -42,7 +49,15 @@ TASK = DistillationRun(
     method="landing", lr=0.01, p=5, depth=2, batch=8, iterations=12, momentum=0.9, test_size=20
 )
 TINY = DistillationSettings(
-    p=4, depth=2, batch=8, iterations=3, test_size=10, timed_size=(5, 2), repetitions=1
+    p=4,
+    depth=2,
+    batch=8,
+    iterations=3,
+    test_size=10,
+    timed_size=(5, 2),
+    repetitions=1,
+    figure_iterations=3,
+    trials=1,
 )
 
 
@@ -51,7 +66,7 @@ TINY = DistillationSettings(
 
 @pytest.mark.parametrize("preset", EXPERIMENT_PRESETS)
 def test_every_preset_plans_every_method_with_every_rate_and_the_timing(preset):
-    *runs, timing = DISTILLATION.units(preset)
+    *runs, timing = [u for u in DISTILLATION.units(preset) if not u.name.startswith("figure-")]
     names = [f"{m}-lr{lr:g}" for m in TRAINING_METHODS for lr in LEARNING_RATES]
     assert [u.name for u in runs] == names
     assert all(u.steps == u.task.iterations for u in runs)
@@ -62,6 +77,32 @@ def test_every_preset_plans_every_method_with_every_rate_and_the_timing(preset):
     for size, rates in {large: (TIMED_RATE,), own: LEARNING_RATES}.items():  # own, if the same
         timed = [(t.method, t.lr) for t in timing.task.runs if (t.p, t.depth) == size]
         assert timed == [(m, lr) for m in TRAINING_METHODS for lr in rates]
+
+
+@pytest.mark.parametrize("preset", EXPERIMENT_PRESETS)
+def test_every_preset_plans_the_papers_figure_with_its_step_and_baselines(preset):
+    *runs, timing = [u for u in DISTILLATION.units(preset) if u.name.startswith("figure-")]
+    settings = DISTILLATION.settings[preset]
+    trials = range(settings.trials)
+    assert [(u.task.method, u.task.trial) for u in runs] == [
+        (method, trial) for trial in trials for method in FIGURE_METHODS
+    ]
+    assert {*PAPER_METHODS, *RETRACTION_METHODS} == set(FIGURE_METHODS)
+    assert {u.task.lr for u in runs if not is_adaptive(u.task.method)} == {0.5}
+    assert (timing.name, timing.timed) == (FIGURE_TIMING, True)
+    assert [(t.method, t.p) for t in timing.task.runs] == [
+        (method, settings.timed_size[0]) for method in FIGURE_METHODS
+    ]
+
+
+def test_the_figures_loss_is_divided_by_p_and_its_trials_differ():
+    task = FigureRun(**{**asdict(TASK), "lr": 0.5})
+    lesson = Lesson(task, CONTEXT)
+    assert lesson.measure().test_loss == pytest.approx(
+        Lesson(TASK, CONTEXT).measure().test_loss / 5
+    )
+    other = Lesson(replace(task, trial=1), CONTEXT)
+    assert not torch.equal(lesson.trainee.weights()[0], other.trainee.weights()[0])
 
 
 def test_the_paper_preset_has_the_papers_settings():
@@ -77,9 +118,7 @@ def test_quick_times_iterations_at_the_papers_size():
 
 def test_only_trivializations_are_cut_short():
     settings = DistillationSettings(iterations=100, trivialization_share=0.25)
-    planned = {
-        u.task.method: u.steps for u in plan(settings) if isinstance(u.task, DistillationRun)
-    }
+    planned = {u.task.method: u.steps for u in plan(settings) if type(u.task) is DistillationRun}
     assert {m for m, steps in planned.items() if steps == 25} == set(TRIVIALIZATION_METHODS)
     assert {steps for m, steps in planned.items() if m not in TRIVIALIZATION_METHODS} == {100}
 
@@ -145,7 +184,7 @@ def test_a_weight_that_is_not_a_number_is_not_passed_over():
     assert math.isnan(lesson.measure().largest_error)
 
 
-@pytest.mark.parametrize("method", TRAINING_METHODS)
+@pytest.mark.parametrize("method", FIGURE_METHODS + TRIVIALIZATION_METHODS)
 def test_all_methods_start_alike_and_see_the_same_examples(method):
     reference, lesson = (Lesson(replace(TASK, method=m), CONTEXT) for m in ("landing", method))
     assert lesson.measure().test_loss == pytest.approx(reference.measure().test_loss, rel=1e-5)
@@ -167,7 +206,7 @@ def test_teacher_and_student_differ_and_the_teacher_stays():
         assert torch.equal(b, c)
 
 
-@pytest.mark.parametrize("method", TRAINING_METHODS)
+@pytest.mark.parametrize("method", FIGURE_METHODS + TRIVIALIZATION_METHODS)
 def test_every_method_learns(method):
     task = replace(TASK, method=method, lr=0.01, batch=64, iterations=60)
     losses = run(task, CONTEXT).series["test_loss"]
@@ -188,7 +227,7 @@ def test_the_same_seed_gives_the_same_numbers_and_another_does_not():
 
 
 def test_ticks_add_up_to_the_steps():
-    units = plan(TINY)
+    units = [u for u in plan(TINY) if not u.name.startswith("figure-")]
     for unit in (units[0], units[-1]):
         ticks = []
         run(unit.task, replace(CONTEXT, tick=ticks.append))
@@ -259,9 +298,28 @@ def timing(seconds, sizes=(30, 100)):
     return record(Timing(tuple(tasks), 0, 3), series)
 
 
+def figure_error(method):
+    """As in the paper's figure: landing's is small, and textbook retractions' grows."""
+    return (1e-6, 1e-4, 4e-3) if method.endswith("-textbook") else (1e-6, 1e-6, 2e-6)
+
+
+def figure_units(changes, seconds, iterations):
+    units = {}
+    for method in FIGURE_METHODS:
+        for trial in range(3):
+            change = {"error": figure_error(method), "test_loss": (0.5, 0.05, 0.002)}
+            run = made(method, 0.5, iterations=iterations, **(change | changes.get(method, {})))
+            units[figure_name(method, trial)] = run
+    tasks = tuple(replace(TASK, method=m, lr=0.5, p=100) for m in FIGURE_METHODS)
+    turns = [(i, seconds.get(t.method, 1.0)) for i, t in enumerate(tasks)]
+    series = dict(zip(("run", "seconds"), zip(*turns, strict=True), strict=True))
+    return {**units, FIGURE_TIMING: record(Timing(tasks, 0, 3), series)}
+
+
 def records_of(changes=None, seconds=None, iterations=None):
     """Records of all units; ``changes`` to the runs by method, with the learning rate 0.01."""
     units = {TIMING: timing(seconds or {})}
+    units |= figure_units(changes or {}, seconds or {}, iterations or FIGURE_ITERATIONS)
     for method in TRAINING_METHODS:
         for lr in LEARNING_RATES:
             change = (changes or {}).get(method, {}) if lr == 0.01 else {"test_loss": (100, 90, 90)}
@@ -280,7 +338,7 @@ def test_the_time_of_an_iteration_is_a_median_at_the_size_asked_for():
     records = Records({TIMING: timed})
     assert iteration_seconds(records, made("cayley", 1.0)) == 2.0
     assert iteration_seconds(records, made("landing", 1.0)) == 1.0
-    finding = takes_longer(["cayley"], ["landing"], records)
+    finding = takes_longer(TIMING, ["cayley"], ["landing"], records)
     assert finding.measured == "p = 100, in times of landing, 1e+03 ms: Cayley 7.00"
 
 
@@ -293,22 +351,35 @@ def test_the_time_to_a_level_is_that_of_the_fastest_learning_rate():
 
 
 FASTER_LOSS = {"test_loss": (100.0, 0.1, 0.1)}
+QUICKLY = {"test_loss": (0.5, 0.002, 0.002)}
 LANDED = {"error": (1e-5, 1e-2, 1e-6)}
 UNLEARNT = {"test_loss": (100.0, 50.0, 40.0)}
 near = partial(distillation.ends_nearer, "landing")
 near_with_momentum = partial(distillation.ends_nearer, "landing-momentum")
+momentum_is_fastest, figure_is_nearer, errors_accumulate, exact = (
+    c.check for c in DISTILLATION.claims[:4]
+)
 iteration_is_faster, trivializations_are_slower = (
     c.check for c in DISTILLATION.claims if c.statement.startswith("At p = 100")
 )
 
 CASES = {
-    "fastest": (distillation.momentum_is_fastest, {"landing-momentum": FASTER_LOSS}, "HOLDS"),
-    "another is fastest": (
-        distillation.momentum_is_fastest,
-        {"landing-momentum": FASTER_LOSS, "cayley": {"test_loss": (100.0, 0.01, 0.01)}},
+    "fastest": (momentum_is_fastest, {"landing-momentum": QUICKLY}, "HOLDS"),
+    "another is sooner": (
+        momentum_is_fastest,
+        {"landing-momentum": QUICKLY, "landing": {"test_loss": (0.5, 0.001, 0.001)}},
         "FAILS",
     ),
-    "one learns nothing": (distillation.momentum_is_fastest, {"cayley": UNLEARNT}, "OPEN"),
+    "another gets further": (
+        momentum_is_fastest,
+        {"landing-momentum": QUICKLY, "cayley-textbook": {"test_loss": (0.5, 0.05, 5e-4)}},
+        "FAILS",
+    ),
+    "nobody learns": (
+        momentum_is_fastest,
+        {m: {"test_loss": (0.5, 0.4, 0.2)} for m in FIGURE_METHODS},
+        "OPEN",
+    ),
     "as many iterations": (distillation.landing_needs_as_many_iterations, {}, "HOLDS"),
     "fewer iterations": (
         distillation.landing_needs_as_many_iterations,
@@ -335,21 +406,29 @@ CASES = {
     ),
     "momentum is nearer": (near_with_momentum, {"landing-momentum": LANDED}, "HOLDS"),
     "without only": (near_with_momentum, {"landing": LANDED}, "FAILS"),
-    "errors accumulate": (distillation.retractions_accumulate, {}, "HOLDS"),
-    "one does not": (
-        distillation.retractions_accumulate,
-        {"cayley": {"error": (1e-5, 1e-5, 1.4e-5)}},
+    "as in the figure": (figure_is_nearer, {}, "HOLDS"),
+    "landing is away": (figure_is_nearer, {"landing-momentum": {"error": (0, 0, 2e-5)}}, "FAILS"),
+    "a retraction is near": (
+        figure_is_nearer,
+        {"cayley-textbook": {"error": (0, 0, 5e-4)}},
         "FAILS",
     ),
-    "exact": (distillation.trivializations_are_exact, {}, "HOLDS"),
+    "careful ones do not count": (figure_is_nearer, {"cayley": {"error": (0, 0, 1e-9)}}, "HOLDS"),
+    "errors accumulate": (errors_accumulate, {}, "HOLDS"),
+    "one does not": (
+        errors_accumulate,
+        {"cayley-textbook": {"error": (1e-5, 1e-5, 1.4e-5)}},
+        "FAILS",
+    ),
+    "exact": (exact, {}, "HOLDS"),
     "not exact": (
-        distillation.trivializations_are_exact,
-        {"trivialization-adam": {"error": (1e-5, 1e-4, 1e-5)}},
+        exact,
+        {"trivialization-adam-identity": {"error": (1e-5, 1e-4, 1e-5)}},
         "FAILS",
     ),
     "not a number": (
-        distillation.trivializations_are_exact,
-        {"trivialization-adam": {"error": (1e-5, math.nan, 1e-5)}},
+        exact,
+        {"trivialization-adam-identity": {"error": (1e-5, math.nan, 1e-5)}},
         "FAILS",
     ),
     "in the ball": (distillation.stays_in_ball, {"landing": {"error": (0, 0.5, 0)}}, "HOLDS"),
@@ -364,26 +443,24 @@ def test_verdicts(case):
     assert check(records_of(changes)).verdict is Verdict[verdict]
 
 
+IDENTITIES = tuple(m for m in FIGURE_METHODS if m.endswith("-identity"))
+SLOW = dict.fromkeys(IDENTITIES, 2.0)
 TIMED_CASES = {
     "faster": (iteration_is_faster, {"landing": 0.9}, "HOLDS"),
     "as fast": (iteration_is_faster, {"landing": 0.97}, "FAILS"),
     "faster than one only": (
         iteration_is_faster,
-        {"landing": 0.9, "cayley": 0.9},
+        {"landing": 0.9, "cayley-textbook": 0.9},
         "FAILS",
     ),
-    "slower": (
-        trivializations_are_slower,
-        dict.fromkeys(TRIVIALIZATION_METHODS, 2.0),
-        "HOLDS",
-    ),
+    "slower": (trivializations_are_slower, SLOW, "HOLDS"),
     "one as fast as Cayley": (
         trivializations_are_slower,
-        {**dict.fromkeys(TRIVIALIZATION_METHODS, 2.0), "cayley": 2.0},
+        {**SLOW, "cayley-textbook": 2.0},
         "FAILS",
     ),
-    "slow iterations": (distillation.momentum_is_fastest, {"landing-momentum": 1.1}, "FAILS"),
-    "fast iterations": (distillation.momentum_is_fastest, {"landing-momentum": 0.9}, "HOLDS"),
+    "slow iterations": (momentum_is_fastest, {"landing-momentum": 1.1}, "FAILS"),
+    "fast iterations": (momentum_is_fastest, {"landing-momentum": 0.9}, "HOLDS"),
 }
 
 
@@ -393,10 +470,9 @@ def test_verdicts_on_times(case):
     assert check(records_of(seconds=seconds)).verdict is Verdict[verdict]
 
 
-@pytest.mark.parametrize("claim", ["nearer", "accumulate"])
-def test_a_short_run_decides_nothing_against_the_paper(claim):
-    check = {"nearer": near, "accumulate": distillation.retractions_accumulate}[claim]
-    steady = {m: {"error": (1e-5, 1e-5, 1e-5)} for m in RETRACTION_METHODS}
+@pytest.mark.parametrize("check", [near, figure_is_nearer, errors_accumulate])
+def test_a_short_run_decides_nothing_against_the_paper(check):
+    steady = {m: {"error": (1e-5, 1e-5, 1e-5)} for m in (*RETRACTION_METHODS, "cayley-textbook")}
     short = records_of({**steady, "landing": {"error": (1e-5, 1e-2, 1e-3)}}, iterations=1_000)
     assert check(short).verdict is Verdict.OPEN
 
@@ -408,9 +484,7 @@ def test_a_short_run_does_not_decide_for_landing_either():
 
 
 @pytest.mark.parametrize("iterations", [99, 100])
-@pytest.mark.parametrize(
-    "name", ["momentum_is_fastest", "landing_needs_as_many_iterations", "momentum_helps"]
-)
+@pytest.mark.parametrize("name", ["landing_needs_as_many_iterations", "momentum_helps"])
 def test_a_few_iterations_decide_nothing_about_learning(name, iterations):
     finding = getattr(distillation, name)(records_of(iterations=iterations))
     assert (finding.verdict is Verdict.OPEN) == (iterations < 100)
@@ -419,7 +493,10 @@ def test_a_few_iterations_decide_nothing_about_learning(name, iterations):
 @pytest.mark.parametrize("check", [iteration_is_faster, trivializations_are_slower])
 def test_times_at_small_sizes_decide_nothing(check):
     for sizes, is_open in (((30,), True), ((30, 100), False)):
-        records = Records({**records_of(), TIMING: timing({}, sizes)})
+        timed = records_of()[FIGURE_TIMING]
+        runs = [{**run, "p": sizes[-1]} for run in timed.configuration["runs"]]
+        request = replace(timed.request, configuration={**timed.configuration, "runs": runs})
+        records = Records({**records_of(), FIGURE_TIMING: replace(timed, request=request)})
         assert (check(records).verdict is Verdict.OPEN) == is_open
 
 
@@ -433,7 +510,7 @@ def test_what_is_missing_leaves_claims_open():
 
 
 def near_claim():
-    return next(c for c in DISTILLATION.claims if "without momentum" in c.statement)
+    return next(c for c in DISTILLATION.claims if "loss, landing ends" in c.statement)
 
 
 # The whole.
@@ -449,7 +526,7 @@ def test_a_tiny_run_from_plan_to_figures(store, watcher):
         assert finding.measured
     with house_style():
         figures = [spec.draw(done.records) for spec in experiment.figures]
-    assert [len(figure.axes) for figure in figures] == [4, 1]
+    assert [len(figure.axes) for figure in figures] == [4, 4, 1]
     for figure in figures:
         for axes in figure.axes:
             assert {line.get_label() for line in axes.lines} >= labels(figure)

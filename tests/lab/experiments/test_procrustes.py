@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ortholand.geometry import distance, random_orthogonal, relative_gradient, relative_hessian
-from ortholand.retractions import RETRACTIONS
 from ortholand_lab.experiments import EXPERIMENTS, procrustes
 from ortholand_lab.experiments.procrustes import (
     DTYPES,
     LANDINGS,
+    PAPER_METHODS,
+    PAPER_TIMING,
     PROCRUSTES_METHODS,
     Descent,
     ProcrustesRun,
@@ -33,6 +34,7 @@ from ortholand_lab.study.figures import METHOD_STYLES
 from ortholand_lab.study.records import Records
 from ortholand_lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
 from ortholand_lab.study.timing import TIMING, Timing, marks
+from ortholand_lab.textbook import RETRACTION_FORMS, RETRACTION_NAMES
 
 CONTEXT = Context(seed=3, device=torch.device("cpu"), tick=lambda _: None)
 SETTINGS = ProcrustesSettings(p=6)
@@ -77,7 +79,7 @@ def test_every_method_takes_the_step_of_its_plain_formula(method):
         assert torch.equal(descent.X, X)
         descent.advance()
         torch.testing.assert_close(descent.X.detach(), expected)
-        assert (distance(expected) < 1e-13) == (method in RETRACTIONS)
+        assert (distance(expected) < 1e-13) == (method in RETRACTION_FORMS)
 
 
 def test_methods_differ_from_each_other():
@@ -198,9 +200,14 @@ def test_ticks_add_up_to_the_iterations():
 
 @pytest.mark.parametrize("preset", EXPERIMENT_PRESETS)
 def test_every_preset_plans_every_method_in_every_precision_and_the_timing(preset):
-    *units, timing = EXPERIMENTS["procrustes"].units(preset)
-    methods = (*LANDINGS, *RETRACTIONS)
-    assert [u.name for u in units] == [unit_name(m, d) for d in DTYPES for m in methods]
+    *units, timing, paper = EXPERIMENTS["procrustes"].units(preset)
+    methods = (*LANDINGS, *RETRACTION_NAMES)
+    all_methods = (*methods, *PAPER_METHODS[1:])
+    assert [u.name for u in units] == [unit_name(m, d) for d in DTYPES for m in all_methods]
+    assert (paper.name, paper.timed) == (PAPER_TIMING, True)
+    assert {(t.method, t.dtype, t.plain) for t in paper.task.runs} == {
+        (m, d, True) for m in PAPER_METHODS for d in DTYPES
+    }
     assert all(u.steps == u.task.iterations and not u.timed for u in units)
     assert (timing.name, timing.timed) == (TIMING, True)
     by_optimizer = {(m, d, False) for m in methods for d in DTYPES}
@@ -226,6 +233,15 @@ def test_the_paper_preset_has_the_papers_settings():
 # On the smoke run.
 
 
+def claim(words):
+    return next(c for c in EXPERIMENTS["procrustes"].claims if c.words.startswith(words))
+
+
+similar_iterations = claim("Looking at the distance").check
+ends_nearer = claim("The exponential and Cayley").check
+DRIFTING = ("exponential-textbook", "cayley-textbook")
+
+
 def verdicts(records):
     return {c.check: c.judge(records).verdict for c in EXPERIMENTS["procrustes"].claims}
 
@@ -233,7 +249,7 @@ def verdicts(records):
 def test_the_claims_of_the_smoke_run(smoke):
     run, _ = smoke
     found = verdicts(run.records)
-    assert found[procrustes.similar_iterations] is Verdict.HOLDS
+    assert found[similar_iterations] is Verdict.HOLDS
     assert found[procrustes.projections_do_not_drift] is Verdict.HOLDS
     assert found[procrustes.lands] is Verdict.HOLDS
     assert found[procrustes.unscaled_lands] is Verdict.FAILS
@@ -241,7 +257,8 @@ def test_the_claims_of_the_smoke_run(smoke):
     assert found[procrustes.stays_in_ball] is Verdict.HOLDS
     assert found[procrustes.local_rate] is Verdict.HOLDS
     assert found[procrustes.momentum_is_faster] is Verdict.HOLDS
-    assert procrustes.ends_nearer("float32", run.records).verdict is Verdict.HOLDS
+    textbook_ends = {m: run.records[f"{m}-float32"].series("to_manifold")[-1] for m in DRIFTING}
+    assert min(textbook_ends.values()) > run.records["landing-float32"].series("to_manifold")[-1]
 
 
 def doctored(records, unit, *, series=None, values=None):
@@ -280,13 +297,13 @@ def test_claims_can_fail(smoke):
 def test_claims_about_retractions_can_fail(smoke):
     records = smoke[0].records
     at_one = constant(records, "landing-float64", 1.0)
-    to_optimum = records["qr-float64"].series("to_optimum")
+    to_optimum = records["qr-textbook-float64"].series("to_optimum")
     half_as_fast = [math.sqrt(to_optimum[0] * d) for d in to_optimum]
-    slow = doctored(records, "qr-float64", series={"to_optimum": half_as_fast})
-    assert procrustes.similar_iterations(slow).verdict is Verdict.FAILS
+    slow = doctored(records, "qr-textbook-float64", series={"to_optimum": half_as_fast})
+    assert similar_iterations(slow).verdict is Verdict.FAILS
     aloft = dict(to_manifold=at_one, to_optimum=at_one)
     aloft = doctored(records, "landing-float64", series=aloft)
-    assert procrustes.ends_nearer("float64", aloft).verdict is Verdict.FAILS
+    assert ends_nearer(aloft).verdict is Verdict.FAILS
     drifting = [1e-15 * k for k in records["polar-float64"].series("iteration")]
     drifting = doctored(records, "polar-float64", series={"to_manifold": drifting})
     assert procrustes.projections_do_not_drift(drifting).verdict is Verdict.FAILS
@@ -294,20 +311,20 @@ def test_claims_about_retractions_can_fail(smoke):
 
 def test_on_its_way_to_the_optimum_landing_need_not_have_landed(smoke):
     records = smoke[0].records
-    assert procrustes.ends_nearer("float64", records).verdict is Verdict.OPEN  # both still fall
+    assert ends_nearer(records).verdict is Verdict.OPEN  # both still fall
     at_one = constant(records, "landing-float64", 1.0)
     records = doctored(records, "landing-float64", series={"to_manifold": at_one})
     assert procrustes.lands(records).verdict is Verdict.OPEN
-    assert procrustes.ends_nearer("float64", records).verdict is Verdict.OPEN
+    assert ends_nearer(records).verdict is Verdict.OPEN
 
 
 def test_methods_are_not_compared_far_from_the_optimum(smoke):
     records = smoke[0].records
-    for method in PROCRUSTES_METHODS:
+    for method in PAPER_METHODS:
         unit = unit_name(method, "float64")
         far = [9.0 - k / 1000 for k in records[unit].series("iteration")]
         records = doctored(records, unit, series={"to_optimum": far})
-    assert procrustes.similar_iterations(records).verdict is Verdict.OPEN
+    assert similar_iterations(records).verdict is Verdict.OPEN
 
 
 def with_times(records, times):
@@ -321,29 +338,45 @@ def with_times(records, times):
 
 
 def test_the_claims_about_time_rest_on_the_timing(smoke):
-    times = dict.fromkeys(LANDINGS, (5e-4, 1e-4)) | dict.fromkeys(RETRACTIONS, (5e-4, 2e-4))
+    times = dict.fromkeys(LANDINGS, (5e-4, 1e-4)) | dict.fromkeys(RETRACTION_NAMES, (5e-4, 2e-4))
     records = with_times(smoke[0].records, times)
     for dtype in DTYPES:
         assert times_per_iteration(records, LANDINGS, dtype) == dict.fromkeys(LANDINGS, 5e-4)
         assert times_per_iteration(records, ["qr"], dtype, plain=True) == {"qr": 2e-4}
-    by_optimizer = procrustes.landing_is_faster(False, records)
-    by_formula = procrustes.landing_is_faster(True, records)
+    by_optimizer, by_formula = (
+        procrustes.landing_is_faster(TIMING, PROCRUSTES_METHODS, plain, records)
+        for plain in (False, True)
+    )
     assert by_optimizer.verdict is Verdict.FAILS
     assert by_formula.verdict is Verdict.HOLDS
     assert "100 µs" in by_formula.measured
     assert "Cayley 2.00, QR 2.00" in by_formula.measured
     one_is_as_fast = with_times(records, {**times, "polar": (5e-4, 1e-4)})
-    assert procrustes.landing_is_faster(True, one_is_as_fast).verdict is Verdict.FAILS
+    slow = procrustes.landing_is_faster(TIMING, PROCRUSTES_METHODS, True, one_is_as_fast)
+    assert slow.verdict is Verdict.FAILS
 
 
-@pytest.mark.parametrize("missing", ["qr-float64", TIMING])
-def test_without_its_records_a_claim_is_not_decided(smoke, missing):
+def test_the_papers_claim_about_time_rests_on_textbook_formulas(smoke):
+    records = smoke[0].records
+    is_faster = claim("Since one iteration").check
+    for factor, verdict in ((2.0, Verdict.HOLDS), (1.04, Verdict.FAILS)):
+        runs = records[PAPER_TIMING].configuration["runs"]
+        turns = records[PAPER_TIMING].series("run")
+        seconds = [1e-4 * (1 if runs[int(i)]["method"] == "landing" else factor) for i in turns]
+        timed = doctored(records, PAPER_TIMING, series={"seconds": seconds})
+        assert is_faster(timed).verdict is verdict
+
+
+@pytest.mark.parametrize(("missing", "count"), [("qr-textbook-float64", 1), (TIMING, 1)])
+def test_without_its_records_a_claim_is_not_decided(smoke, missing, count):
     records = smoke[0].records
     fewer = Records({name: r for name, r in records.items() if name != missing})
     open_claims = [
-        c for c in EXPERIMENTS["procrustes"].claims if missing in c.judge(fewer).measured
+        c
+        for c in EXPERIMENTS["procrustes"].claims
+        if c.judge(fewer).measured == f"the run {missing} is missing"
     ]
-    assert len(open_claims) == (2 if missing == TIMING else 3)
+    assert len(open_claims) == count
     assert all(c.judge(fewer).verdict is Verdict.OPEN for c in open_claims)
 
 
@@ -354,7 +387,7 @@ def test_methods_are_compared_up_to_an_iteration_that_all_recorded(smoke):
     kept = [i for i, k in enumerate(record.series("iteration")) if k < 100]
     series = {name: [y[i] for i in kept] for name, y in record.result.series.items()}
     series["iteration"][-1] += 0.5  # the others have no such point
-    cut_runs = compared(doctored(records, unit, series=series), "float32")
+    cut_runs = compared(doctored(records, unit, series=series), "float32", PROCRUSTES_METHODS)
     assert list(cut_runs) == list(PROCRUSTES_METHODS)
     for cut in cut_runs.values():
         assert cut.series("iteration")[-1] == series["iteration"][-2]
@@ -377,7 +410,7 @@ def test_a_series_that_still_falls_decides_nothing(smoke):
 def test_figures_show_every_run_in_four_panels(smoke, figure):
     run, _ = smoke
     dtype = ("float32", "float64", "float64")[figure]
-    methods = (PROCRUSTES_METHODS, PROCRUSTES_METHODS, LANDINGS)[figure]
+    methods = (PAPER_METHODS, PAPER_METHODS, LANDINGS)[figure]
     panels = EXPERIMENTS["procrustes"].figures[figure].draw(run.records).axes
     assert len(panels) == 4
     names = [("seconds", "to_optimum"), ("iteration", "to_optimum")]
@@ -393,15 +426,12 @@ def test_figures_show_every_run_in_four_panels(smoke, figure):
                 assert list(curve.get_xdata()) == list(recorded.series(x))[1:]
 
 
-@pytest.mark.parametrize(
-    ("draw", "methods"),
-    [(procrustes.draw_compared, PROCRUSTES_METHODS), (procrustes.draw_landings, LANDINGS)],
-)
-def test_figures_have_the_time_of_the_timing(smoke, draw, methods):
-    times = {m: (i + 1, 99) for i, m in enumerate((*LANDINGS, *RETRACTIONS))}
+def test_figures_have_the_time_of_the_timing(smoke):
+    times = {m: (i + 1, 99) for i, m in enumerate((*LANDINGS, *RETRACTION_NAMES))}
     records = with_times(smoke[0].records, times)
-    curves = [c for c in draw("float32", records).axes[0].get_lines() if c.get_label()[0] != "_"]
-    for method, curve in zip(methods, curves, strict=True):
+    lines = procrustes.draw_landings("float32", records).axes[0].get_lines()
+    curves = [c for c in lines if c.get_label()[0] != "_"]
+    for method, curve in zip(LANDINGS, curves, strict=True):
         iterations = records[unit_name(method, "float32")].series("iteration")
         assert list(curve.get_xdata()) == [times[method][0] * k for k in iterations[1:]]
 
@@ -412,4 +442,4 @@ def test_a_run_is_recorded_whole(smoke):
     for name, record in run.records.items():
         assert len({len(series) for series in record.result.series.values()}) == 1
         assert store.find(record.request).record == record
-        assert ("seconds" in record.result.series) == (name == TIMING)
+        assert ("seconds" in record.result.series) == (name in (TIMING, PAPER_TIMING))

@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import pytest
 
 from ortholand_lab.study.pages import filled, write_page
 from ortholand_lab.study.records import Store
 from ortholand_lab.study.report import stored_runs, write_report
 from ortholand_lab.study.runner import run_study
+from ortholand_lab.study.spec import Claim, Finding, Verdict
 
 PAGE = """# By hand
 
@@ -56,7 +59,7 @@ def test_what_is_missing_is_named_and_not_drawn(runs, store, toy):
 def test_bars_in_a_claim_do_not_end_its_cell(runs, toy):
     [run] = runs
     claim = run.study.claims[0]
-    barred = type(claim)("||X|| <= 1", claim.source, claim.check)
+    barred = type(claim)("||X|| <= 1", "beyond the paper", claim.check)
     run = type(run)(toy.experiment(claims=(barred,)), run.options, run.records, run.missing)
     assert r"| \|\|X\|\| <= 1 | " in filled(PAGE, [run], "figures")
 
@@ -68,3 +71,44 @@ def test_bars_in_a_claim_do_not_end_its_cell(runs, toy):
 def test_marks_must_name_what_is_recorded(runs, text, got):
     with pytest.raises(ValueError, match=f"must name one of summary, toy; {got}"):
         filled(text, runs, "figures")
+
+
+def test_a_claim_of_the_paper_has_a_heading_with_its_words_and_both_verdicts(runs, toy):
+    [run] = runs
+    claims = [
+        Claim.of_paper(
+            "Powers grow: always.",
+            "they grow",
+            lambda _: Finding("textbook 1", Verdict.FAILS),
+            lambda _: Finding("careful 2", Verdict.HOLDS),
+            erratum="flow",
+        ),
+        Claim.of_paper("Powers are even.", "all even", lambda _: Finding("3", Verdict.FAILS)),
+        Claim.beyond("Ours.", lambda _: Finding("4", Verdict.HOLDS)),
+    ]
+    run = replace(run, study=toy.experiment(claims=claims))
+    text = filled(PAGE, [run], "figures")
+    for part in (
+        "### Powers grow\n\n> they grow\n",
+        "| the paper's | **does not hold** | textbook 1 |\n",
+        "| ours, more careful | **holds** | careful 2 |\n",
+        "An [erratum](errata.md#flow).",
+        "| Ours. | beyond the paper | 4 | **holds** |",
+        "**2 claims of the paper, on its own baselines: 0 hold, 2 do not hold, 0 open.**",
+        "1 are errata: [flow](errata.md#flow).",
+        "Not as the paper says: [Powers are even](#powers-are-even).",
+    ):
+        assert part in text, part
+
+
+def test_a_claim_about_our_own_baselines_does_not_count_as_the_papers(runs, toy):
+    [run] = runs
+    claim = Claim.of_paper(
+        "So.",
+        "so",
+        lambda _: Finding("", Verdict.HOLDS),
+        lambda _: Finding("", Verdict.FAILS),
+    )
+    run = replace(run, study=toy.experiment(claims=[claim]))
+    assert run.verdicts() == [Verdict.HOLDS]
+    assert "1 hold, 0 do not hold" in filled(PAGE, [run], "figures")

@@ -9,7 +9,7 @@ from ortholand_lab.datasets import Dataset, Source
 from ortholand_lab.study.records import Records, Store
 from ortholand_lab.study.report import rerun_command, stored_runs, tally, write_report
 from ortholand_lab.study.runner import run_study
-from ortholand_lab.study.spec import Finding, Verdict
+from ortholand_lab.study.spec import Claim, Finding, Verdict
 
 VOID = {"meta", "link", "br", "path", "use", "rect"}
 
@@ -51,7 +51,7 @@ def test_the_page_is_well_formed_and_complete(html):
     page = Page(html)
     assert page.open == []
     tags = [tag for tag, _ in page.tags]
-    assert tags.index("table") < tags.index("svg")  # claims on top
+    assert tags.index("svg") < tags.index("table")  # the paper's figures on top
     assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in (
         page.tags
     )
@@ -135,7 +135,8 @@ def test_two_presets_in_one_folder_are_both_shown(toy, options, store, watcher):
         run_study(toy.experiment(), replace(options, preset=preset), store, watcher)
     runs = stored_runs(store, {"toy": toy.experiment()})
     page = Page(write_report(store, runs).read_text())
-    assert [tag for tag, _ in page.tags].count("svg") == 2
+    assert [tag for tag, _ in page.tags].count("figure") == 2
+    assert [tag for tag, _ in page.tags].count("svg") == 4  # and each small, on top
     ids = [a["id"] for _, a in page.tags if "id" in a]
     assert len(set(ids)) == len(ids)
 
@@ -258,3 +259,35 @@ def test_the_rerun_command_names_every_option(toy, options, store, watcher):
     assert rerun_command(run) == (
         "ortholand reproduce toy --preset quick --seed 7 --device cpu --threads 1 --out results"
     )
+
+
+def test_the_papers_figures_come_first_small_with_links_and_verdicts(html):
+    gallery = html[html.index('<div class="gallery">') : html.index("<nav>")]
+    assert 'href="#toy-quick-seed7"' in gallery
+    assert "Figure 0: Toys" in gallery
+    assert "holds: </span>1" in gallery
+    (shown,) = re.findall(r'<use href="#([^"]*)"', gallery)
+    assert f'id="{shown}"' in html[html.index("<section") :]
+
+
+def test_a_study_beyond_the_paper_is_not_among_its_figures(toy, options, store, watcher):
+    run = run_study(toy.experiment(paper_figure=""), options, store, watcher)
+    assert '<div class="gallery">' not in write_report(store, [run]).read_text()
+
+
+def test_the_papers_claims_and_ours_are_counted_apart(toy, options, store, watcher):
+    run = run_study(toy.experiment(), options, store, watcher)
+    no, yes = (lambda _, v=v: Finding("", v) for v in (Verdict.FAILS, Verdict.HOLDS))
+    claims = [
+        Claim.of_paper("A.", "a", no, yes, erratum="flow"),
+        Claim.of_paper("B.", "b", yes),
+        Claim.beyond("C.", no),
+    ]
+    html = write_report(store, [replace(run, study=toy.experiment(claims=claims))]).read_text()
+    paper, ours = (Page(p).text for p in re.findall(r'<p class="tally">.*?</p>', html))
+    assert "holds: 1" in paper
+    assert "does not hold: 1" in paper
+    assert "1 are errata: flow." in paper
+    assert "holds: 0" in ours
+    assert "does not hold: 1" in ours
+    assert "With our own, more careful baselines" in html

@@ -5,6 +5,7 @@ from functools import partial
 
 from ortholand_lab.experiments import classification
 from ortholand_lab.experiments.cifar import (
+    CIFAR_METHODS,
     EPOCH,
     PAPER,
     TRAINED,
@@ -17,6 +18,7 @@ from ortholand_lab.study.spec import Study
 
 _SHORT = replace(
     PAPER,
+    methods=CIFAR_METHODS,
     learning_rates=(0.5,),
     seeds=1,
     iterations=TRAINED,

@@ -197,11 +197,10 @@ ORTHOGONALITY = Study(
             )
             for ours, theirs in (("LandingSGD", "POGO + SGD"), ("LandingAdam", "POGO + VectorAdam"))
         ),
-        Claim(
+        Claim.beyond(
             "The exponential and Cayley retractions accumulate rounding errors and landing does "
             f"not: from step {SETTLED:,} to the last, under noise, their errors more than double "
             "and landing's, with every attraction, do not.",
-            "paper",
             only_retractions_drift,
         ),
     ),

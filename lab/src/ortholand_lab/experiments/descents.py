@@ -4,16 +4,17 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
 from ortholand.optim import LandingSGD, RiemannianSGD
-from ortholand.retractions import RETRACTIONS
 from ortholand_lab.problems import Problem
 from ortholand_lab.study.records import Record
 from ortholand_lab.study.spec import Finding
+from ortholand_lab.textbook import RETRACTION_FORMS
 
 FASTER = 1.05  # times that differ by less than this factor count as the same
 EPS = 0.5  # radius of landing's safe ball, the optimizers' default
@@ -21,8 +22,8 @@ EPS = 0.5  # radius of landing's safe ball, the optimizers' default
 
 def make_optimizer(X: nn.Parameter, method: str, lr: float, **landing: Any) -> Optimizer:
     """RiemannianSGD, if the method is a retraction, or LandingSGD with these options."""
-    if method in RETRACTIONS:
-        return RiemannianSGD([X], lr=lr, retraction=method)
+    if method in RETRACTION_FORMS:
+        return RiemannianSGD([X], lr=lr, retraction=RETRACTION_FORMS[method])
     return LandingSGD([X], lr=lr, **landing)
 
 
@@ -63,6 +64,13 @@ def growth(run: Record, series: str) -> float:
     pairs = zip(run.series("iteration"), run.series(series), strict=True)
     early = next(value for k, value in pairs if k >= max(1, first))
     return run.series(series)[-1] / max(early, sys.float_info.min)
+
+
+def late(run: Record, series: str) -> float:
+    """The median of a series over the last tenth of a run, which one fluctuation does not move."""
+    marks = run.series("iteration")
+    pairs = zip(marks, run.series(series), strict=True)
+    return median(value for k, value in pairs if k >= 0.9 * marks[-1])
 
 
 def largest(numbers: Sequence[float]) -> float:

@@ -293,24 +293,34 @@ def _list_fates(found: Mapping[tuple[float, float], str]) -> str:
 
 
 PLAM_CLAIMS = (
-    Claim("PLAM always explodes.", "paper", always_explodes),
+    Claim.of_paper(
+        "PLAM always explodes.",
+        "PLAM always explodes, while the landing algorithm always succeeds.",
+        always_explodes,
+        erratum="plam-problems",
+    ),
     Claim(
         "PLAM explodes on about three problems in four (68 to 80 %) and lands on almost one in "
         "four (17 to 29 %).",
         "correction",
         mostly_explodes,
     ),
-    Claim("Landing always succeeds: it lands on every problem.", "paper", landing_always_lands),
+    Claim.of_paper(
+        "Landing always succeeds: it lands on every problem.",
+        "PLAM always explodes, while the landing algorithm always succeeds.",
+        landing_always_lands,
+    ),
     Claim(
         "The safe step keeps every iterate of landing within eps of the manifold.",
         "correction",
         landing_stays_near,
     ),
-    Claim(
+    Claim.of_paper(
         "The example, as printed: PLAM explodes (delta > 0) or becomes singular (delta < 0) for "
         "alpha^2 < lam, stays for alpha^2 = lam, lands for alpha^2 > lam.",
-        "paper",
+        "If alpha^2 < beta, then delta(t) goes to infinity in a finite time if delta(0) > 0.",
         partial(example_goes, printed_fate),
+        erratum="plam-example",
     ),
     Claim(
         "The example, corrected: the former for 2 alpha^2 > lam; it stays for 2 alpha^2 = lam and "
@@ -318,7 +328,11 @@ PLAM_CLAIMS = (
         "correction",
         partial(example_goes, corrected_fate),
     ),
-    Claim("Landing lands from all starts of the example.", "paper", example_lands),
+    Claim.of_paper(
+        "Landing lands from all starts of the example.",
+        "such bad behavior cannot happen for the landing flow",
+        example_lands,
+    ),
 )
 
 

@@ -333,10 +333,11 @@ def _exceeds_one(what: str, ratios: Mapping[int, float]) -> Finding:
 
 
 STIEFEL_CLAIMS = (
-    Claim(
+    Claim.of_paper(
         "Where p is much smaller than n, landing is not much faster than the Cayley retraction, "
         f"whose iteration takes less than {MUCH_FASTER:.0f} times as long (smallest p).",
-        "paper",
+        "Cayley retraction can be computed by inverting a small 2p x 2p matrix. In this setting, "
+        "the landing flow might not be much faster than this retraction.",
         not_much_faster_than_cayley,
     ),
     Claim.beyond(

@@ -46,9 +46,7 @@ from ortholand.solve.options import (
     BALL_RULES,
     MOMENTUM_RULE,
     Rule,
-    check_callback,
     check_options,
-    display_from,
     is_number,
     limits_from,
 )
@@ -489,11 +487,10 @@ def minimize_sampled(
     """
     if method not in SAMPLED:
         raise ValueError(f"method must be one of {tuple(SAMPLED)}, got {method!r}.")
-    check_callback(callback)
     if lr is not None and not (is_number(lr) and 0 < lr < math.inf):
         raise ValueError(f"lr must be a number > 0, or None to have it chosen, got {lr!r}.")
     limits, rest = limits_from(options, gtol, epochs, epochs)
-    display = display_from(rest, None)
+    report = reporter(callback, limits.display)
     check_options(method, SAMPLED[method].rules, rest)
     shuffle, random = rest.pop("shuffle", True), random_from(seed)
     solver = SAMPLED[method](random, lr, epochs=limits.maxiter, **rest)
@@ -506,7 +503,7 @@ def minimize_sampled(
         objective.check_product(variables.start)
         cost = ManifoldCost(objective, objective.geometry)
         run = Run(cost, limits)
-        loop = Loop(run, solver, reporter(callback, display))
+        loop = Loop(run, solver, report)
         first = cost.at(variables.start)
         check_first(first)
         status = loop.from_point(cost.on_manifold(first))

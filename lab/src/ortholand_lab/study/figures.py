@@ -42,6 +42,14 @@ METHOD_STYLES: dict[str, MethodStyle] = {
     "trivialization-adam": MethodStyle("trivialization, Adam", "#A6611A", (0, (3, 1, 1, 1))),
     "trivialization-rmsprop": MethodStyle("trivialization, RMSprop", "#8A8A00", (0, (2, 2, 1, 2))),
 }
+METHOD_STYLES |= {  # as the paper has them, drawn alike
+    f"{method}{form}": style._replace(label=f"{style.label} ({form[1:]})")
+    for form, names in {
+        "-textbook": ("exponential", "polar", "cayley", "qr"),
+        "-identity": tuple(m for m in METHOD_STYLES if m.startswith("trivialization")),
+    }.items()
+    for method, style in ((m, METHOD_STYLES[m]) for m in names)
+}
 # Variants have the colour of their method; anything that is not a method is black or grey.
 VARIANT_STYLES: dict[str, MethodStyle] = {
     "landing-after": MethodStyle("landing: move, then land", "#0072B2", (0, (1, 1))),

@@ -14,14 +14,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ortholand_lab.study.records import MissingRecordError, Store, write_atomically
-from ortholand_lab.study.report import FIGURES, duration, markdown_table, rerun_command
+from ortholand_lab.study.report import (
+    FIGURES,
+    duration,
+    markdown_table,
+    of_paper,
+    rerun_command,
+)
 from ortholand_lab.study.runner import Run
 from ortholand_lab.study.spec import Claim, Finding, Verdict
 
 SUMMARY = "summary"
-SOURCES = ("paper", "correction", "beyond the paper")  # in the order of the summary's columns
+COLUMNS = ("claims of the paper", "our corrections, and claims beyond it")
 MOST_NAMED = 8  # units that are missing
 SHORT = {Verdict.HOLDS: "hold", Verdict.FAILS: "fail", Verdict.OPEN: "open"}
+LONG = {**SHORT, Verdict.FAILS: "do not hold"}
 _BLOCK = re.compile(r"(<!-- records: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -61,18 +68,40 @@ def _check_marks(marked: Sequence[str], parts: Mapping[str, str]) -> None:
 
 
 def summary(runs: Sequence[Run]) -> str:
-    """A row for each study: how many claims of each kind got each verdict, and the time it took."""
-    rows = [["", *SOURCES, "time, one thread"]]
+    """How many claims of the paper hold, and of ours; then a row for each study.
+
+    The paper's are judged on the paper's baselines, and on ours beside them.
+    """
+    rows = [["", *COLUMNS, "time, one thread"]]
     for run in runs:
-        findings = run.findings()
-        if findings:
+        if run.study.claims:
             name = f"[{run.study.name}](#{run.study.name})"
-            cells = [_counts([f.verdict for c, f in findings if c.source == s]) for s in SOURCES]
-            rows.append([name, *cells, duration(run.seconds)])
+            rows.append([name, *_cells(run.findings()), duration(run.seconds)])
     everything = [pair for run in runs for pair in run.findings()]
-    cells = [_counts([f.verdict for c, f in everything if c.source == s]) for s in SOURCES]
     total = duration(sum(run.seconds for run in runs if run.study.claims))
-    return markdown_table([*rows, ["all", *cells, total]])
+    return f"{_counted(runs)}\n\n{markdown_table([*rows, ['all', *_cells(everything), total]])}"
+
+
+def _counted(runs: Sequence[Run]) -> str:
+    """The claims of the paper in words: how many fail, and which of these are errata."""
+    found = [(run, *pair) for run in runs for pair in of_paper(run)]
+    verdicts = [finding.verdict for *_, finding in found]
+    failing = [(run, claim) for run, claim, finding in found if finding.verdict is Verdict.FAILS]
+    errata = [f"[{c.erratum}](errata.md#{c.erratum})" for _, c in failing if c.erratum]
+    others = [f"[{claim_heading(c)}](#{slug(c)})" for _, c in failing if not c.erratum]
+    counts = ", ".join(f"{verdicts.count(v)} {LONG[v]}" for v in Verdict)
+    lines = [f"**{len(verdicts)} claims of the paper, on its own baselines: {counts}.**"]
+    if errata:
+        lines.append(f"Of those that do not hold, {len(errata)} are errata: {', '.join(errata)}.")
+    if others:
+        lines.append(f"Not as the paper says: {'; '.join(others)}.")
+    return " ".join(lines)
+
+
+def _cells(findings: Sequence[tuple[Claim, Finding]]) -> list[str]:
+    paper = [f.verdict for c, f in findings if c.source == "paper"]
+    ours = [f.verdict for c, f in findings if c.source != "paper"]
+    return [_counts(paper), _counts(ours)]
 
 
 def _counts(verdicts: Sequence[Verdict]) -> str:
@@ -80,18 +109,54 @@ def _counts(verdicts: Sequence[Verdict]) -> str:
 
 
 def section(run: Run, figures: str) -> str:
-    """Claims, tables and figures of a run, and how it was made."""
-    claims = [_claim_row(claim, finding) for claim, finding in run.findings()]
-    parts = [markdown_table([["claim", "of", "measured", "verdict"], *claims])] if claims else []
+    """A heading for each claim of the paper, our claims, tables and figures, and their origin."""
+    parts = [_paper_claim(run, claim, finding) for claim, finding in of_paper(run)]
+    claims = [_claim_row(c, finding) for c, finding in run.findings() if c.source != "paper"]
+    if claims and parts:
+        parts.append("### Our own claims\n")
+    parts += [markdown_table([["claim", "of", "measured", "verdict"], *claims])] if claims else []
     parts += [f"{spec.title}:\n\n{markdown_table(rows)}" for spec, rows in run.tables()]
     parts.append(_origin(run))
     parts += [_figure(run, name, caption, figures) for name, caption in _drawn(run)]
     return "\n".join(parts)
 
 
+def _paper_claim(run: Run, claim: Claim, finding: Finding) -> str:
+    """The paper's words, its setting, and the verdicts: on the paper's baselines and on ours."""
+    careful = claim.judge_careful(run.records)
+    rows = [["baselines", "verdict", "measured"], ["the paper's", *_verdict(finding)]]
+    rows += [["ours, more careful", *_verdict(careful)]] if careful else []
+    words = f"> {claim.words}\n\n" if claim.words else ""
+    erratum = f" An [erratum](errata.md#{claim.erratum})." if claim.erratum else ""
+    where = run.study.paper_figure or "beyond its figures"
+    command = f"`{rerun_command(run)}`"
+    return (
+        f"### {claim_heading(claim)}\n\n{words}{markdown_table(rows)}\n"
+        f"Checked: {claim.statement}{erratum} {where}; {command}\n"
+    )
+
+
+def _verdict(finding: Finding) -> list[str]:
+    return [f"**{finding.verdict.value}**", _cell(finding.measured)]
+
+
+def claim_heading(claim: Claim) -> str:
+    """A claim in a few words: what its statement says before a colon or brackets."""
+    return re.split(r":| \(|, by more than", claim.statement)[0].rstrip(".")
+
+
+def slug(claim: Claim) -> str:
+    """The anchor that a claim's heading has in Markdown."""
+    kept = re.sub(r"[^a-z0-9 _-]", "", claim_heading(claim).lower())
+    return kept.replace(" ", "-")
+
+
 def _claim_row(claim: Claim, finding: Finding) -> list[str]:
-    cells = (claim.statement, claim.source, finding.measured, f"**{finding.verdict.value}**")
-    return [cell.replace("|", "\\|") for cell in cells]
+    return [_cell(claim.statement), claim.source, _cell(finding.measured), _verdict(finding)[0]]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def _origin(run: Run) -> str:

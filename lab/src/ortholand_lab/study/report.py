@@ -1,5 +1,6 @@
 """One HTML file with claims, figures, settings and machine: no network, from the records alone."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
@@ -15,7 +16,7 @@ from ortholand_lab.study.records import (
     write_atomically,
 )
 from ortholand_lab.study.runner import Run, collect
-from ortholand_lab.study.spec import AnyStudy, FigureSpec, TableSpec, Verdict
+from ortholand_lab.study.spec import AnyStudy, Claim, FigureSpec, Finding, TableSpec, Verdict
 from ortholand_lab.study.workers import do_side_by_side
 
 FILE_NAME = "report.html"
@@ -93,11 +94,9 @@ def write_report(store: Store, runs: Sequence[Run], processes: int = 1) -> Path:
         )
     else:
         drawn = {drawing.stem: drawing.do() for drawing in drawings}
-    sections = [
-        _section(run, [drawn[_stem(spec, run)] for spec in run.study.figures]) for run in runs
-    ]
+    figures = [[drawn[_stem(spec, run)] for spec in run.study.figures] for run in runs]
     path = store.root / FILE_NAME
-    write_atomically(path, _page(runs, sections).encode())
+    write_atomically(path, _page(runs, figures).encode())
     return path
 
 
@@ -125,7 +124,7 @@ def _stem(spec: FigureSpec | TableSpec, run: Run) -> str:
 # The page, from the outside in. Everything that is not markup goes through escape().
 
 
-def _page(runs: Sequence[Run], sections: Sequence[str]) -> str:
+def _page(runs: Sequence[Run], figures: Sequence[Sequence[Drawn]]) -> str:
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -141,21 +140,70 @@ def _page(runs: Sequence[Run], sections: Sequence[str]) -> str:
 <h1>The landing algorithm: the paper’s experiments</h1>
 <p>P. Ablin and G. Peyré, <em>Fast and accurate optimization on the orthogonal manifold without
 retraction</em>, 2022, run again with ortholand.</p>
-<p class="tally">{_chips([v for run in runs for v in run.verdicts()], words=True)}</p>
-{_data_notices(runs)}
+{_tallies(runs)}{_data_notices(runs)}
 </header>
+{_gallery(runs, figures)}
 {_contents(runs)}
 <h2 id="claims">Claims</h2>
 <table class="claims">
 <thead><tr><th>Claim</th><th>Measured</th><th>Verdict</th></tr></thead>
 {"".join(_claims(run) for run in runs)}</table>
-{"".join(sections)}
+{"".join(map(_section, runs, figures))}
 <h2 id="machine">Machine</h2>
 {_machines(runs)}
 </main>
 </body>
 </html>
 """
+
+
+def of_paper(run: Run) -> list[tuple[Claim, Finding]]:
+    """The claims of the paper among those of a run."""
+    return [(claim, finding) for claim, finding in run.findings() if claim.source == "paper"]
+
+
+def _tallies(runs: Sequence[Run]) -> str:
+    """The paper's claims, with the errata among those that do not hold; and apart, ours."""
+    paper = [pair for run in runs for pair in of_paper(run)]
+    ours = [f.verdict for run in runs for c, f in run.findings() if c.source != "paper"]
+    errata = [c.erratum for c, f in paper if c.erratum and f.verdict is Verdict.FAILS]
+    named = f"Of those that do not hold, {len(errata)} are errata: {', '.join(errata)}."
+    lines = [
+        ("The paper’s claims, on its own baselines", [f.verdict for _, f in paper]),
+        ("Corrections of it, and claims beyond it", ours),
+    ]
+    return "".join(
+        f'<p class="tally"><span class="what">{what}</span> {_chips(verdicts, words=True)}'
+        f"{f'<br>{escape(named)}' if errata and verdicts is not ours else ''}</p>\n"
+        for what, verdicts in lines
+        if verdicts
+    )
+
+
+def _gallery(runs: Sequence[Run], figures: Sequence[Sequence[Drawn]]) -> str:
+    """The paper's figures, small, with the verdicts on what it says of them; each is a link."""
+    cards = [
+        _card(run, next((figure for figure in drawn if figure.svg), drawn[0]))
+        for run, drawn in zip(runs, figures, strict=True)
+        if run.study.paper_figure and drawn
+    ]
+    return f'<div class="gallery">\n{"".join(cards)}</div>' if cards else ""
+
+
+def _card(run: Run, drawn: Drawn) -> str:
+    """The figure further down again, without a copy of it."""
+    box = re.search(r'viewBox="[^"]*"', drawn.svg)
+    picture = (
+        f'<svg {box[0]} aria-hidden="true"><use href="#{drawn.stem}-figure_1"/></svg>'
+        if box
+        else '<span class="undrawn">not drawn: runs are missing</span>'
+    )
+    verdicts = _chips([finding.verdict for _, finding in of_paper(run)])
+    return (
+        f'<a class="card" href="#{_anchor(run)}">{picture}\n'
+        f"<span>{escape(run.study.paper_figure)}: {escape(run.study.title)}</span> "
+        f'<span class="where">{escape(_options(run))}</span> {verdicts}</a>\n'
+    )
 
 
 def _chips(verdicts: Sequence[Verdict], *, words: bool = False) -> str:
@@ -206,7 +254,7 @@ def _contents(runs: Sequence[Run]) -> str:
 def _claims(run: Run) -> str:
     rows = "".join(
         f'<tr><td>{escape(claim.statement)} <span class="source">{escape(claim.source)}</span></td>'
-        f'<td data-label="Measured">{escape(finding.measured)}</td>'
+        f'<td data-label="Measured">{escape(finding.measured)}{_careful(run, claim)}</td>'
         f'<td class="{CLASSES[finding.verdict]}"><span aria-hidden="true">'
         f"{MARKS[finding.verdict]}</span> {finding.verdict.value}</td></tr>\n"
         for claim, finding in run.findings()
@@ -217,6 +265,18 @@ def _claims(run: Run) -> str:
         f'<tbody id="claims-{_anchor(run)}">\n'
         f'<tr><th class="group" colspan="3" scope="rowgroup">{heading}</th></tr>\n'
         f"{rows}</tbody>\n"
+    )
+
+
+def _careful(run: Run, claim: Claim) -> str:
+    """What is measured with our own baselines, below what is with the paper's."""
+    finding = claim.judge_careful(run.records)
+    if finding is None:
+        return ""
+    return (
+        f'<br><span class="where">With our own, more careful baselines: '
+        f'<b class="{CLASSES[finding.verdict]}">{finding.verdict.value}</b>. '
+        f"{escape(finding.measured)}</span>"
     )
 
 
@@ -433,6 +493,14 @@ summary { cursor: pointer; }
 .notice { background: var(--notice); border-left: 4px solid #e69f00; padding: .5rem 1rem; }
 figure { margin: 1.5rem 0; }
 figure svg { display: block; width: 100%; height: auto; }
+.tally .what { font-weight: 600; margin-right: .6rem; }
+.gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); gap: 1rem;
+  margin: 1.5rem 0; }
+.card { display: block; border: 1px solid var(--line); border-radius: .4rem; padding: .6rem;
+  color: inherit; text-decoration: none; font-size: .88rem; }
+.card:hover { border-color: var(--link); }
+.card svg, .undrawn { display: block; width: 100%; height: 11rem; margin-bottom: .4rem; }
+.undrawn { color: var(--soft); height: auto; }
 figcaption { font-size: .88rem; margin-top: .4rem; }
 pre { background: var(--pale); padding: .7rem 1rem; white-space: pre-wrap;
   overflow-wrap: anywhere; }
@@ -440,7 +508,8 @@ pre { background: var(--pale); padding: .7rem 1rem; white-space: pre-wrap;
   :root { --paper: #15181b; --ink: #e4e6e8; --soft: #a3a9af; --line: #3a4046; --pale: #1f2428;
     --link: #7cc4f4; --holds: #5fd3a6; --fails: #ff9d66; --open: #a3a9af; --notice: #332a12; }
   /* White becomes the page's colour and black light, while hues stay those of the methods. */
-  figure svg { filter: invert(.93) hue-rotate(180deg) brightness(1.25); mix-blend-mode: lighten; }
+  figure svg, .card svg { filter: invert(.93) hue-rotate(180deg) brightness(1.25);
+    mix-blend-mode: lighten; }
 }
 @media (max-width: 640px) {
   .settings, .units { width: 100%; min-width: 0; }

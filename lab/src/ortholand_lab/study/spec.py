@@ -60,12 +60,35 @@ class Finding:
 class Claim:
     """A statement that is checked on the records.
 
-    ``source``: the paper as printed; a correction of it (docs/results/errata.md); or beyond it.
+    Args:
+        statement: what is checked.
+        source: the paper as printed; a correction of it (docs/results/errata.md); or beyond it.
+        check: what the records say. A claim of the paper is checked on the paper's baselines:
+            textbook retractions, and trivializations from the identity.
+        words: what the paper says, literally.
+        careful: the same check on our baselines, which are more careful than the paper's.
+        erratum: the name in docs/results/errata.md, if the paper's statement needs a correction.
     """
 
     statement: str
     source: Literal["paper", "correction", "beyond the paper"]
     check: Callable[[Records], Finding]
+    words: str = ""
+    careful: Callable[[Records], Finding] | None = None
+    erratum: str = ""
+
+    @classmethod
+    def of_paper(
+        cls,
+        statement: str,
+        words: str,
+        check: Callable[[Records], Finding],
+        careful: Callable[[Records], Finding] | None = None,
+        *,
+        erratum: str = "",
+    ) -> "Claim":
+        """A claim that the paper makes in these words."""
+        return cls(statement, "paper", check, words, careful, erratum)
 
     @classmethod
     def beyond(cls, statement: str, check: Callable[[Records], Finding]) -> "Claim":
@@ -74,10 +97,18 @@ class Claim:
 
     def judge(self, records: Records) -> Finding:
         """What the records say; not decided if one is missing."""
-        try:
-            return self.check(records)
-        except MissingRecordError as missing:
-            return Finding(str(missing), Verdict.OPEN)
+        return _judge(self.check, records)
+
+    def judge_careful(self, records: Records) -> Finding | None:
+        """What they say of our own baselines, if the claim is about baselines."""
+        return _judge(self.careful, records) if self.careful else None
+
+
+def _judge(check: Callable[[Records], Finding], records: Records) -> Finding:
+    try:
+        return check(records)
+    except MissingRecordError as missing:
+        return Finding(str(missing), Verdict.OPEN)
 
 
 @dataclass(frozen=True)
