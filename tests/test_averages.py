@@ -176,3 +176,14 @@ def test_what_cannot_be_averaged():
         AveragedModel(model, orthogonal=ol.LandingSGD(groups, lr=0.1))
     with pytest.raises(ValueError, match="Groups state their own constraints"):
         AveragedModel(model, orthogonal=ol.param_groups(model, "0"), scale=2.0)
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (256, 256), (300, 128)])
+def test_larger_matrices_are_as_near_as_they_can_be_stored(shape):
+    model = nn.Linear(*shape, bias=False)
+    average = AveragedModel(ol.orthogonal(model))
+    for seed in range(3):
+        ol.orthogonal(model, init="random", seed=seed)
+        average.update_parameters(model)
+    assert ol.orthogonality_error(average.module) < 1e-5
+    assert not average.module.weight.grad_fn

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer, swa_utils
 
+from ortholand.geometry.matrices import has_float64, wide_dtype
 from ortholand.geometry.scales import Scale
 from ortholand.geometry.views import Blocks, ViewName
 from ortholand.optim.options import CONSTRAINT
@@ -70,12 +72,18 @@ class AveragedModel(swa_utils.AveragedModel):
         self._landed = _named_groups(model, orthogonal, view=view, blocks=blocks, scale=scale)
         super().__init__(model, device, avg_fn, multi_avg_fn, use_buffers)
 
+    @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
         """Average in the weights of the model, and land."""
         super().update_parameters(model)
         for names, constraint in self._landed:
-            weights = [(name, self.module.get_parameter(name)) for name in names]
-            orthogonalize_([{**constraint, "params": weights}])
+            averages = [self.module.get_parameter(name) for name in names]
+            # A singular value decomposition in float32 rounds by more than storage does.
+            exact = [X.to(wide_dtype(X)) if has_float64(X) else X for X in averages]
+            named = list(zip(names, exact, strict=True))
+            orthogonalize_([{**constraint, "params": named}])
+            for average, X in zip(averages, exact, strict=True):
+                average.copy_(X)
 
 
 def _named_groups(

@@ -74,10 +74,10 @@ def marks_on(parameters: Collection[Tensor]) -> dict[Tensor, Options]:
         for name, options in record.marks.items():
             p = record.parameters.get(name)
             if p is not None and p in parameters and found.setdefault(p, options) != options:
+                one, other = sorted((found[p], options), key=repr)  # records have no order
                 raise ValueError(
                     f"A weight has one mark, but {name!r} of shape {tuple(p.shape)} is shared by "
-                    f"modules that mark it with {found[p]} and {options}. Mark it once, or "
-                    "identically."
+                    f"modules that mark it with {one} and {other}. Mark it once, or identically."
                 )
             if p is None and any(q in parameters for q in record.ingredients(name)):
                 raise ValueError(

@@ -55,13 +55,21 @@ def test_plain():
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.parametrize("every", [1, None])
-def test_lightning(tmp_path, every):
+def test_lightning(tmp_path, every, monkeypatch):
     pytest.importorskip("lightning")
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.loggers import CSVLogger
     from torch.utils.data import DataLoader, TensorDataset
 
-    from ortholand.integrations.lightning import OrthogonalityMonitor
+    from ortholand.integrations import lightning
+
+    calls = []
+
+    def counted(*optimizers):
+        calls.append(optimizers)
+        return measurements(*optimizers)
+
+    monkeypatch.setattr(lightning, "measurements", counted)
 
     class Module(LightningModule):
         def __init__(self):
@@ -77,7 +85,7 @@ def test_lightning(tmp_path, every):
     trainer = Trainer(
         accelerator="cpu",
         max_epochs=1,
-        callbacks=[OrthogonalityMonitor(every)],
+        callbacks=[lightning.OrthogonalityMonitor(every)],
         logger=CSVLogger(tmp_path),
         log_every_n_steps=4,
         enable_checkpointing=False,
@@ -90,6 +98,20 @@ def test_lightning(tmp_path, every):
     lines = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text().splitlines()
     assert set(lines[0].split(",")) >= NAMES
     assert len(lines) == 1 + 3
+    trainer = Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        callbacks=[lightning.OrthogonalityMonitor(1)],
+        accumulate_grad_batches=3,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    assert len(calls) == (12 if every else 3)
+    calls.clear()
+    trainer.fit(Module(), DataLoader(TensorDataset(*data()), batch_size=8))
+    assert len(calls) == 4  # once for each step
 
 
 @pytest.mark.usefixtures("_forget_the_accelerator")

@@ -141,11 +141,12 @@ def test_the_settings_are_the_options_of_the_c_structure():
     names = [n.strip() for line in fields.split(";") for n in line.split(" ", 1)[-1].split(",")]
     flat = [name.split()[-1] for name in names if name]
     numbers = "lr scale lam eps aim farthest omega momentum dampening beta1 beta2 adam_eps"
-    choices = "attraction rule maximize moments nesterov kernels threads"
+    choices = "attraction rule maximize moments nesterov threads"
     assert flat == [*numbers.split(), *choices.split()]
     optimizer = ol.LandingSGD([nn.Parameter(torch.eye(3))], lr=0.25, lam=3.0, maximize=True)
     sent = compiled._settings(optimizer.plan(optimizer.param_groups[0])).tolist()
-    assert len(sent) == len(flat) - 1  # torch says how many threads there are
+    assert len(sent) == len(flat) - 1 + 3  # torch says how many threads there are; then the view
+    assert sent[-3:] == [0, 1, 1]
     assert (sent[0], sent[2], sent[14]) == (0.25, 3.0, 1.0)
 
 

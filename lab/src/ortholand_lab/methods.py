@@ -167,7 +167,8 @@ def prepare(
         for name in moving if from_identity else ():
             module, attribute = _place(model, name)
             chain = module.get_submodule(f"parametrizations.{attribute}")
-            chain.register_module("0", MatrixExponential())
+            assert isinstance(chain, nn.ModuleList)
+            chain[0] = MatrixExponential()
         groups = [_for_torch(group) for group in groups]
     optimizer = _OPTIMIZERS[method](groups, lr=lr)
     return Trainee(model, optimizer, tuple(_place(model, name) for name in chosen), view)

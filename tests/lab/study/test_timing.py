@@ -3,11 +3,12 @@
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
-from time import perf_counter, sleep
+from time import perf_counter, process_time, sleep
 
 import pytest
 import torch
 
+from ortholand_lab.study.environment import torch_threads
 from ortholand_lab.study.records import Record, Request, RunOptions
 from ortholand_lab.study.spec import Context
 from ortholand_lab.study.timing import (
@@ -84,10 +85,17 @@ def test_the_warm_up_takes_nothing_from_the_seconds():
     assert len(time_in_turn({"a": slow_at_first}, repetitions=1, seconds=0.05)["a"]) > 1
 
 
+def compute(seconds):
+    """Keep the processor busy, whatever else it does."""
+    end = process_time() + seconds
+    while process_time() < end:
+        pass
+
+
 def test_what_prepares_an_action_is_not_timed():
     actions = {
-        "a": Action(lambda: None, lambda: sleep(0.003)),
-        "b": Action(lambda: sleep(0.003)),
+        "a": Action(lambda: None, lambda: compute(0.003)),
+        "b": Action(lambda: compute(0.003)),
     }
     seconds = time_in_turn(actions, repetitions=4)
     assert min(seconds["a"]) < 0.003 <= min(seconds["b"])
@@ -109,7 +117,7 @@ NAPS = Timing((Nap("short", 0.0), Nap("long", 0.004), Nap("long", 0.012, size=2)
 
 def nap_again(run, context):
     assert context.seed == CONTEXT.seed
-    return Action(lambda: sleep(run.seconds))
+    return Action(lambda: compute(run.seconds))
 
 
 def test_a_timing_is_a_unit_that_runs_alone():
@@ -167,3 +175,10 @@ def test_another_clock_may_tell_the_time():
     readings = iter(range(100))
     times = time_in_turn({"a": Action(lambda: None)}, repetitions=3, clock=lambda: next(readings))
     assert times == {"a": [1, 1, 1]}
+
+
+@pytest.mark.parametrize(("threads", "slept"), [(1, False), (2, True)])
+def test_one_thread_is_timed_by_the_processor_which_waiting_does_not_use(threads, slept):
+    with torch_threads(threads):
+        times = time_in_turn({"nap": Action(lambda: sleep(0.05))}, repetitions=3)
+    assert (min(times["nap"]) > 0.04) == slept

@@ -36,7 +36,7 @@ def time_in_turn(
     seconds: float = 0.0,
     warm_up: int = 1,
     device: torch.device | None = None,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = None,
     tick: Callable[[int], None] = lambda _: None,
 ) -> dict[str, list[float]]:
     """Seconds of each repetition of each action.
@@ -50,11 +50,13 @@ def time_in_turn(
         seconds: more repetitions are made while they fit in this time.
         warm_up: repetitions before, which pay for set-up and do not count.
         device: where they compute.
-        clock: the clock; ``time.process_time`` on a shared machine, where a
-            long action is interrupted more often than a short one.
+        clock: the clock. By default ``time.process_time`` where one thread of a CPU does all the
+            work: on a shared machine a long action is interrupted more often than a short one.
         tick: called after each round.
     """
-    stopwatch = Stopwatch(device or torch.device("cpu"), clock)
+    device = device or torch.device("cpu")
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    stopwatch = Stopwatch(device, clock or (time.process_time if alone else time.perf_counter))
     times: dict[str, list[float]] = {name: [] for name in actions}
     names, shuffle = list(actions), random.Random(0).shuffle
     start, rounds = time.perf_counter(), -warm_up

@@ -10,7 +10,8 @@ A weight takes one of five routes, by its shape, its view and how it is sharded:
 - *owners*: square matrices, whose momentum has no form local to rows, matrices whose step has no
   Gram form, and others where that moves less (:mod:`ortholand.sharding.costs`). An all-to-all
   gathers each on one rank, a different one for each, which takes the step of a single process.
-- *everywhere*: weights sharded along several dimensions of a mesh. Each rank gathers everything.
+- *everywhere*: weights sharded along several dimensions of a mesh, and blocks or vectors that are
+  not whole on their ranks. Each rank gathers everything.
 
 State is sharded like its weight, or equal on all ranks, and has the same shape as in a single
 process. Every rank must step the same parameters in the same order.

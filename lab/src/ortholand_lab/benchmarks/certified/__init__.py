@@ -231,9 +231,15 @@ def draw(records: Records) -> Figure:
         ]
         axes.plot([255 * r for r in ATTACKED_RADII], attacked, "o", **look, markersize=5)
     axes.set(xlabel="radius, units of 1/255", ylabel="certified accuracy (dots: under attack)")
+    shown = [255 * r for m in methods(records) for r in _radii_above(finals(records, m), 0.005)]
+    axes.set_xlim(0, max(shown, default=1.0))
     axes.set_ylim(bottom=0)
     add_legend(figure, axes, 3)
     return figure
+
+
+def _radii_above(runs: Sequence[Record], share: float) -> list[float]:
+    return [r for r, y in zip(RADII, _means(runs, "certified"), strict=True) if y > share]
 
 
 def _means(runs: Sequence[Record], series: str) -> list[float]:

@@ -319,6 +319,8 @@ CURVES = {  # name of the step -> colour, line
 def draw(kind: str, label: str, records: Records) -> Figure:
     """Time of one step at each point of a curve."""
     points = sorted((int(unit.split("-")[1]), unit) for unit in records if unit.startswith(kind))
+    if not points:
+        raise MissingRecordError(f"no {kind} is recorded")
     figure = Figure(figsize=(7.2, 4.6))
     axes: Axes = figure.subplots()
     for name, (colour, line) in CURVES.items():
