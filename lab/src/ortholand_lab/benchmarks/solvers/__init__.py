@@ -232,6 +232,8 @@ def newton_gets_there(records: Records) -> Finding:
     if not records:
         return Finding("no problem was run", Verdict.OPEN)
     runs = {name: runs_of(records[name], 1e-10).get(NEWTON, []) for name in records}
+    if all(NEWTON not in record.configuration["solvers"] for record in records.values()):
+        return Finding("it was not run", Verdict.OPEN)
     shares = {
         name: (sum(bool(run.reached) for run in one), records[name].configuration["seeds"])
         for name, one in runs.items()
