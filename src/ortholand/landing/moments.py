@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -236,12 +237,15 @@ class AdamMoments:
 
     def length_read(self, norm: Tensor, p: int, state: State) -> tuple[float, State]:
         """:meth:`length` of one matrix on the CPU."""
-        beta1, beta2, step = *map(float, self.betas), float(state["step"]) + 1
-        mean = min(float(norm), 1e18 * math.sqrt(p)) ** 2 / p
-        square = beta2 * float(state["exp_avg_sq"]) + (1 - beta2) * mean
-        root = math.sqrt(square / (1 - beta2**step)) + float(self.eps)
+        numbers = (*self.betas, state["step"], state["exp_avg_sq"])
+        beta1, beta2, step, old = map(np.float64, map(float, numbers))
+        step, mean = step + 1, min(float(norm), 1e18 * math.sqrt(p)) ** 2 / p
+        with np.errstate(all="ignore"):  # Python would raise where a state is none of Adam's
+            square = beta2 * old + (1 - beta2) * mean
+            root = np.sqrt(square / (1 - beta2**step)) + float(self.eps)
+            length = float(1 / (root * (1 - beta1**step)))
         new = norm.new_tensor([square, step])
-        return 1 / (root * (1 - beta1**step)), {"exp_avg_sq": new[0], "step": new[1]}
+        return length, {"exp_avg_sq": new[0], "step": new[1]}
 
     def gram_step(
         self, options: LandingOptions, X: Tensor, G: Tensor, state: State, rows: Rows
