@@ -172,7 +172,7 @@ def frobenius_norm(M: Tensor) -> Tensor:
 
     Squares of float32 entries overflow from 1e19, so they are summed in float64.
     """
-    if not has_float64(M):
+    if M.device.type in WITHOUT_FLOAT64:
         return bounded_norm(M)
     wide = wide_dtype(M)
     if M.numel() <= WIDENED_AT_ONCE or not in_parts(M):
@@ -198,7 +198,7 @@ def parts(M: Tensor) -> tuple[Tensor, ...]:
 
 def sum_dtype(M: Tensor) -> torch.dtype | None:
     """The type in which real numbers are summed: float64 if the device has it."""
-    return torch.float64 if has_float64(M) else None
+    return None if M.device.type in WITHOUT_FLOAT64 else torch.float64
 
 
 WITHOUT_FLOAT64 = {"mps"}  # types of devices
@@ -206,7 +206,7 @@ WITHOUT_FLOAT64 = {"mps"}  # types of devices
 
 def has_float64(M: Tensor) -> bool:
     """Whether the matrix's device knows float64."""
-    return M.device.type not in WITHOUT_FLOAT64
+    return sum_dtype(M) is not None
 
 
 def wide_dtype(M: Tensor) -> torch.dtype:
