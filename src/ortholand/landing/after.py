@@ -94,11 +94,10 @@ class After(Attraction):
         norm = norm_from(square, gram)
         start = Start(options.lr, norm, options, D, gram.d, W, gram.tangency_error, gram.unknown)
         t = start.trial(norm)
-        S = sym(W @ D)
-        E = D + times(t, S) + times(t.square(), square)
+        E = D + times(t, sym(W @ D)) + times(t.square(), square)
         q = (1 + trace(E) / D.shape[-1]).clamp(min=1)
         E.diagonal(dim1=-2, dim2=-1).sub_((q - 1)[..., None])
-        share, shrink, F, taken, limited = start.settle(t, E, q, S)
+        share, shrink, F, taken, limited = start.settle(t, E, q)
         t = per_matrix(t, D) if share is None else per_matrix(t, D) * share
         N = landing_of(F, options.landings) * (shrink / -2)
         N = N + (shrink - 1) * identity_like(D)  # the landed point is Y (I + N)
@@ -158,7 +157,7 @@ class Start(NamedTuple):
         safe = largest_root(bound, -self.error, self.options.limit - self.d)
         return at_most(self.lr, safe)
 
-    def settle(self, t: Tensor, C: Tensor, q: Tensor, S: Tensor | None = None) -> tuple[Any, ...]:
+    def settle(self, t: Tensor, C: Tensor, q: Tensor) -> tuple[Any, ...]:
         """How much of a trial move by t is taken, from the residual that it has reached.
 
         That is its share (None: all), ``q^(-1/2)``, ``F = Y^H Y / q - I`` where it ends, which
@@ -166,8 +165,8 @@ class Start(NamedTuple):
 
         If only a share theta is, the residual is ``D + theta Q + theta^2 P``, ``Q = t Sym(W D)``
         (zero for square X), and the mean that is taken off before landing is theta^2 times that
-        of the trial move. ``S`` is ``Sym(W D)`` if it is known, ``C`` is ``Y^H Y - q I`` after the
-        trial move, whose memory is used, and q the mean squared singular value of Y, at least 1.
+        of the trial move. ``C`` is ``Y^H Y - q I`` after it, whose memory is used, and q the mean
+        squared singular value of Y, at least 1.
         """
         (lr, norm, options, D, d, W, error, unknown) = self
         length = t * norm
@@ -180,9 +179,9 @@ class Start(NamedTuple):
         if unknown is not None:
             reached = torch.addcmul(reached, t.square(), unknown)
         delta = torch.maximum(d.clamp(max=options.eps), below)
-        P, drift, limit = reached + delta, None, options.limit
+        P, S, drift, limit = reached + delta, None, None, options.limit
         if W is not None:
-            S = sym(W @ D) if S is None else S
+            S = sym(W @ D)
             drift = t * torch.add(frobenius_norm(S), error, alpha=2 * (1 + 2 / limit))
             P = P + drift
         share = share_of_tangent_move(torch.minimum(P, added), drift, limit - delta)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ortholand.geometry.derivatives import multiplier
+from ortholand.geometry.derivatives import multiplier_from
 from ortholand.geometry.matrices import (
     add_identity,
     add_product,
@@ -64,10 +64,13 @@ class Coefficients(NamedTuple):
 
 
 def gram_without_multiplier(
-    D: Tensor, M: Tensor, T: Tensor, roundoff: float
+    D: Tensor, L: Tensor, M: Tensor, T: Tensor, roundoff: float
 ) -> tuple[Gram, Tensor]:
-    """The Gram matrices of ``B - X K``, ``K = Sym(S^-1 X^H B)``, from those of B; and K."""
-    K, size = multiplier(D, M), trace(T).sqrt()
+    """The Gram matrices of ``B - X K``, ``K = Sym(S^-1 X^H B)``, from those of B; and K.
+
+    L is the Cholesky factor of S.
+    """
+    K, size = multiplier_from(L, M), trace(T).sqrt()
     SK = add_product(K, D, K)
     KM = K @ M
     T = sym(T - KM - KM.mH + K @ SK)

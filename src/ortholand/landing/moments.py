@@ -15,7 +15,12 @@ import torch
 from torch import Tensor
 
 from ortholand.fields import product_roundoff
-from ortholand.geometry.derivatives import multiplier, relative_gradient, remove_normal
+from ortholand.geometry.derivatives import (
+    gram_factor,
+    multiplier_from,
+    relative_gradient,
+    remove_normal,
+)
 from ortholand.geometry.matrices import (
     add_product,
     add_product_,
@@ -167,12 +172,13 @@ class Momentum(Buffered):
                 # The first gradient enters whole, as in torch; no nesterov with dampening.
                 first = 1 - sums.others[-1].real.clamp(max=1).double()
                 unit = unit + first * (1 / (1 - self.dampening) - 1)
-            gram, K = gram_without_multiplier(D, M, T, product_roundoff(rows.total, X.dtype))
+            L, roundoff = gram_factor(D), product_roundoff(rows.total, X.dtype)
+            gram, K = gram_without_multiplier(D, L, M, T, roundoff)
             step = moved_in_gram(X, B, unit, gram, K, options)
             if buffer is None:
                 return step
             if self.nesterov:
-                K = multiplier(D, cast(sums.others[1], D.dtype))
+                K = multiplier_from(L, cast(sums.others[1], D.dtype))
             kept = add_product_(total, X, cast(K, X.dtype), alpha=-1).mul_(per_matrix(unit, X))
             return step._replace(state={"momentum_buffer": kept})
 
@@ -264,10 +270,11 @@ class AdamMoments:
             D, T, XF, XG = in_algebra_type(X, rows, *sums.hermitian, *sums.others[:2])
             norm_m, norm_G = (cast(square.real, T.real.dtype).sqrt() for square in sums.others[2:])
             roundoff = product_roundoff(rows.total, X.dtype)
-            K = multiplier(D, XG)
+            L = gram_factor(D)
+            K = multiplier_from(L, XG)
             norm = tangent_norm(K, D, XG, norm_G, roundoff)
             length, numbers = self.length(norm, X.shape[-1], state)
-            gram, C = gram_without_multiplier(D, XF, T, roundoff)
+            gram, C = gram_without_multiplier(D, L, XF, T, roundoff)
             gram = gram._replace(size=beta1 * norm_m + (1 - beta1) * norm_G)
             step = moved_in_gram(X, F, length, gram, C, options)
             mean = add_product_(F, X, cast((1 - beta1) * K, X.dtype), alpha=-1)

@@ -21,7 +21,7 @@ from ortholand_lab.experiments.illustration import (
     rotation,
     run,
 )
-from ortholand_lab.study.figures import METHOD_STYLES, house_style
+from ortholand_lab.study.figures import STYLES, house_style
 from ortholand_lab.study.records import Records, RunOptions, Store
 from ortholand_lab.study.runner import run_study
 from ortholand_lab.study.spec import EXPERIMENT_PRESETS, Context, Verdict
@@ -177,7 +177,7 @@ def test_the_figure_shows_every_path_and_every_arrow(records):
     assert all(drawn * -(t + n) >= 0 for drawn, t, n in rows)
     curves = {line.get_label(): line for line in plane.get_lines()}
     for method in (LANDING, RETRACTION):
-        curve = curves[METHOD_STYLES[method].label]
+        curve = curves[STYLES[method].label]
         assert list(curve.get_xdata()) == list(records[method].series("x"))
         assert list(curve.get_ydata()) == list(records[method].series("y"))
     assert {"landing, from inside", "landing, from outside"} <= set(curves)
