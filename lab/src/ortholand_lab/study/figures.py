@@ -102,9 +102,13 @@ def plot_method(
 
 
 def add_legend(figure: Figure, axes: Axes, columns: int | None = None) -> None:
-    """The names of the curves of one panel, above all panels; by default in one row."""
+    """The names of the curves of one panel, above all panels; by default in one row if it fits."""
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=columns or len(labels))
+    for n in range(columns or len(labels), 0, -1):
+        legend = figure.legend(handles, labels, loc="outside upper center", ncols=n)
+        if n == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
 
 
 def listed(numbers: Mapping[str, float], form: str, *, between: str = ", ") -> str:
