@@ -123,7 +123,7 @@ def test_the_safe_step_of_the_largest_field_is_zero_at_worst():
 @pytest.mark.parametrize("shape", [(8, 8), (6, 4), (40, 4), (4, 40), (130, 130), (140, 130)])
 def test_without_a_safe_step_nothing_infinite_is_written(shape, attraction, fused):
     n, p = shape
-    sizes = itertools.product((1e10, 1e38), (1e-3, 1e30), (torch.float32, torch.float64))
+    sizes = itertools.product((1e8, 1e10, 1e38), (1e-3, 1e30), (torch.float32, torch.float64))
     for lr, size, dtype in sizes:
         X = nn.Parameter(ol.random_orthogonal(n, p, seed=0, dtype=dtype))
         options = {"attraction": attraction, "safe_step": None, "fused": fused}
